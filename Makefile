@@ -1,0 +1,64 @@
+# Needs Python 3.11+, pip and make; everything else is installed into .venv by the first target that wants it.
+# `make test WORKERS=8`, `make test-fast ARGS="-k rotary -x"`, `make bench ARGS=...`
+
+PYTHON  ?= python3
+WORKERS ?= 2
+ARGS    ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Through the environment, because then the isolated build of anyformer obeys the pins as well
+# (newer pips read the second name there). pip runs in this folder, so the path may be relative.
+export PIP_CONSTRAINT       := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# One thread in each worker: two workers with a thread pool each are slower than one.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Doctests of the sources are part of every run; a module that needs an extra which is not installed is passed over.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --timeout 300 \
+          --doctest-modules --doctest-ignore-import-errors tests src/anyformer
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-fast test-all lint types bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The torch line of constraints.txt goes first and alone, so that the index's build of exactly that version is what
+# the second command finds installed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "anyformer needs Python 3.11+: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -q -e ".[test,dev]"
+	@touch $@
+
+install: $(STAMP)  ## make .venv with everything in it
+
+quickstart: $(STAMP)  ## a short tour that runs
+	$(BIN)/python -m anyformer.quickstart $(ARGS)
+
+test: lint types $(STAMP)  ## lint, types and every test that is not slow (what CI runs)
+	$(TEST_ENV) $(PYTEST) -m "not slow" $(ARGS)
+
+test-fast: $(STAMP)  ## under two minutes: tests/families sees ANYFORMER_FAST=1 and checks a few families only
+	$(TEST_ENV) ANYFORMER_FAST=1 $(PYTEST) -m "not slow" $(ARGS)
+
+test-all: lint types $(STAMP)  ## everything, the slow tests included
+	$(TEST_ENV) $(PYTEST) --timeout 1800 $(ARGS)
+
+lint: $(STAMP)  ## ruff
+	$(BIN)/ruff check .
+
+types: $(STAMP)  ## mypy
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## every script in benchmarks/, one after another
+	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+clean:  ## remove caches and build products; .venv stays (rm -rf .venv to start over)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,237 @@
+"""Sublayers, blocks and stacks: how mixers and feed-forwards are put one after another.
+
+    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
+
+is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
+the Conformer's half-step are kinds of `residual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.norm import Norm
+from anyformer.parts.position import AttentionPosition
+from anyformer.parts.residual import ADD, Residual
+from anyformer.spec import Part, Site, Table, _edit, nearest
+
+
+class Sublayer(Part):
+    """One residual step around any op."""
+
+    op: Part
+    pre_norm: Norm | None = None
+    post_norm: Norm | None = None  # on the branch
+    out_norm: Norm | None = None  # after the add
+    residual: Residual = ADD
+    dropout: float = 0.0  # on the branch
+    drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
+
+    def build(self, site: Site) -> nn.Module:
+        return SublayerModule(self, site)
+
+
+class SublayerModule(nn.Module):
+    def __init__(self, part: Sublayer, site: Site) -> None:
+        super().__init__()
+        self.pre_norm = part.pre_norm.build(site.child("pre_norm")) if part.pre_norm else None
+        self.op = part.op.build(site.child("op"))
+        self.post_norm = part.post_norm.build(site.child("post_norm")) if part.post_norm else None
+        self.residual = part.residual.build(site.child("residual"))
+        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
+        self.dropout = part.dropout
+        self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = self.residual(x, self.branch(x, ctx))
+        return x if self.out_norm is None else self.out_norm(x)
+
+    def branch(self, x: Tensor, ctx: Context) -> Tensor:
+        """What this step adds."""
+        y = self.op(x if self.pre_norm is None else self.pre_norm(x), ctx)
+        if self.post_norm is not None:
+            y = self.post_norm(y)
+        if self.training:
+            if self.dropout:
+                y = F.dropout(y, self.dropout)
+            if self.drop_path:  # whole examples lose the branch
+                keep = 1 - self.drop_path
+                y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
+        return y
+
+
+class Steps(Part):
+    """Named steps: `Block(attention=Sublayer(...), feedforward=Sublayer(...))`."""
+
+    open_fields: ClassVar[bool] = True
+
+    def __init__(self, **steps: Any) -> None:
+        for name, step in steps.items():
+            if not isinstance(step, (Sublayer, Steps)):
+                raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {step!r}")
+        object.__setattr__(self, "steps", Table(steps))
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        yield from self.steps.items()  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.steps == other.steps  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self.steps))  # type: ignore[attr-defined]
+
+
+class Block(Steps):
+    """Steps in order."""
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockModule(self, site)
+
+
+class Parallel(Steps):
+    """Steps that all read the same input; their branches are added together (GPT-J, GPT-NeoX)."""
+
+    def build(self, site: Site) -> nn.Module:
+        return ParallelModule(self, site)
+
+
+class BlockModule(nn.Module):
+    def __init__(self, part: Steps, site: Site) -> None:
+        super().__init__()
+        for name, step in part.items():
+            self.add_module(name, step.build(site.child(name)))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        for step in self.children():
+            x = step(x, ctx)
+        return x
+
+
+class ParallelModule(BlockModule):
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        y = x
+        for step in self.children():
+            y = y + step.branch(x, ctx)  # type: ignore[operator]
+        return y
+
+
+class Stack(Part):
+    """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
+
+    A path may name a kind (`layers.local.attention`), all layers (`layers.attention`), or one (`layers.3.attention`).
+    """
+
+    layers: Block | Mapping[str, Block]
+    depth: int
+    pattern: tuple[str, ...] = ()
+    position: AttentionPosition | None = None  # one bias shared by all layers (T5)
+    norm: Norm | None = None  # after the last layer
+    dropout: float = 0.0  # after that
+    layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
+
+    def check(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"Stack.depth is {self.depth}")
+        if isinstance(self.layers, Block) == bool(self.pattern):
+            raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
+        for kind in self.pattern:
+            if kind not in self.layers:  # type: ignore[operator]
+                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
+
+    def layer(self, i: int) -> Block:
+        """The description of layer i."""
+        if isinstance(self.layers, Block):
+            return self.layers
+        return self.layers[self.pattern[i % len(self.pattern)]]
+
+    def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
+        if steps[0] == "layers" and len(steps) > 1 and steps[1].isdecimal():
+            i = int(steps[1])
+            if i >= self.depth:
+                raise KeyError(f"no layer {i}; there are {self.depth}")
+            old = self.layer(i)
+            new = _edit(old, steps[2:], change)
+            return self if new is old else self._with_layer(i, new)
+        return super().edit(steps, change)
+
+    def _with_layer(self, i: int, block: Block) -> Stack:
+        """A copy where layer i alone is another: the pattern is written out in full."""
+        kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
+        pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
+        pattern[i] = f"{pattern[i]}_{i}"
+        kinds[pattern[i]] = block
+        return self.replace(layers=kinds, pattern=tuple(pattern))
+
+    def build(self, site: Site) -> nn.Module:
+        return StackModule(self, site)
+
+
+class StackModule(nn.Module):
+    def __init__(self, part: Stack, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
+        self.layers = nn.ModuleList(
+            part.layer(i).build(site.child(f"layers.{i}", layer=first + i, depth=total)) for i in range(part.depth)
+        )
+        self.position = part.position.build(site.child("position")) if part.position else None
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        keep = ctx.capture is not None and ctx.capture.hidden_states
+        if self.position is not None:
+            ctx.bias = self.position(ctx.index, ctx.places()).to(x.dtype)
+        for layer in self.layers:
+            if keep:
+                ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
+            if self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop:
+                continue
+            x = layer(x, ctx)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.training and self.part.dropout:
+            x = F.dropout(x, self.part.dropout)
+        if keep:
+            ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
+        return x
+
+
+class Stages(Part):
+    """Stacks one after another, each on a coarser and wider grid than the one before (Swin, MViT)."""
+
+    stages: tuple[Stack, ...]
+    down: Part  # between two stages; maps (x, ctx) to x, changes ctx.grid, multiplies the width by `down.widen`
+    norm: Norm | None = None
+
+    def out_width(self, width: int) -> int:
+        return width * self.down.widen ** (len(self.stages) - 1)  # type: ignore[attr-defined]
+
+    def build(self, site: Site) -> nn.Module:
+        return StagesModule(self, site)
+
+
+class StagesModule(nn.Module):
+    def __init__(self, part: Stages, site: Site) -> None:
+        super().__init__()
+        total, first, width = sum(stage.depth for stage in part.stages), 0, site.width
+        self.stages, self.down = nn.ModuleList(), nn.ModuleList()
+        for i, stage in enumerate(part.stages):
+            self.stages.append(stage.build(site.child(f"stages.{i}", width=width, layer=first, depth=total)))
+            first += stage.depth
+            if i + 1 < len(part.stages):
+                self.down.append(part.down.build(site.child(f"down.{i}", width=width)))
+                width *= part.down.widen  # type: ignore[attr-defined]
+        self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        for i, stage in enumerate(self.stages):
+            x = stage(x, ctx)
+            if i < len(self.down):
+                x = self.down[i](x, ctx)
+        return x if self.norm is None else self.norm(x)

@@ -1,0 +1,214 @@
+"""Loading and saving: a folder on one side, a model on the other, a plan of weight rules between."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from anyformer import families
+from anyformer.build import skeleton
+from anyformer.families.family import Family
+from anyformer.model import Model, TransformerModule
+from anyformer.parts.init import initialise
+from anyformer.spec import FORMAT, encode, from_json, nearest
+from anyformer.weights import hub
+from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.rules import Rename, Step, match, plan
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "vocab.txt", "tokenizer.model", "spiece.model", "source.spm", "target.spm", "vocab-src.json", "vocab-tgt.json",
+    "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
+
+    missing: dict[str, str]  # our address -> how it was initialised
+    unexpected: tuple[str, ...]  # published tensors that nothing takes
+    mismatched: dict[str, str]  # our address -> the two shapes
+    dropped: tuple[str, ...]  # published tensors that hold nothing to learn
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = [f"missing {name} ({how})" for name, how in self.missing.items()]
+        lines += [f"unexpected {name}" for name in self.unexpected]
+        lines += [f"wrong shape {name} ({shapes})" for name, shapes in self.mismatched.items()]
+        return "; ".join(lines) or "every tensor fits"
+
+
+def read_spec(folder: Path) -> Model:
+    """The description of a model folder, ours or Hugging Face's."""
+    if (folder / "spec.json").is_file():
+        return from_json(read_json(folder / "spec.json"))
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{folder / 'config.json'}: no model_type; {nearest('', families.catalogue())}")
+    try:
+        return families.find(config["model_type"]).read(config)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+
+
+@overload
+def load(name: str | Path, *, dtype: str | torch.dtype = ..., device: str | torch.device = ..., strict: Literal[True] = ..., offline: bool = ..., revision: str | None = ...) -> Any: ...
+@overload
+def load(name: str | Path, *, dtype: str | torch.dtype = ..., device: str | torch.device = ..., strict: Literal[False], offline: bool = ..., revision: str | None = ...) -> tuple[Any, Report]: ...  # fmt: skip
+
+
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool = True,
+    offline: bool = False, revision: str | None = None,
+) -> Any:  # fmt: skip
+    """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
+
+    dtype "auto" is the one the config names, or else the checkpoint's own.
+    """
+    folder = hub.resolve(name, offline=offline, revision=revision)
+    spec = read_spec(folder)
+    ours = (folder / "spec.json").is_file()
+    model = skeleton(spec)
+    with Checkpoint(folder) as checkpoint:
+        chosen = choose_dtype(dtype, spec, checkpoint)
+        report = fill(model, checkpoint, None if ours else families.find(spec.family), chosen)
+    if strict and not report.clean:
+        raise ValueError(f"{folder}: the checkpoint does not fit its description: {report}")
+    model.tie()
+    model.to(device)
+    if report.missing or report.mismatched:
+        initialise(model, spec.init, seed=0, only={*report.missing, *report.mismatched})
+    model.folder = folder
+    model.eval()
+    return model if strict else (model, report)
+
+
+def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    named = dtype
+    if dtype == "auto":
+        named = spec.source.get("dtype") or spec.source.get("torch_dtype")
+        if named is None:
+            floats = (checkpoint.dtype(name) for name in checkpoint.names)
+            return next((d for d in floats if d.is_floating_point), torch.float32)
+    valid = {"float32", "float16", "bfloat16", "float64"}
+    if str(named).removeprefix("torch.") not in valid:
+        raise ValueError(f"dtype {named!r} is not supported; {nearest(str(named), valid)}")
+    return getattr(torch, str(named).removeprefix("torch."))
+
+
+def fill(model: TransformerModule, checkpoint: Checkpoint, family: Family | None, dtype: torch.dtype) -> Report:
+    """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported.
+
+    Tied names stand for one tensor: whichever of them the checkpoint has fills it.
+    """
+    targets = model.state_dict(keep_vars=True)
+    groups: dict[int, list[str]] = {}  # tensor -> the addresses that share it
+    for name, tensor in targets.items():
+        groups.setdefault(id(tensor), []).append(name)
+    names, dropped, steps = _match_names(checkpoint.names, family, model.spec, list(targets))
+    used: set[str] = set()
+    filled: dict[str, Tensor] = {}
+    mismatched: dict[str, str] = {}
+    for step in steps:
+        present = [source for source in step.sources if source in names]
+        used.update(present)
+        if len(present) < len(step.sources) or all(target in filled for target in step.targets):
+            continue
+        shapes = [targets[target].shape for target in step.targets]
+        sources = [checkpoint.read(names[source]) for source in step.sources]
+        wrong = step.rule.misfit(sources, shapes)
+        if wrong:
+            mismatched.update({target: wrong for target in step.targets})
+            continue
+        for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
+            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name in groups[id(targets[target])]:
+                filled[name] = tensor.contiguous()
+    missing = [name for name in targets if name not in filled and name not in mismatched]
+    for address, module in model.named_modules():
+        for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            name = f"{address}.{leaf}" if address else leaf
+            if name not in targets:
+                continue
+            tensor = filled.get(name)
+            if tensor is None:
+                tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
+            setattr(module, leaf, nn.Parameter(tensor) if isinstance(old, nn.Parameter) else tensor)
+    left = [name for name in names if name not in used]
+    unexpected = tuple(name for name in left if not any(match(template, name) for template in dropped))
+    how = "initialised as its description says"
+    return Report(dict.fromkeys(missing, how), unexpected, mismatched, tuple(n for n in left if n not in unexpected))
+
+
+def _match_names(
+    stored: list[str], family: Family | None, spec: Model, targets: list[str]
+) -> tuple[dict[str, str], list[str], list[Step]]:
+    """({today's name: stored name}, templates of what may be dropped, steps that fill `targets`)."""
+    if family is None:
+        return {n: n for n in stored}, [], [Step(Rename(n, n), [n], [n]) for n in targets]
+    names = {}
+    for name in stored:
+        ending = next((old for old in family.legacy if name.endswith(old)), None)
+        names[name.removesuffix(ending) + family.legacy[ending] if ending else name] = name
+    # a checkpoint of the base model alone leaves the prefix out; which one this is, the names tell
+    prefix = family.prefix_of(spec.architecture) or family.prefix
+    prefix = prefix if any(name.startswith(prefix) for name in names) else ""
+    steps, orphans = plan(family.rules(spec), targets, prefix)
+    assert not orphans, f"{family.name} has no rule for {orphans}"
+    return names, [template.replace("~", prefix) for template in family.dropped], steps
+
+
+def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer") -> None:
+    """Writes the model to a folder: ours (spec.json), or `format="hf"` for everything that reads transformers' layout."""
+    if format not in ("anyformer", "hf"):
+        raise ValueError(f"unknown format {format!r}; {nearest(format, ('anyformer', 'hf'))}")
+    folder, spec = Path(folder), model.spec
+    tied = {name for name, _ in spec.ties}
+    ours = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    dtype = str(model.dtype).removeprefix("torch.")
+    if format == "anyformer":
+        text, content, tensors = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}, iter(ours.items())
+    else:
+        if not spec.family:
+            raise ValueError("this description belongs to no published family; save it with format='anyformer'")
+        family = families.find(spec.family)
+        text, content = "config.json", {**family.write(spec), "dtype": dtype}
+        content.pop("torch_dtype", None)
+        tensors = _exported(ours, family, spec)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(folder, tensors)
+    write_json(folder / text, content)
+    (folder / ("config.json" if text == "spec.json" else "spec.json")).unlink(missing_ok=True)
+    source = getattr(model, "folder", None)
+    if source is not None and source.resolve() != folder.resolve():
+        for name in TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+
+
+def _with_dtype(spec: Model, dtype: str) -> Model:
+    return spec.replace(source={**{k: v for k, v in spec.source.items() if k != "torch_dtype"}, "dtype": dtype})
+
+
+def _exported(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[tuple[str, Tensor]]:
+    """(published name, tensor), made one rule at a time."""
+    steps, orphans = plan(family.rules(spec), ours, family.prefix_of(spec.architecture))
+    assert not orphans, f"{family.name} has no rule for {orphans}"
+    for step in steps:
+        yield from zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=True)

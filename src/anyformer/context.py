@@ -1,0 +1,89 @@
+"""What a forward pass hands down to every sublayer: one small typed object instead of `**kwargs`.
+
+B batch, T tokens of this call, S tokens that can be seen (past included), D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.kernels.attention import Visible
+from anyformer.parts.mask import CAUSAL, FULL, Mask, see
+from anyformer.state import State
+
+
+@dataclasses.dataclass
+class Capture:
+    """What a caller asked to see. Lists fill up in layer order while the model runs."""
+
+    attentions: bool = False
+    hidden_states: bool = False
+    seen: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)
+
+    def add(self, kind: str, value: Tensor) -> None:
+        self.seen.setdefault(kind, []).append(value)
+
+
+@dataclasses.dataclass
+class Context:
+    """One forward pass through one stack."""
+
+    index: Tensor  # (T,) place of each token in its row, pads and past counted: what masks compare
+    positions: Tensor  # (1 or B, T) place of each token in its text, pads not counted: what embeddings and RoPE use
+    padding: Tensor | None = None  # (B, S) True where a real token is; None when there is no padding
+    documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
+    memory: Tensor | None = None  # (B, M, D) what cross-attention looks at
+    memory_padding: Tensor | None = None  # (B, M)
+    memory_documents: Tensor | None = None  # (B, M)
+    state: State | None = None
+    bias: Tensor | None = None  # (1, H, T, S) a position bias shared by the layers of a stack (T5)
+    grid: tuple[int, int] | None = None  # (rows, columns) of an image, when tokens are laid out so
+    kernel: str = "auto"
+    capture: Capture | None = None
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """(B, T) True where a token of this call is real; None when all are."""
+        return None if self.padding is None else self.padding[:, -self.index.shape[0] :]
+
+    def places(self) -> Tensor:
+        """(S,) row places of all the keys that a state without windows holds after this call."""
+        if self.state is None:
+            return self.index
+        if self.state.capacity is not None:
+            return torch.arange(self.state.capacity, device=self.index.device)
+        return torch.arange(int(self.state.length) + self.index.shape[0], device=self.index.device)
+
+    def once(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Work that many layers share (rotary tables, masks, biases) is done by the first one that asks."""
+        if key not in self.shared:
+            self.shared[key] = compute()
+        return self.shared[key]
+
+    def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
+        """Which of the keys at row places `keys` (S,) each token may see; `key` names the mask and the kind of keys."""
+        if self.index.shape[0] == 1 and mask == CAUSAL and not (self.state and self.state.capacity):
+            mask = FULL  # the last token of a row sees all of it
+        documents = self.documents
+        return self.once(f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents))
+
+    def visible_memory(self) -> Visible:
+        """All of the memory but its padding and what belongs to other documents."""
+        assert self.memory is not None
+        places = torch.arange(self.memory.shape[1], device=self.memory.device)
+        documents = None if self.memory_documents is None else self.documents
+        return self.once(
+            "visible memory",
+            lambda: see(FULL, self.index, places, self.memory_padding, documents, self.memory_documents),
+        )
+
+
+def leading_pads(padding: Tensor) -> Tensor:
+    """(B, S) -> (B, 1): how many pads stand before the first real token, by which positions are shifted."""
+    return (padding.cumsum(-1) == 0).sum(-1, keepdim=True)

@@ -1,0 +1,46 @@
+"""One file per family. The catalogue is found here by name; nothing outside this folder knows a family by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from anyformer.spec import nearest
+
+if TYPE_CHECKING:
+    from anyformer.families.family import Family
+    from anyformer.model import Model
+
+
+@functools.cache
+def catalogue() -> dict[str, Family]:
+    """model_type -> Family, for every family file."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__):
+        for each in getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILIES", ()):
+            found[each.name] = each
+    return found
+
+
+def find(model_type: str) -> Family:
+    if model_type not in catalogue():
+        raise ValueError(f"unknown model_type {model_type!r}; {nearest(model_type, catalogue())}")
+    return catalogue()[model_type]
+
+
+def names() -> Iterator[tuple[str, Family]]:
+    """(name, family) of every named description."""
+    for each in catalogue().values():
+        for name in each.sizes:
+            yield name, each
+
+
+def named(name: str) -> Model:
+    """The description called `name` in the catalogue."""
+    sizes = dict(names())
+    if name not in sizes:
+        raise ValueError(f"no description named {name!r}; {nearest(name, sizes)} (or a path to a spec.json)")
+    return sizes[name].named(name)

@@ -1,0 +1,178 @@
+"""GPT-2 [Radford et al. 2019] and GPT-3 [Brown et al. 2020]: pre-norm decoder, learned positions, tied embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import Family, Field, Inert, Size, activation_at, tied
+from anyformer.model import DecoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool, SpanHead, TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.mask import Causal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Learned
+from anyformer.weights.rules import Rename, Rule, Split, Transpose
+
+ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
+SUMMARY = "belongs to GPT2DoubleHeadsModel alone"
+
+FIELDS = {
+    "vocab_size": Field(50257, "embedding.tokens.vocab_size"),
+    "n_positions": Field(1024, "embedding.position.length"),
+    "n_embd": Field(768, "width"),
+    "n_layer": Field(12, "decoder.depth"),
+    "n_head": Field(12, f"{ATTENTION}.num_heads"),
+    "n_inner": Field(None, f"{MLP_OP}.width"),
+    "activation_function": Field("gelu_new", activation_at(f"{MLP_OP}.activation")),
+    "resid_pdrop": Field(0.1, "decoder.layers.attention.dropout"),
+    "embd_pdrop": Field(0.1, "embedding.dropout"),
+    "attn_pdrop": Field(0.1, f"{ATTENTION}.dropout"),
+    "layer_norm_epsilon": Field(1e-5, "decoder.norm.eps"),
+    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+    "scale_attn_weights": Field(True, lambda spec: spec.decoder.layers.steps["attention"].op.scale is None),
+    "scale_attn_by_inverse_layer_idx": Field(False, f"{ATTENTION}.scale_by_layer"),
+    "add_cross_attention": Field(False, lambda spec: "cross" in spec.decoder.layers.steps),
+    "tie_word_embeddings": Field(True, tied(LMHead)),
+    "pad_token_id": Field(None, "head.pool.padding_token"),
+    "problem_type": Field(None, "head.problem"),
+    "bos_token_id": Inert(50256, "used by generation"),
+    "eos_token_id": Inert(50256, "used by generation"),
+    "reorder_and_upcast_attn": Inert(False, "softmax is computed in fp32 anyway"),
+    "classifier_dropout": Field(None),
+    "hidden_dropout": Field(None),
+    "n_ctx": Inert(1024, "an old name of n_positions that nothing reads"),
+    "summary_type": Inert("cls_index", SUMMARY),
+    "summary_use_proj": Inert(True, SUMMARY),
+    "summary_activation": Inert(None, SUMMARY),
+    "summary_proj_to_labels": Inert(True, SUMMARY),
+    "summary_first_dropout": Inert(0.1, SUMMARY),
+}
+
+
+def describe(c: Any) -> Model:
+    if c.n_embd % c.n_head:
+        raise ValueError(f"n_embd {c.n_embd} is not a multiple of n_head {c.n_head}")
+    norm = LayerNorm(eps=c.layer_norm_epsilon)
+
+    def attention(**kind: Any) -> Sublayer:
+        op = Attention(
+            num_heads=c.n_head, head_width=c.n_embd // c.n_head, scale=None if c.scale_attn_weights else 1.0,
+            scale_by_layer=c.scale_attn_by_inverse_layer_idx, dropout=c.attn_pdrop, **kind,
+        )  # fmt: skip
+        return Sublayer(pre_norm=norm, op=op, dropout=c.resid_pdrop)
+
+    mlp = MLP(width=c.n_inner or 4 * c.n_embd, activation=activation_named(c.activation_function))
+    steps = {"attention": attention(mask=Causal())}
+    if c.add_cross_attention:
+        steps["cross"] = attention(memory=True)
+    steps["feedforward"] = Sublayer(pre_norm=norm, op=mlp, dropout=c.resid_pdrop)
+    tie = c.architecture == "GPT2LMHeadModel" and c.tie_word_embeddings
+    residual = Normal(std=c.initializer_range, residual=True)
+    return DecoderModel(
+        width=c.n_embd,
+        embedding=TextEmbedding(
+            tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.n_positions), token_segments=True,
+            dropout=c.embd_pdrop,
+        ),
+        decoder=Stack(layers=Block(**steps), depth=c.n_layer, norm=norm),
+        head=head(c),
+        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
+        init={"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)},
+    )
+
+
+def head(c: Any) -> Head | None:
+    match c.architecture:
+        case "GPT2LMHeadModel":
+            return LMHead(vocab_size=c.vocab_size)
+        case "GPT2ForSequenceClassification":
+            pool = Pool(take="last", padding_token=c.pad_token_id)
+            return ClassifyHead(num_labels=c.num_labels, pool=pool, bias=False, problem=c.problem_type)
+        case "GPT2ForTokenClassification":
+            dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
+            return TagHead(num_labels=c.num_labels, dropout=dropout)
+        case "GPT2ForQuestionAnswering":
+            return SpanHead()
+    return None
+
+
+def rules(spec: Model) -> list[Rule]:
+    layer, ours = "~h.{i}", "decoder.layers.{i}"
+
+    def projection(theirs: str, targets: list[str]) -> list[Rule]:
+        """GPT-2 stores matrices transposed, and q, k, v in one."""
+        if len(targets) == 1:
+            return [Transpose(f"{theirs}.weight", f"{targets[0]}.weight"), Rename(f"{theirs}.bias", f"{targets[0]}.bias")]
+        return [
+            Split(f"{theirs}.weight", [f"{t}.weight" for t in targets], transpose=True),
+            Split(f"{theirs}.bias", [f"{t}.bias" for t in targets]),
+        ]
+
+    heads = {"GPT2LMHeadModel": "lm_head", "GPT2ForSequenceClassification": "score",
+             "GPT2ForTokenClassification": "classifier", "GPT2ForQuestionAnswering": "qa_outputs"}  # fmt: skip
+    out = heads.get(spec.architecture, "lm_head")
+    return [
+        Rename("~wte.weight", "embedding.tokens.weight"),
+        Rename("~wpe.weight", "embedding.position.weight"),
+        Rename(f"{layer}.ln_1.{{p}}", f"{ours}.attention.pre_norm.{{p}}"),
+        *projection(f"{layer}.attn.c_attn", [f"{ours}.attention.op.{n}" for n in "qkv"]),
+        *projection(f"{layer}.attn.c_proj", [f"{ours}.attention.op.o"]),
+        Rename(f"{layer}.ln_cross_attn.{{p}}", f"{ours}.cross.pre_norm.{{p}}"),
+        *projection(f"{layer}.crossattention.q_attn", [f"{ours}.cross.op.q"]),
+        *projection(f"{layer}.crossattention.c_attn", [f"{ours}.cross.op.{n}" for n in "kv"]),
+        *projection(f"{layer}.crossattention.c_proj", [f"{ours}.cross.op.o"]),
+        Rename(f"{layer}.ln_2.{{p}}", f"{ours}.feedforward.pre_norm.{{p}}"),
+        *projection(f"{layer}.mlp.c_fc", [f"{ours}.feedforward.op.up"]),
+        *projection(f"{layer}.mlp.c_proj", [f"{ours}.feedforward.op.down"]),
+        Rename("~ln_f.{p}", "decoder.norm.{p}"),
+        Rename(f"{out}.{{p}}", "head.out.{p}"),
+    ]
+
+
+def size(n_layer: int, n_embd: int, n_head: int, published: float, n_positions: int = 1024, note: str = "") -> Size:
+    config = {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head, "n_positions": n_positions}
+    return Size(config, published, note)
+
+
+XL_NOTE = "the paper's table says 24 heads of 128 on width 2048; 16 heads give the published 1.3B"
+B13_NOTE = "the paper's table says width 5140; 40 heads of 128 make 5120, which gives the published 13B"
+
+FAMILIES = (
+    Family(
+        name="gpt2",
+        about="decoder language models",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(
+            "GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification", "GPT2ForTokenClassification",
+            "GPT2ForQuestionAnswering",
+        ),
+        base=("GPT2Model",),
+        prefix="transformer.",
+        aliases={
+            "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
+        dropped=("~h.{i}.attn.bias", "~h.{i}.attn.masked_bias", "~h.{i}.crossattention.bias"),
+        sizes={
+            "gpt2": size(12, 768, 12, 124e6),
+            "gpt2-medium": size(24, 1024, 16, 355e6),
+            "gpt2-large": size(36, 1280, 20, 774e6),
+            "gpt2-xl": size(48, 1600, 25, 1.56e9),
+            "gpt3-small": size(12, 768, 12, 125e6, 2048),
+            "gpt3-medium": size(24, 1024, 16, 350e6, 2048),
+            "gpt3-large": size(24, 1536, 16, 760e6, 2048),
+            "gpt3-xl": size(24, 2048, 16, 1.3e9, 2048, XL_NOTE),
+            "gpt3-2.7b": size(32, 2560, 32, 2.7e9, 2048),
+            "gpt3-6.7b": size(32, 4096, 32, 6.7e9, 2048),
+            "gpt3-13b": size(40, 5120, 40, 13e9, 2048, B13_NOTE),
+            "gpt3-175b": size(96, 12288, 96, 175e9, 2048),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Attention kernels, scans, fused losses: plain functions behind one name each."""

@@ -1,0 +1,146 @@
+"""Scaled dot-product attention: one function, three kernels that give the same answer.
+
+B batch, H heads, G key/value heads (H is a multiple of G), T queries, S keys, K head width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.spec import nearest
+
+KERNELS = ("auto", "eager", "sdpa", "flex")
+
+
+class Visible:
+    """Which keys each query may see. What a kernel needs is lowered from the one predicate on demand, once.
+
+    `allows(b, q, k)` answers for broadcastable tensors of batch row, query place and key place; T queries stand at the
+    row places `index`, S keys at `keys`; `batch_size` is 1 where all rows see the same.
+    """
+
+    def __init__(
+        self, allows: Callable[[Tensor, Tensor, Tensor], Tensor], index: Tensor, keys: Tensor, *,
+        batch_size: int = 1, everything: bool = False, causal: bool = False,
+    ) -> None:  # fmt: skip
+        self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
+        self.everything = everything  # no restriction at all
+        self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
+        self._dense: Tensor | None = None
+        self._block: Any = None
+
+    def dense(self) -> Tensor:
+        """(1 or B, 1, T, S), True where visible."""
+        if self._dense is None:
+            b = torch.arange(self.batch_size, device=self.index.device)[:, None, None]
+            seen = self.allows(b, self.index[:, None], self.keys)
+            self._dense = seen.expand(self.batch_size, *seen.shape[-2:])[:, None]
+        return self._dense
+
+    def block_mask(self) -> Any:
+        """FlexAttention's block-sparse form."""
+        if self._block is None:
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+                return self.allows(b, self.index[q], self.keys[k])
+
+            batch = None if self.batch_size == 1 else self.batch_size
+            sizes = self.index.shape[0], self.keys.shape[0]
+            self._block = create_block_mask(mask_mod, batch, None, *sizes, device=str(self.index.device))
+        return self._block
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Visible, *,
+    bias: Tensor | None = None, scale: float, dropout: float = 0.0, softcap: float | None = None,
+    kernel: str = "auto", weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
+
+    Returns (B,H,T,K) and, where asked, the weights (B,H,T,S), which only the eager kernel has in hand. A query that
+    sees nothing gets zeros, on every kernel.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")
+    if kernel == "flex" and q.device.type != "cuda":
+        raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
+    if kernel == "auto":
+        kernel = "sdpa"
+    if weights or (softcap is not None and kernel == "sdpa"):  # SDPA has no soft-cap
+        kernel = "eager"
+    if kernel == "eager":
+        return _eager(q, k, v, visible, bias, scale, dropout, softcap)
+    if kernel == "flex":
+        return _flex(q, k, v, visible, bias, scale, dropout, softcap), None
+    return _sdpa(q, k, v, visible, bias, scale, dropout), None
+
+
+def _eager(
+    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if visible.everything:
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+    else:
+        # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
+        seen = visible.dense()
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype).masked_fill(~seen, 0)
+    return torch.matmul(F.dropout(weights, dropout) if dropout else weights, v), weights
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    is_causal = visible.causal and bias is None
+    mask: Tensor | None = None
+    if bias is not None:
+        mask = bias if visible.everything else bias.masked_fill(~visible.dense(), float("-inf"))
+    elif not visible.everything and not is_causal:
+        mask = visible.dense()
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )  # fmt: skip
+
+
+@functools.cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    if dropout:
+        raise ValueError("the flex kernel has no dropout on attention weights; use kernel='sdpa' or set it to 0")
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if bias is None else score + bias[b if bias.shape[0] > 1 else 0, h, i, j]
+
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    return run(
+        q, k, v, score_mod=None if bias is None and softcap is None else score_mod, scale=scale,
+        block_mask=None if visible.everything else visible.block_mask(), enable_gqa=k.shape[1] != q.shape[1],
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""Where the first NaN came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    return []
+
+
+def _bad(value: Any) -> bool:
+    return any(t.is_floating_point() and not bool(t.isfinite().all()) for t in _tensors(value))
+
+
+@torch.no_grad()
+def first_nonfinite(model: nn.Module, inputs: dict[str, Any]) -> str | None:
+    """The address of the first module whose output is not finite, in the order they run; None if all are."""
+    found: list[str] = []
+
+    def watch(address: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not found and _bad(output):
+                found.append(address)
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(address)) for address, m in model.named_modules() if address]
+    try:
+        model.run(dict(inputs), None, None)  # type: ignore[operator]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def explain(model: nn.Module, inputs: dict[str, Any], resumed: bool) -> str:
+    """One line for the error: which address went bad first. A resumed decoding step cannot be run again, so there only
+    the weights are looked at."""
+    weights = [address for address, p in model.named_parameters() if _bad(p)]
+    where = weights[0] if weights else None if resumed else first_nonfinite(model, inputs)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"NaN in {dtype}: the first values that are not finite appear in {where or 'this decoding step'}"

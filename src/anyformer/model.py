@@ -1,0 +1,335 @@
+"""Model shapes: one stack (encoder or decoder) and encoder-decoder, from embedding to named outputs.
+
+A shape is a Part like any other; its module takes the keyword inputs and gives the output fields of the published class
+it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.block import Stack, Stages
+from anyformer.context import Capture, Context
+from anyformer.kernels.attention import KERNELS
+from anyformer.parts.embed import Embedding
+from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.init import Initializer
+from anyformer.spec import Part, Site, Table, nearest, override, walk
+from anyformer.state import State
+
+
+class Output(Mapping):
+    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            if value is not None:
+                self.__dict__[name] = value
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return self.__dict__[key] if isinstance(key, str) else tuple(self.__dict__.values())[key]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None  # as published classes do: a field that was not asked for is None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+    def __repr__(self) -> str:
+        shown = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for k, v in self.items()}
+        return f"Output({', '.join(f'{k}: {v}' for k, v in shown.items())})"
+
+
+class Model(Part):
+    """What every model description has. `family`, `architecture` and `source` say where it came from and let it go back
+    there: `source` keeps the published config's fields that do not change the mathematics (token ids, labels, ...)."""
+
+    width: int
+    length: int | None = None  # the longest text it was made for, where no position table sets the limit
+    head: Head | None = None
+    init: Mapping[str, Initializer] = Table()
+    ties: tuple[tuple[str, str], ...] = ()  # (parameter, the one whose storage it shares), by address
+    family: str = ""
+    architecture: str = ""
+    source: Mapping[str, Any] = Table()
+    note: str = ""
+
+    def check(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"{type(self).__name__}.width is {self.width}")
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """In the order data flows: width, embedding, stacks, then head and the rest."""
+        shared = [name for name, _ in Part.items(self) if name in Model.__annotations__ and name not in ("width", "length")]
+        yield from sorted(Part.items(self), key=lambda item: item[0] in shared)
+
+
+class EncoderModel(Model):
+    """One stack that sees both sides."""
+
+    embedding: Embedding
+    encoder: Stack | Stages
+
+    def build(self, site: Site) -> nn.Module:
+        return OneStackModule(self, "encoder")
+
+
+class DecoderModel(Model):
+    """One stack that writes from left to right."""
+
+    embedding: Embedding
+    decoder: Stack
+
+    def build(self, site: Site) -> nn.Module:
+        return OneStackModule(self, "decoder")
+
+
+class EncoderDecoderModel(Model):
+    """A decoder that looks at what an encoder read. Where labels are given and no decoder inputs, the decoder reads the
+    labels moved one to the right behind `start_token`."""
+
+    embedding: Embedding
+    encoder: Stack
+    decoder_embedding: Embedding
+    decoder: Stack
+    start_token: int | None = None
+    padding_token: int | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return EncoderDecoderModule(self)
+
+
+class TransformerModule(nn.Module):
+    """What the modules of all shapes share: inputs by name, state, capture, kernels, ties."""
+
+    common: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states", "return_dict")
+    caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
+
+    spec: Any
+    head: HeadModule | None
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        self.spec = spec
+        self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
+
+    # -- inputs and outputs ---------------------------------------------------------------------------------------
+
+    def known_inputs(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+        raise NotImplementedError
+
+    def forward(self, *args: Tensor, **inputs: Any) -> Any:
+        known = self.known_inputs()
+        if args:
+            inputs = {**dict(zip(known, args, strict=False)), **inputs}
+        for name in inputs:
+            if name not in known:
+                raise TypeError(f"this model takes no input {name!r}; {nearest(name, known)}")
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if self.kernel not in KERNELS:
+            raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
+        defaults = self.spec.source
+        want = [inputs.pop(n, defaults.get(n) or False) for n in ("output_attentions", "output_hidden_states")]
+        capture = Capture(*want) if any(want) else None
+        as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
+        keep = inputs.pop("use_cache", defaults.get("use_cache", True)) and self.remembers
+        state = inputs.pop("past_key_values", None)
+        if state is None and keep and not self.training:
+            state = self.new_state()
+        if isinstance(self.head, HeadModule):
+            inputs = self.head.arrange(inputs)
+        resumed = state is not None and (state.capacity is not None or state.length > 0)
+        out = self.run(inputs, capture, state)
+        if state is not None:
+            out["past_key_values"] = state  # type: ignore[assignment]
+        self._check_finite(out, inputs, resumed)
+        result = Output({**out, **(self.captured(capture) if capture else {})})
+        return result if as_output else tuple(result.values())
+
+    def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
+        return {kind: tuple(values) for kind, values in capture.seen.items()}
+
+    def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
+        """Half precision never returns NaN silently: the first module whose output has one is named."""
+        first = out.get("logits", out.get("last_hidden_state"))
+        if not isinstance(first, Tensor) or first.dtype not in (torch.float16, torch.bfloat16):
+            return
+        if not torch.compiler.is_compiling() and bool(first.isnan().any()):
+            from anyformer.look.nonfinite import explain
+
+            raise FloatingPointError(explain(self, inputs, resumed))
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def remembers(self) -> bool:
+        """Whether decoding step by step is possible."""
+        return False
+
+    def new_state(self, batch_size: int = 1, capacity: int | None = None) -> State:
+        """An empty memory for decoding: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
+        return State.allocate(self, batch_size, capacity=capacity)
+
+    # -- ties and vocabulary --------------------------------------------------------------------------------------
+
+    def tie(self) -> None:
+        """Makes the parameters that the description ties share storage."""
+        for name, owner in self.spec.ties:
+            path, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(path), leaf, self.get_parameter(owner))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, vocab_size: int, seed: int = 0) -> None:
+        """Another vocabulary size: old rows stay, new ones are initialised as described, ties are kept."""
+        from anyformer.build import build
+
+        tables = {path: part.vocab_size for path, part in walk(self.spec) if hasattr(part, "vocab_size")}
+        spec = override(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
+        fresh = build(spec, seed=seed, device=self.device, dtype=self.dtype)
+        old = self.state_dict()
+        for name, tensor in fresh.state_dict().items():
+            if tensor.shape == old[name].shape:
+                tensor.copy_(old[name])
+            else:
+                rows = min(tensor.shape[0], old[name].shape[0])
+                tensor[:rows].copy_(old[name][:rows])
+        for name, module in fresh.named_children():
+            setattr(self, name, module)
+        self.spec = spec
+        self.tie()
+
+
+class OneStackModule(TransformerModule):
+    embedding: nn.Module
+
+    def __init__(self, spec: EncoderModel | DecoderModel, stack: str) -> None:
+        super().__init__(spec)
+        site = Site(width=spec.width)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        part = getattr(spec, stack)
+        self.add_module(stack, part.build(site.child(stack)))
+        self.stack_name = stack
+        width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
+        self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
+
+    @property
+    def remembers(self) -> bool:
+        return self.stack_name == "decoder"
+
+    def known_inputs(self) -> tuple[str, ...]:
+        spec = self.spec
+        memory = ("encoder_hidden_states", "encoder_attention_mask") if self.reads_memory else ()
+        caching = self.caching if self.remembers else ()
+        return (*spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *caching, *self.common)
+
+    @property
+    def reads_memory(self) -> bool:
+        return any(getattr(part, "memory", False) for _, part in walk(self.spec))
+
+    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+        x, ctx = self.embedding(inputs, state)
+        ctx.kernel, ctx.capture = self.kernel, capture
+        if state is not None and state.memory is None:
+            state.memory, state.memory_padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
+        ctx.memory, ctx.memory_padding = inputs.get("encoder_hidden_states"), _mask(inputs.get("encoder_attention_mask"))
+        x = getattr(self, self.stack_name)(x, ctx)
+        if state is not None:
+            state.advance(ctx.index.shape[0])
+        return self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
+
+
+class EncoderDecoderModule(TransformerModule):
+    def __init__(self, spec: EncoderDecoderModel) -> None:
+        super().__init__(spec)
+        site = Site(width=spec.width)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        self.encoder = spec.encoder.build(site.child("encoder"))
+        self.decoder_embedding = spec.decoder_embedding.build(site.child("decoder_embedding"))
+        self.decoder = spec.decoder.build(site.child("decoder"))
+        self.head = spec.head.build(site.child("head")) if spec.head else None
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    def known_inputs(self) -> tuple[str, ...]:
+        spec = self.spec
+        decoder = tuple(f"decoder_{name}" for name in spec.decoder_embedding.inputs)
+        head = spec.head.inputs if spec.head else ()
+        return (*spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.caching, *self.common)
+
+    def encode(self, inputs: dict[str, Any], capture: Capture | None) -> tuple[Tensor, Context]:
+        x, ctx = self.embedding(inputs)
+        ctx.kernel, ctx.capture = self.kernel, capture
+        return self.encoder(x, ctx), ctx
+
+    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+        reading = Capture(capture.attentions, capture.hidden_states) if capture else None
+        memory, padding = inputs.get("encoder_outputs"), inputs.get("attention_mask")
+        if memory is not None:
+            memory = memory if isinstance(memory, Tensor) else memory[0]
+        elif state is not None and state.memory is not None:
+            memory, padding = state.memory, state.memory_padding if padding is None else padding
+        else:
+            memory, _ = self.encode(inputs, reading)
+        if state is not None:
+            state.memory, state.memory_padding = memory, padding
+        x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
+        ctx.kernel, ctx.capture = self.kernel, capture
+        ctx.memory, ctx.memory_padding, ctx.memory_documents = memory, _mask(padding), inputs.get("document_ids")
+        x = self.decoder(x, ctx)
+        if state is not None:
+            state.advance(ctx.index.shape[0])
+        out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
+        out["encoder_last_hidden_state"] = memory
+        if reading is not None and reading.seen:
+            for kind, values in reading.seen.items():
+                out[f"encoder_{kind}"] = tuple(values)  # type: ignore[assignment]
+        return out
+
+    def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
+        names = {"attentions": "decoder_attentions", "hidden_states": "decoder_hidden_states"}
+        return {names.get(kind, kind): tuple(values) for kind, values in capture.seen.items()}
+
+    def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs named decoder_*, or the labels moved one to the right."""
+        mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
+        if "input_ids" not in mine and "inputs_embeds" not in mine:
+            if "labels" not in inputs:
+                raise ValueError("give decoder_input_ids (or labels) beside the encoder's input_ids")
+            mine["input_ids"] = self.shift_right(inputs["labels"])
+        return mine
+
+    def shift_right(self, labels: Tensor) -> Tensor:
+        if self.spec.start_token is None or self.spec.padding_token is None:
+            raise ValueError("labels alone need decoder_start_token_id and pad_token_id in the config")
+        moved = labels.new_full(labels.shape, self.spec.start_token)
+        moved[:, 1:] = labels[:, :-1]
+        return moved.masked_fill(moved == -100, self.spec.padding_token)
+
+
+def _mask(mask: Tensor | None) -> Tensor | None:
+    """A padding mask as booleans, or None where it hides nothing."""
+    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+        return None
+    return mask.bool()

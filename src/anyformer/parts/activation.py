@@ -1,0 +1,68 @@
+"""Activations by name, as plain functions, and the gated pairs built on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.spec import nearest
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "silu": F.silu,
+    "elu": F.elu,
+    "selu": F.selu,
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "tanh": torch.tanh,
+    "identity": _identity,  # the bilinear gate, LiGLU [Shazeer 2020]
+}
+
+Activation = Literal[
+    "relu", "relu2", "relu6", "gelu", "gelu_tanh", "quick_gelu", "silu", "elu", "selu", "leaky_relu", "hardswish", "mish",
+    "sigmoid", "softplus", "tanh", "identity",
+]  # fmt: skip
+
+# the names that published configs use for the same functions
+ALIASES = {
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh", "swish": "silu", "linear": "identity",
+}  # fmt: skip
+
+
+def activation_named(name: str) -> Activation:
+    """Our name for an activation that a published config names; unknown ones raise."""
+    ours = ALIASES.get(name, name)
+    if ours not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r}; {nearest(name, {*ACTIVATIONS, *ALIASES})}")
+    return ours  # type: ignore[return-value]
+
+
+def published_name(activation: str) -> str:
+    """A name that published configs know, for ours."""
+    return {"gelu_tanh": "gelu_new", "identity": "linear"}.get(activation, activation)

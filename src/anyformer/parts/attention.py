@@ -1,0 +1,120 @@
+"""Multi-head attention: self or cross, full / grouped / single key-value heads, any mask, any position scheme.
+
+B batch, T tokens, S keys seen, H heads, G key/value heads, K head width, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.attention import attend
+from anyformer.parts.mask import FULL, Causal, Mask, Window
+from anyformer.parts.norm import Norm
+from anyformer.parts.position import AttentionPosition
+from anyformer.spec import Part, Site
+from anyformer.state import CrossSpec, KeyValueSpec
+
+
+class Attention(Part):
+    """[Vaswani et al. 2017]"""
+
+    num_heads: int
+    num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]
+    head_width: int | None = None  # width / num_heads unless said
+    bias: str = "qkvo"  # which projections have one
+    mask: Mask = FULL
+    position: AttentionPosition | None = None
+    scale: float | None = None  # of the scores; 1 / sqrt(head width) unless said
+    scale_by_layer: bool = False  # also divided by the layer's number, from 1 (Mistral's GPT-2)
+    qk_norm: Norm | None = None  # over each head's queries and keys
+    softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
+    dropout: float = 0.0  # on the attention weights
+    memory: bool = False  # keys and values come from the memory: cross-attention
+    memory_width: int | None = None
+
+    def check(self) -> None:
+        if self.num_heads < 1 or self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
+
+    def build(self, site: Site) -> nn.Module:
+        return AttentionModule(self, site)
+
+
+class AttentionModule(nn.Module):
+    def __init__(self, part: Attention, site: Site) -> None:
+        super().__init__()
+        H, G = part.num_heads, part.num_kv_heads or part.num_heads
+        if part.head_width is None and site.width % H:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {H} heads; set head_width")
+        K = part.head_width or site.width // H
+        source = part.memory_width or site.width
+        self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
+        self.k = nn.Linear(source, G * K, bias="k" in part.bias)
+        self.v = nn.Linear(source, G * K, bias="v" in part.bias)
+        self.o = nn.Linear(H * K, site.width, bias="o" in part.bias)
+        self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
+        self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
+        self.position = part.position.build(site.child("position", width=K)) if part.position else None
+        self.scale = part.scale if part.scale is not None else K**-0.5
+        if part.scale_by_layer:
+            self.scale /= site.layer + 1
+        self.num_kv_heads, self.head_width = G, K
+        self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
+
+    def state_spec(self) -> KeyValueSpec | CrossSpec:
+        if self.part.memory:
+            return CrossSpec()
+        masks = getattr(self.part.mask, "masks", (self.part.mask,))
+        # a window that looks back only: nothing before it is ever seen again
+        windowed = isinstance(masks[0], Causal) and len(masks) == 2 and isinstance(masks[1], Window)
+        return KeyValueSpec(self.num_kv_heads, self.head_width, masks[1].size if windowed else None)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, heads * K) -> (B, heads, T, K)"""
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q = self.heads(self.q(x))
+        if self.part.memory:
+            k, v = self.memory_keys(ctx)
+            visible, places = ctx.visible_memory(), None
+        else:
+            k, v = self.heads(self.k(x)), self.heads(self.v(x))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.part.memory:
+            if self.position is not None:
+                q, k = self.position.rotate(q, k, ctx)
+            places = ctx.index
+            if ctx.state is not None:
+                k, v, places = ctx.state.extend(self.address, k, v, ctx.index)
+            visible = ctx.visible(self.part.mask, self.mask_key, places)
+        bias = None if self.part.memory else ctx.bias
+        if self.position is not None and places is not None:
+            q, own = self.position.bias(q, places, self.scale, ctx)
+            if own is not None:
+                bias = own if bias is None else bias + own
+        weights = ctx.capture is not None and ctx.capture.attentions
+        out, seen = attend(
+            q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
+            dropout=self.part.dropout if self.training else 0.0, weights=weights,
+        )  # fmt: skip
+        if ctx.capture is not None and seen is not None and weights:
+            ctx.capture.add("cross_attentions" if self.part.memory else "attentions", seen)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory (B, G, M, K), computed once a text where a state is kept."""
+        slot = None if ctx.state is None else ctx.state.slots[self.address].tensors
+        if slot:
+            return slot["k"], slot["v"]
+        if ctx.memory is None:
+            raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
+        k, v = self.heads(self.k(ctx.memory)), self.heads(self.v(ctx.memory))
+        if ctx.state is not None:
+            ctx.state.slots[self.address].tensors = {"k": k, "v": v}
+        return k, v

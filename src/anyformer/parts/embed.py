@@ -1,0 +1,175 @@
+"""Raw inputs to vectors. An embedding module maps the named inputs of a call to (x, Context).
+
+B batch, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context, leading_pads
+from anyformer.parts.norm import Norm
+from anyformer.parts.position import AbsolutePosition
+from anyformer.spec import Part, Site
+from anyformer.state import State
+
+
+class Embedding(Part):
+    """Turns the inputs that `inputs` names into the residual stream."""
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+
+
+class Tokens(Part):
+    """One learned vector a token."""
+
+    vocab_size: int
+    width: int | None = None  # narrower than the model: factorised, projected up (ALBERT, OPT-350M)
+    scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
+    padding_index: int | None = None  # this token starts at zero and never learns
+
+    def build(self, site: Site) -> nn.Module:
+        return TokensModule(self, self.width or site.width)
+
+
+class TokensModule(nn.Embedding):
+    def __init__(self, part: Tokens, width: int) -> None:
+        super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
+        self.scale = part.scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        try:
+            if ids.device.type == "cuda" and not torch.compiler.is_compiling():
+                self.check(ids)  # the device could only abort
+            x = super().forward(ids)
+        except IndexError:
+            self.check(ids)
+            raise
+        return x if self.scale is None else x * self.scale
+
+    def check(self, ids: Tensor) -> None:
+        for bad in (int(ids.min()), int(ids.max())):
+            if not 0 <= bad < self.num_embeddings:
+                raise ValueError(f"token id {bad} is outside the vocabulary of {self.num_embeddings}")
+
+
+class TextEmbedding(Embedding):
+    """Tokens, and what is added to them."""
+
+    inputs: ClassVar[tuple[str, ...]] = (
+        "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "document_ids",
+    )  # fmt: skip
+
+    tokens: Tokens
+    position: AbsolutePosition | None = None
+    segments: int = 0  # how many kinds of segment (BERT's A and B) have a vector
+    token_segments: bool = False  # segments are tokens of the same table (GPT-2)
+    norm: Norm | None = None
+    dropout: float = 0.0
+    uncounted: int | None = None  # a token id that takes up no position (RoBERTa's and FSMT's padding)
+
+    def build(self, site: Site) -> nn.Module:
+        return TextEmbeddingModule(self, site)
+
+
+class TextEmbeddingModule(nn.Module):
+    def __init__(self, part: TextEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        width = part.tokens.width or site.width
+        inner = site.child("", width=width)
+        self.tokens = part.tokens.build(site)
+        self.position = part.position.build(inner) if part.position else None
+        self.segments = nn.Embedding(part.segments, width) if part.segments else None
+        self.norm = part.norm.build(inner) if part.norm else None
+        self.project = nn.Linear(width, site.width) if width != site.width else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        ids, x = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        if (ids is None) == (x is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if ids is not None:
+            if ids.dim() != 2 or ids.shape[1] == 0:
+                raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
+            x = self.tokens(ids)
+        ctx = text_context(x, inputs, state, ids if self.part.uncounted is not None else None, self.part.uncounted)
+        segments = inputs.get("token_type_ids")
+        if self.segments is not None:
+            table = self.segments.weight
+            x = x + (table[0] if segments is None else self.segments(segments))
+        elif segments is not None:
+            if not self.part.token_segments:
+                raise ValueError("this model has no segments: token_type_ids cannot be honoured")
+            x = x + self.tokens(segments)
+        if self.position is not None:
+            x = x + self.position(ctx.positions).to(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.training and self.part.dropout:
+            x = F.dropout(x, self.part.dropout)
+        return (x if self.project is None else self.project(x)), ctx
+
+
+def text_context(
+    x: Tensor, inputs: dict[str, Any], state: State | None, ids: Tensor | None = None, uncounted: int | None = None
+) -> Context:
+    """Where each token of x (B, T, D) stands, given the masks and what was seen before."""
+    (B, T), device = x.shape[:2], x.device
+    past = 0 if state is None else state.length
+    index = torch.arange(T, device=device) + past
+    padding = _padding(inputs.get("attention_mask"), B, T, state)
+    documents = inputs.get("document_ids")
+    positions = inputs.get("position_ids")
+    if positions is None:
+        positions = index[None]
+        if uncounted is not None and ids is not None:
+            counted = ids != uncounted
+            # (cumsum - 1) where counted, -1 elsewhere: the row just before the first position
+            positions = (counted.cumsum(-1) + past) * counted - 1
+        elif documents is not None:
+            positions = positions - first_of_document(documents)
+        elif padding is not None:
+            positions = (positions - leading_pads(padding)).clamp(min=0)
+    elif positions.dim() == 1:
+        positions = positions[None]
+    return Context(index=index, positions=positions, padding=padding, documents=documents, state=state)
+
+
+def first_of_document(documents: Tensor) -> Tensor:
+    """(B, T) document numbers -> (B, T) the place where each token's document begins."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    new = torch.ones_like(documents, dtype=torch.bool)
+    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return torch.where(new, index, 0).cummax(-1).values
+
+
+def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor | None:
+    """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
+    if mask is not None and mask.dim() != 2:
+        raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
+    if state is not None and state.capacity is not None:
+        # static: the caller gives the whole row or nothing, so that shapes stay
+        if mask is not None and mask.shape != (B, state.capacity):
+            raise ValueError(f"with a static state attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
+        return None if mask is None else mask.bool()
+    past = 0 if state is None else int(state.length)
+    if mask is None:
+        if state is None or state.padding is None:
+            return None
+        mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
+    mask = mask.bool()
+    if past and mask.shape[1] == T:  # these tokens alone: the past is remembered
+        before = state.padding if state is not None else None
+        before = torch.ones(B, past, dtype=torch.bool, device=mask.device) if before is None else before
+        mask = torch.cat((before, mask), dim=1)
+    if mask.shape != (B, past + T):
+        raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        mask = None
+    if state is not None:
+        state.padding = mask
+    return mask

@@ -1,0 +1,63 @@
+"""Position-wise feed-forward layers. F inner width, D width."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.spec import Part, Site
+
+
+class MLP(Part):
+    """down(activation(up(x)))"""
+
+    width: int
+    activation: Activation = "gelu"
+    bias: bool = True
+    dropout: float = 0.0  # on the inner activations
+
+    def build(self, site: Site) -> nn.Module:
+        return MLPModule(self, site.width)
+
+
+class MLPModule(nn.Module):
+    def __init__(self, part: MLP, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        inner = self.activation(self.up(x))
+        if self.dropout and self.training:
+            inner = F.dropout(inner, self.dropout)
+        return self.down(inner)
+
+
+class GatedMLP(Part):
+    """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
+
+    width: int
+    activation: Activation = "silu"
+    bias: bool = False
+    dropout: float = 0.0
+
+    def build(self, site: Site) -> nn.Module:
+        return GatedMLPModule(self, site.width)
+
+
+class GatedMLPModule(nn.Module):
+    def __init__(self, part: GatedMLP, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, part.width, bias=part.bias)
+        self.up = nn.Linear(width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        inner = self.activation(self.gate(x)) * self.up(x)
+        if self.dropout and self.training:
+            inner = F.dropout(inner, self.dropout)
+        return self.down(inner)

@@ -1,0 +1,390 @@
+"""What comes out: heads map the last hidden states to named outputs, with the loss where labels are given.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.norm import Norm
+from anyformer.spec import Part, Site
+
+Outputs = dict[str, Tensor | None]
+
+
+class Head(Part):
+    """`inputs` are the names it takes from the caller beside the hidden states."""
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+
+
+class HeadModule(nn.Module):
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A chance to reshape the model's inputs before they are embedded."""
+        return inputs
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        raise NotImplementedError
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels that are not -100; in fp32."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten().to(logits.device))
+
+
+# -- language models --------------------------------------------------------------------------------------------------
+
+
+class Transform(Part):
+    """norm(activation(dense(x))) before the vocabulary (BERT)."""
+
+    activation: Activation
+    norm: Norm
+    width: int | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return TransformModule(self, site)
+
+
+class TransformModule(nn.Module):
+    def __init__(self, part: Transform, site: Site) -> None:
+        super().__init__()
+        width = part.width or site.width
+        self.dense = nn.Linear(site.width, width)
+        self.activation = ACTIVATIONS[part.activation]
+        self.norm = part.norm.build(site.child("norm", width=width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)))
+
+
+class LMHead(Head):
+    """Scores over the vocabulary. `shift`: token t predicts token t + 1; otherwise labels stand where they belong."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
+
+    vocab_size: int
+    bias: bool = False
+    shift: bool = True
+    transform: Transform | None = None
+    scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
+
+    def build(self, site: Site) -> nn.Module:
+        return LMHeadModule(self, site)
+
+
+class LMHeadModule(HeadModule):
+    def __init__(self, part: LMHead, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.transform = part.transform.build(site.child("transform")) if part.transform else None
+        width = (part.transform.width if part.transform else None) or site.width
+        self.out = nn.Linear(width, part.vocab_size, bias=part.bias)
+
+    def scores(self, x: Tensor) -> Tensor:
+        if self.transform is not None:
+            x = self.transform(x)
+        return self.out(x if self.part.scale is None else x * self.part.scale)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        keep, labels = inputs.get("logits_to_keep"), inputs.get("labels")
+        if keep is not None and not (isinstance(keep, int) and keep == 0):
+            x = x[:, -keep:] if isinstance(keep, int) else x[:, keep]
+        logits = self.scores(x)
+        loss = None
+        if labels is not None:
+            if self.part.shift:
+                labels = next_labels(labels, ctx)
+            loss = cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+def next_labels(labels: Tensor, ctx: Context) -> Tensor:
+    """labels moved one to the left: each token's target is the next one, never another document's first."""
+    after = F.pad(labels[:, 1:], (0, 1), value=-100)
+    if ctx.documents is not None:
+        same = F.pad(ctx.documents[:, 1:] == ctx.documents[:, :-1], (0, 1), value=False)
+        after = after.masked_fill(~same, -100)
+    return after
+
+
+class NextSentenceHead(Head):
+    """Does B follow A? Two scores from the pooled first token."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return ClassifyModule(self.pool, 2, True, "single_label_classification", site)
+
+
+class PretrainingHead(Head):
+    """BERT's two objectives at once: masked tokens and next sentence."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+
+    lm: LMHead
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return PretrainingModule(self, site)
+
+
+class PretrainingModule(HeadModule):
+    def __init__(self, part: PretrainingHead, site: Site) -> None:
+        super().__init__()
+        self.lm = part.lm.build(site.child("lm"))
+        self.pool = part.pool.build(site.child("pool"))
+        self.out = nn.Linear(site.width, 2)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        logits, related = self.lm.scores(x), self.out(self.pool(x, ctx, inputs))
+        labels, next_label, loss = inputs.get("labels"), inputs.get("next_sentence_label"), None
+        if labels is not None and next_label is not None:
+            loss = cross_entropy(logits, labels) + cross_entropy(related, next_label)
+        return {"loss": loss, "prediction_logits": logits, "seq_relationship_logits": related}
+
+
+# -- one vector for a sequence ----------------------------------------------------------------------------------------
+
+
+class Pool(Part):
+    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
+    is not this one."""
+
+    take: Literal["first", "last", "mean"] = "first"
+    dense: bool = False
+    activation: Activation = "identity"
+    dropout: float = 0.0
+    padding_token: int | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return PoolModule(self, site.width)
+
+
+class PoolModule(nn.Module):
+    def __init__(self, part: Pool, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.dense = nn.Linear(width, width) if part.dense else None
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, T, D) -> (B, D)"""
+        if self.part.take == "first":
+            x = x[:, 0]
+        elif self.part.take == "mean":
+            if ctx.tokens is None:
+                x = x.mean(1)
+            else:  # pads do not count
+                real = ctx.tokens[..., None].to(x.dtype)
+                x = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        else:
+            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs.get("input_ids"))]
+        if self.dense is not None:
+            x = self.dense(x)
+        x = self.activation(x)
+        return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
+
+    def last(self, x: Tensor, ids: Tensor | None) -> Tensor | int:
+        """The rightmost token that is not padding; without ids to look at, the last of all."""
+        if self.part.padding_token is None:
+            if x.shape[0] > 1:
+                raise ValueError("a batch needs pad_token_id in the config to find each row's last token")
+            return -1
+        if ids is None:
+            return -1
+        places = torch.arange(ids.shape[1], device=x.device)
+        return (places * (ids != self.part.padding_token)).argmax(-1)
+
+
+class PooledOutput(Head):
+    """The hidden states and their pooled vector (BertModel)."""
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return PooledOutputModule(self, site)
+
+
+class PooledOutputModule(HeadModule):
+    def __init__(self, part: PooledOutput, site: Site) -> None:
+        super().__init__()
+        self.pool = part.pool.build(site.child("pool"))
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
+
+
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]
+
+
+class ClassifyHead(Head):
+    """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+    pool: Pool
+    bias: bool = True
+    problem: Problem | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site)
+
+
+class ClassifyModule(HeadModule):
+    def __init__(self, pool: Pool, num_labels: int, bias: bool, problem: Problem | None, site: Site) -> None:
+        super().__init__()
+        self.num_labels, self.problem = num_labels, problem
+        self.pool = pool.build(site.child("pool"))
+        self.out = nn.Linear(site.width, num_labels, bias=bias) if num_labels else nn.Identity()
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        logits, labels = self.out(self.pool(x, ctx, inputs)), inputs.get("labels")
+        loss = None if labels is None else classification_loss(logits, labels, self.problem)
+        return {"loss": loss, "logits": logits}
+
+
+def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Tensor:
+    if problem is None:
+        single = labels.dtype in (torch.long, torch.int)
+        problem = "single_label_classification" if single else "multi_label_classification"
+        problem = "regression" if logits.shape[-1] == 1 else problem
+    if problem == "regression":
+        return F.mse_loss(logits.squeeze(-1) if logits.shape[-1] == 1 else logits, labels.view_as(logits.squeeze(-1)))
+    if problem == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits, labels)
+    return F.cross_entropy(logits, labels.view(-1))
+
+
+class MultipleChoiceHead(Head):
+    """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return MultipleChoiceModule(self, site)
+
+
+class MultipleChoiceModule(HeadModule):
+    def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
+        super().__init__()
+        self.pool = part.pool.build(site.child("pool"))
+        self.out = nn.Linear(site.width, 1)
+
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        first = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
+        if first is None or first.dim() < 3:
+            raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
+        flat = {k: v.flatten(0, 1) for k, v in inputs.items() if isinstance(v, Tensor) and k != "labels"}
+        return {**inputs, **flat, "num_choices": first.shape[1]}
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        logits = self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])
+        labels = inputs.get("labels")
+        return {"loss": None if labels is None else F.cross_entropy(logits, labels), "logits": logits}
+
+
+# -- one answer a token -----------------------------------------------------------------------------------------------
+
+
+class TagHead(Head):
+    """Scores of C labels for each token."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+    dropout: float = 0.0
+
+    def build(self, site: Site) -> nn.Module:
+        return TagModule(self, site.width)
+
+
+class TagModule(HeadModule):
+    def __init__(self, part: TagHead, width: int) -> None:
+        super().__init__()
+        self.dropout = part.dropout
+        self.out = nn.Linear(width, part.num_labels)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        if self.training and self.dropout:
+            x = F.dropout(x, self.dropout)
+        logits, labels = self.out(x), inputs.get("labels")
+        return {"loss": None if labels is None else cross_entropy(logits, labels), "logits": logits}
+
+
+class SpanHead(Head):
+    """Scores of each token to begin and to end the answer."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+
+    def build(self, site: Site) -> nn.Module:
+        return SpanModule(site.width)
+
+
+class SpanModule(HeadModule):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        start, end = self.out(x).unbind(-1)
+        loss, targets = None, (inputs.get("start_positions"), inputs.get("end_positions"))
+        if targets[0] is not None and targets[1] is not None:
+            T = start.shape[1]  # answers outside the text are ignored
+            losses = [
+                F.cross_entropy(scores, target.flatten().clamp(0, T), ignore_index=T)
+                for scores, target in zip((start, end), targets, strict=True)
+            ]
+            loss = (losses[0] + losses[1]) / 2
+        return {"loss": loss, "start_logits": start.contiguous(), "end_logits": end.contiguous()}
+
+
+class CTCHead(Head):
+    """Scores of each frame over the alphabet, trained over all alignments [Graves et al. 2006]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    vocab_size: int
+    blank: int = 0
+    dropout: float = 0.0
+    reduction: Literal["sum", "mean"] = "sum"
+    zero_infinity: bool = False
+
+    def build(self, site: Site) -> nn.Module:
+        return CTCModule(self, site.width)
+
+
+class CTCModule(HeadModule):
+    def __init__(self, part: CTCHead, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.out = nn.Linear(width, part.vocab_size)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        if self.training and self.part.dropout:
+            x = F.dropout(x, self.part.dropout)
+        logits, labels, loss = self.out(x), inputs.get("labels"), None
+        if labels is not None:
+            if int(labels.max()) >= self.part.vocab_size:
+                raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
+            B, T = logits.shape[:2]
+            frames = torch.full((B,), T, device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
+            kept = labels >= 0  # -100 pads the labels
+            log_probs = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1)
+            loss = F.ctc_loss(
+                log_probs, labels.masked_select(kept), frames, kept.sum(-1), blank=self.part.blank,
+                reduction=self.part.reduction, zero_infinity=self.part.zero_infinity,
+            )  # fmt: skip
+        return {"loss": loss, "logits": logits}

@@ -1,0 +1,203 @@
+"""Masks as composable predicates: `Causal() & Window(size=512) | Global(first=1)`.
+
+A predicate answers, for index tensors of any broadcastable shape, whether the query at row place `q` may see the key at
+row place `k`. Dense masks and FlexAttention's block masks are both made by calling it, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Protocol
+
+from torch import Tensor
+
+from anyformer.kernels.attention import Visible
+from anyformer.spec import Part
+
+
+class Mask(Part):
+    """Which keys a query may see."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        """b, q, k: broadcastable indices of batch row, query place and key place. True where k is visible."""
+        raise NotImplementedError
+
+    def __and__(self, other: Mask) -> Mask:
+        return All(masks=(*_flat(self, All), *_flat(other, All)))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Either(masks=(*_flat(self, Either), *_flat(other, Either)))
+
+    def __invert__(self) -> Mask:
+        return Not(mask=self)
+
+
+def _flat(mask: Mask, kind: type) -> tuple[Mask, ...]:
+    return mask.masks if isinstance(mask, kind) else (mask,)  # type: ignore[attr-defined]
+
+
+class All(Mask):
+    masks: tuple[Mask, ...]
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        seen = self.masks[0].allows(b, q, k, rows)
+        for mask in self.masks[1:]:
+            seen = seen & mask.allows(b, q, k, rows)
+        return seen
+
+
+class Either(Mask):
+    masks: tuple[Mask, ...]
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        seen = self.masks[0].allows(b, q, k, rows)
+        for mask in self.masks[1:]:
+            seen = seen | mask.allows(b, q, k, rows)
+        return seen
+
+
+class Not(Mask):
+    mask: Mask
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return ~self.mask.allows(b, q, k, rows)
+
+
+class Full(Mask):
+    """Everything sees everything."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q >= 0) & (k >= 0)
+
+
+class Causal(Mask):
+    """A token sees itself and what came before."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return k <= q
+
+
+class Window(Mask):
+    """The `size` nearest tokens up to the query itself (Mistral's sense); with `ahead`, as many after it too."""
+
+    size: int
+    ahead: bool = False
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        near = q - k < self.size
+        return near & (k - q < self.size) if self.ahead else near
+
+
+class Dilated(Mask):
+    """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
+
+    step: int
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q - k) % self.step == 0
+
+
+class Global(Mask):
+    """The first tokens see everything and are seen by everything."""
+
+    first: int = 1
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q < self.first) | (k < self.first)
+
+
+class SameBlock(Mask):
+    """Attention inside consecutive blocks of `size` tokens."""
+
+    size: int
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return q // self.size == k // self.size
+
+
+class Strided(Mask):
+    """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
+
+    stride: int
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
+
+
+class Fixed(Mask):
+    """The query's own block of `stride` tokens, and the last `summary` tokens of every block [Child et al. 2019]."""
+
+    stride: int
+    summary: int = 1
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
+
+
+class Axial(Mask):
+    """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
+
+    columns: int
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q // self.columns == k // self.columns) | (q % self.columns == k % self.columns)
+
+
+class RandomBlocks(Mask):
+    """About `per_row` random key blocks a query block, the same for one seed [Zaheer et al. 2020]."""
+
+    size: int
+    per_row: int
+    num_blocks: int
+    seed: int = 0
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        # an integer hash of (query block, key block) decides, so that no table has to be kept
+        mixed = (q // self.size) * 7919 + (k // self.size) * 104729 + self.seed * 15485863
+        mixed = (mixed * 2654435761 + 12345) % 4294967291
+        return mixed % self.num_blocks < self.per_row
+
+
+class Padding(Mask):
+    """Real tokens are seen, pads are not."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q >= 0) & rows.padding[b, k] if rows.padding is not None else Full().allows(b, q, k, rows)
+
+
+class SameDocument(Mask):
+    """Packed documents do not see each other."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        if rows.documents is None:
+            return Full().allows(b, q, k, rows)
+        assert rows.key_documents is not None
+        return rows.documents[b, q] == rows.key_documents[b, k]
+
+
+class Rows(Protocol):
+    """What predicates about the batch read: (B, row length) each, or None."""
+
+    padding: Tensor | None  # of the keys
+    documents: Tensor | None  # of the queries
+    key_documents: Tensor | None
+
+
+def see(
+    mask: Mask, index: Tensor, keys: Tensor, padding: Tensor | None = None,
+    documents: Tensor | None = None, key_documents: Tensor | None = None,
+) -> Visible:  # fmt: skip
+    """A mask met with one batch: queries at row places `index` (T,), keys at row places `keys` (S,)."""
+    rows = types.SimpleNamespace(padding=padding, documents=documents, key_documents=key_documents)
+    if padding is not None:
+        mask = mask & Padding()
+    if documents is not None:
+        mask = mask & SameDocument()
+    of_batch = padding if padding is not None else documents
+    return Visible(
+        lambda b, q, k: mask.allows(b, q, k, rows), index, keys, batch_size=1 if of_batch is None else of_batch.shape[0],
+        everything=mask == FULL, causal=mask == CAUSAL and index.shape == keys.shape,
+    )  # fmt: skip
+
+
+FULL, CAUSAL = Full(), Causal()

@@ -1,0 +1,79 @@
+"""Normalisations. Where one stands (before, on the branch, after the add) is a slot of Sublayer, not a kind of norm."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.spec import Part, Site
+
+
+class Norm(Part):
+    """Normalises the last dimension."""
+
+
+class LayerNorm(Norm):
+    """[Ba et al. 2016]"""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def build(self, site: Site) -> nn.Module:
+        return nn.LayerNorm(site.width, eps=self.eps, bias=self.bias)
+
+
+class RMSNorm(Norm):
+    """No mean, no bias; computed in fp32 whatever the input [Zhang and Sennrich 2019]."""
+
+    eps: float = 1e-6
+
+    def build(self, site: Site) -> nn.Module:
+        return RMSNormModule(site.width, self.eps)
+
+
+class RMSNormModule(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # half precision: normalise in fp32, round, then scale in the weight's own type
+        return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
+
+
+class ScaleNorm(Norm):
+    """One learned length for every vector, no direction of its own [Nguyen and Salazar 2019]."""
+
+    eps: float = 1e-5
+
+    def build(self, site: Site) -> nn.Module:
+        return ScaleNormModule(site.width, self.eps)
+
+
+class ScaleNormModule(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), width**0.5))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
+
+
+class BatchNorm(Norm):
+    """Statistics over batch and time instead of features: the comparison the lectures draw."""
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+
+    def build(self, site: Site) -> nn.Module:
+        return BatchNormModule(site.width, eps=self.eps, momentum=self.momentum)
+
+
+class BatchNormModule(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2)).view_as(x)  # (B, T, D) -> (B T, D)

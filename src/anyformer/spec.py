@@ -1,0 +1,361 @@
+"""Descriptions: frozen Parts, their dotted addresses, overrides and JSON.
+
+A Part says what one thing is; `build` makes the module that does it. Parts nest, and the dotted path of a Part in its
+description is the dotted name of its module, so weights, overrides, hooks and error messages speak one language:
+
+>>> from anyformer.parts.norm import LayerNorm
+>>> norm = LayerNorm(eps=1e-6)
+>>> norm.replace(bias=False)
+LayerNorm(eps=1e-06, bias=False)
+>>> decode(encode(norm)) == norm
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import html
+import importlib
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
+
+FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a Part is being built: what it may know of its surroundings."""
+
+    width: int  # D, of the residual stream here
+    layer: int = 0  # index of this block among `depth` blocks, counted through all stages
+    depth: int = 1
+    address: str = ""  # dotted name of the module, from the model down
+
+    def child(self, name: str, **changes: Any) -> Site:
+        address = f"{self.address}.{name}" if self.address else name
+        return dataclasses.replace(self, address=address, **changes)
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """The end of an error message: the closest valid name, or all of them where nothing is close."""
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"valid: {', '.join(known[:40])}" if known else "nothing is valid here"
+
+
+class Table(Mapping):
+    """A mapping that is frozen and hashable, so that it can stand in a description."""
+
+    def __init__(self, items: Mapping | typing.Iterable = ()):
+        self._items = {str(key): freeze(value) for key, value in dict(items).items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and list(self._items.items()) == list(other._items.items())
+
+    def __repr__(self) -> str:
+        return f"Table({self._items!r})"
+
+
+def freeze(value: Any) -> Any:
+    """Lists become tuples and dicts become Tables, all the way down."""
+    if isinstance(value, dict):
+        return Table(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """The inverse of `freeze`, for JSON."""
+    if isinstance(value, Table):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [thaw(item) for item in value]
+    return value
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Part:
+    """A description of one thing. Subclasses become frozen keyword-only dataclasses and JSON kinds by being declared."""
+
+    kinds: ClassVar[dict[str, type[Part]]] = {}
+    open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.open_fields
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
+        assert cls.kinds.get(cls.__name__, cls).__module__ == cls.__module__, f"two kinds named {cls.__name__}"
+        cls.kinds[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            value = conform(getattr(self, name), hint, f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError where the fields contradict each other."""
+
+    def build(self, site: Any) -> Any:
+        """The torch module of this Part, at a `Site` (width, layer, address)."""
+        raise TypeError(f"{type(self).__name__} builds no module of its own")
+
+    # -- fields, by name ------------------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of every field, in order: what addresses, JSON and trees are made of."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            yield field.name, getattr(self, field.name)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other fields; unknown names raise."""
+        values = dict(self.items())
+        for name in changes:
+            if name not in values:
+                raise ValueError(f"{type(self).__name__} has no field {name!r}; {nearest(name, values)}")
+        return type(self)(**{**values, **changes})
+
+    def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Self:
+        """A copy where the value at the path `steps` went through `change`."""
+        name, *rest = steps
+        values = dict(self.items())
+        if name not in values:
+            raise KeyError(f"{type(self).__name__} has no {name!r}; {nearest(name, values)}")
+        new = _edit(values[name], tuple(rest), change)
+        return self if new is values[name] else type(self)(**{**values, name: new})
+
+    def __repr__(self) -> str:
+        defaults = _defaults(type(self))
+        shown = ", ".join(f"{k}={v!r}" for k, v in self.items() if k not in defaults or defaults[k] != v)
+        return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(tree(self))}</pre>"
+
+
+@functools.cache
+def hints(cls: type) -> dict[str, Any]:
+    """Field name -> type, for the fields of a Part."""
+    found = typing.get_type_hints(cls)
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+def conform(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type `hint` asks (lists as tuples, dicts as Tables, ints as floats), or one clear ValueError."""
+    value = freeze(value)
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for exact in (True, False):  # 1 stays an int where int | float is asked
+            for option in args:
+                if not exact or type(value) is (type(None) if option is None else typing.get_origin(option) or option):
+                    try:
+                        return conform(value, option, where)
+                    except ValueError:
+                        continue
+    elif origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{where}: {value!r} is not valid; {nearest(str(value), map(str, args))}")
+    elif origin is tuple:
+        if isinstance(value, tuple):
+            kinds = args[:1] * len(value) if args[1:] == (...,) else args
+            if len(kinds) == len(value):
+                return tuple(conform(v, k, f"{where}.{i}") for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+    elif origin in (Mapping, Table):
+        if isinstance(value, Table):
+            return Table({k: conform(v, args[1], f"{where}.{k}") for k, v in value.items()})
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif hint is int and type(value) is float and value.is_integer():
+        return int(value)  # 1e6 typed on a command line
+    elif isinstance(hint, type) and isinstance(value, hint) and (hint is not int or value is not True and value is not False):
+        return value
+    elif hint is None and value is None:
+        return value
+    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
+    raise ValueError(f"{where}: expected {wanted}, got {value!r}")
+
+
+# -- paths ------------------------------------------------------------------------------------------------------------
+
+
+def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
+    if not steps:
+        return change(node)
+    if isinstance(node, Part):
+        return node.edit(steps, change)
+    name, rest = steps[0], steps[1:]
+    if isinstance(node, Table) and name in node:
+        new = _edit(node[name], rest, change)
+        return node if new is node[name] else Table({**node, name: new})
+    if isinstance(node, tuple) and name.isdecimal() and int(name) < len(node):
+        i = int(name)
+        new = _edit(node[i], rest, change)
+        return node if new is node[i] else (*node[:i], new, *node[i + 1 :])
+    valid = list(node) if isinstance(node, Table) else map(str, range(len(node))) if isinstance(node, tuple) else ()
+    raise KeyError(f"nothing named {name!r} here; {nearest(name, valid)}")
+
+
+def at(spec: Part, path: str) -> Any:
+    """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
+    found: list[Any] = []
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    try:
+        spec.edit(tuple(path.split(".")), keep)
+    except KeyError as error:
+        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    return found[0]
+
+
+def override(spec: Part, changes: Mapping[str, Any]) -> Any:
+    """A copy of `spec` with other values at dotted paths; an unknown path or a value of the wrong type raises.
+
+    Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`).
+    """
+    for path, value in changes.items():
+        new = decode(value) if isinstance(value, dict) and "kind" in value else freeze(value)
+        try:
+            spec = spec.edit(tuple(path.split(".")), lambda old, new=new: new)
+        except KeyError as error:
+            raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    return spec
+
+
+def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of a description and every Part in it, outermost first."""
+    if isinstance(spec, Part):
+        yield path, spec
+        children: Any = spec.items()
+    elif isinstance(spec, Table):
+        children = spec.items()
+    elif isinstance(spec, tuple):
+        children = ((str(i), item) for i, item in enumerate(spec))
+    else:
+        return
+    for name, child in children:
+        yield from walk(child, f"{path}.{name}" if path else name)
+
+
+def tree(spec: Part, name: str = "") -> str:
+    """A description as indented text, one Part a line, fields at their default left out."""
+    lines: list[str] = []
+
+    def show(label: str, part: Part, depth: int) -> None:
+        defaults = _defaults(type(part))
+        plain, nested = [], []
+        for key, value in part.items():
+            if key in defaults and defaults[key] == value:
+                continue
+            parts = [(key, value)] if isinstance(value, Part) else []
+            if isinstance(value, (tuple, Table)) and any(isinstance(p, Part) for _, p in walk(value)):
+                pairs = value.items() if isinstance(value, Table) else enumerate(value)
+                parts = [(f"{key}.{k}", v) for k, v in pairs if isinstance(v, Part)]
+            leaf = parts and not any(True for _, p in walk(value) for _, v in p.items() if v is not None)
+            nested += [] if leaf else parts
+            plain += [] if parts and not leaf else [f"{key}={value!r}"]
+        head = f"{type(part).__name__}({', '.join(plain)})"
+        lines.append("  " * depth + (f"{label}: {head}" if label else head))
+        for key, child in nested:
+            show(key, child, depth + 1)
+
+    show(name, spec, 0)
+    return "\n".join(lines)
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """A description as JSON-able data: each Part an object with its `kind` and the fields not at their default."""
+    if isinstance(value, Part):
+        defaults = _defaults(type(value))
+        fields = {k: encode(v) for k, v in value.items() if k not in defaults or defaults[k] != v}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Table):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(data: Any, where: str = "") -> Any:
+    """The inverse of `encode`; unknown kinds and fields raise and name the nearest valid one."""
+    if isinstance(data, dict) and "kind" in data:
+        _import_kinds()
+        kind = data["kind"]
+        if kind not in Part.kinds:
+            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {nearest(str(kind), Part.kinds)}")
+        cls = Part.kinds[kind]
+        values = {k: decode(v, f"{where}.{k}" if where else k) for k, v in data.items() if k != "kind"}
+        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if not cls.open_fields and name not in known:
+                raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, known)}")
+        try:
+            return cls(**values)
+        except TypeError as error:  # a required field is missing
+            raise ValueError(f"{where or kind}: {error}") from None
+    if isinstance(data, dict):
+        return Table({key: decode(item, f"{where}.{key}") for key, item in data.items()})
+    if isinstance(data, list):
+        return tuple(decode(item, f"{where}.{i}") for i, item in enumerate(data))
+    return data
+
+
+def to_json(spec: Part) -> str:
+    return json.dumps({"anyformer": FORMAT, **encode(spec)}, indent=1)
+
+
+def from_json(data: Mapping[str, Any]) -> Any:
+    """The description in the parsed content of a spec.json."""
+    data = dict(data)
+    version = data.pop("anyformer", None)
+    if version != FORMAT:
+        raise ValueError(f"not a description of format {FORMAT}: 'anyformer' is {version!r}")
+    return decode(data)
+
+
+@functools.cache
+def _import_kinds() -> None:
+    """Parts register when their module is imported; JSON may name any of them."""
+    import pkgutil
+
+    import anyformer.parts
+
+    for module in pkgutil.iter_modules(anyformer.parts.__path__):
+        importlib.import_module(f"anyformer.parts.{module.name}")
+    importlib.import_module("anyformer.block")
+    importlib.import_module("anyformer.model")

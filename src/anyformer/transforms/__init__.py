@@ -1,0 +1,1 @@
+"""Changes applied from outside to a plain model, by address: one file each."""

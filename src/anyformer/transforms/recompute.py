@@ -1,0 +1,30 @@
+"""Activation checkpointing by address: a block's activations are computed again in the backward pass, not kept."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from anyformer.spec import nearest
+
+
+def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
+    """Every outermost module whose address matches `pattern` forgets its activations. Gradients stay the same."""
+    chosen: list[str] = []
+    for address, module in model.named_modules():
+        if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
+            chosen.append(address)
+            module.forward = _checkpointed(module.forward)  # type: ignore[method-assign]
+    if not chosen:
+        raise ValueError(f"no module matches {pattern!r}; {nearest(pattern, dict(model.named_modules()))}")
+    return model
+
+
+def _checkpointed(forward: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

@@ -1,0 +1,69 @@
+"""A model's name to a local folder: a folder is itself, a hub id is fetched once and kept in the cache."""
+
+import os
+import re
+from pathlib import Path
+
+# What a model needs and nothing that can run: no pickles, no Python. Second copies of the weights in another
+# layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
+UNWANTED = ["consolidated*", "*/*.safetensors"]
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
+
+
+def resolve(name_or_path: str | Path, *, offline: bool = False, revision: str | None = None) -> Path:
+    """The local folder of a model. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket."""
+    name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        if revision is not None:
+            raise ValueError(f"{name!r} is a folder here, and revision={revision!r} is for models on the hub")
+        return Path(path)
+    if os.path.exists(path):
+        raise ValueError(f"{name!r} is a file: give the folder that holds the model")
+    if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+        raise FileNotFoundError(f"the folder {name!r} does not exist")
+    if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
+        raise ValueError(f"{name!r} is neither a folder nor a hub id such as 'openai-community/gpt2'")
+    return _fetch(name, offline or _asked_offline(), revision)
+
+
+def _asked_offline() -> bool:
+    """Read at each call: huggingface_hub reads its own variable only once, on import."""
+    variables = ("ANYFORMER_OFFLINE", "HF_HUB_OFFLINE")
+    return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
+
+
+def _fetch(name: str, offline: bool, revision: str | None) -> Path:
+    import huggingface_hub  # here: a local folder must not pay for it
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{name}"
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=offline
+        )
+    except errors.GatedRepoError:
+        raise ValueError(f"{name!r} is gated: ask for access at {page}, then `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
+        hint = "check the spelling, or `hf auth login` if it is private"
+        raise FileNotFoundError(f"no folder and no hub model is called {name!r}: {hint}") from None
+    except errors.RevisionNotFoundError:
+        raise FileNotFoundError(f"{name!r} has no revision {revision!r}: see {page}/commits") from None
+    except errors.IncompleteSnapshotError as error:
+        # Another program may have fetched less than WANTED, yet enough; if not, the reader says what lacks.
+        folder = error.snapshot_path
+        if not any(os.path.isfile(os.path.join(folder, file)) for file in ("config.json", "spec.json")):
+            raise FileNotFoundError(f"{name!r} is only partly in the cache: fetch it once online") from None
+    except errors.LocalEntryNotFoundError:
+        if offline:
+            raise FileNotFoundError(f"{name!r} is not in the cache: fetch it once without offline") from None
+        raise ConnectionError(
+            f"{name!r} is not in the cache and the hub cannot be reached: check the network"
+        ) from None
+    except Exception as error:  # whatever else a network, a server or a full disk does to a download
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConnectionError(f"cannot fetch {name!r} from the hub ({reason}): try again later") from None
+    return Path(folder)

@@ -1,0 +1,170 @@
+"""How published tensors map to ours. Each rule knows its inverse, so import is written once and export is derived.
+
+A rule pairs full-name templates: `Rename("~h.{i}.ln_1.{p}", "decoder.layers.{i}.attention.pre_norm.{p}")`. `{i}` and the
+like stand for one name between dots; `~` stands for the prefix a published class puts before its base model, which
+checkpoints of the base model alone leave out.
+
+>>> rule = Split("h.{i}.qkv.weight", ("layers.{i}.q.weight", "layers.{i}.k.weight"))
+>>> fill(rule.sources[0], match(rule.targets[1], "layers.7.k.weight"))
+'h.7.qkv.weight'
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def _regex(template: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", template)
+    seen: set[str] = set()
+    out = ""
+    for n, part in enumerate(parts):
+        if n % 2 == 0:
+            out += re.escape(part).replace(r"\*", ".*")
+        else:
+            out += f"(?P={part})" if part in seen else f"(?P<{part}>[^.]+)"
+            seen.add(part)
+    return re.compile(out)
+
+
+def match(template: str, name: str) -> dict[str, str] | None:
+    """What the placeholders of `template` stand for in `name`, or None. A `*` stands for anything."""
+    found = _regex(template).fullmatch(name)
+    return None if found is None else found.groupdict()
+
+
+def fill(template: str, values: dict[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda m: values[m[1]], template)
+
+
+class Rule:
+    """Published tensors named by `sources` become ours named by `targets`."""
+
+    def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        self.sources, self.targets = tuple(sources), tuple(targets)
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        """Published -> ours; `shapes` are those of the targets."""
+        return tensors
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Ours -> published."""
+        return tensors
+
+    def misfit(self, tensors: list[Tensor], shapes: list[torch.Size]) -> str:
+        """Why these published tensors do not make targets of these shapes; empty where they do."""
+        expected = [tuple(t.shape) for t in self.save([torch.empty(shape, device="meta") for shape in shapes])]
+        found = [tuple(t.shape) for t in tensors]
+        return "" if found == expected else f"the checkpoint has {found}, the model needs {expected}"
+
+    def bind(self, name: str) -> tuple[list[str], list[str]] | None:
+        """(sources, targets) of the instance of this rule that makes our tensor `name`."""
+        for target in self.targets:
+            values = match(target, name)
+            if values is not None:
+                return [fill(s, values) for s in self.sources], [fill(t, values) for t in self.targets]
+        return None
+
+
+class Rename(Rule):
+    def __init__(self, source: str, target: str) -> None:
+        super().__init__([source], [target])
+
+
+class Transpose(Rename):
+    """A matrix stored the other way round (GPT-2's Conv1D)."""
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].t()]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].t()]
+
+
+class Reshape(Rename):
+    """The same numbers under another shape; `shape` is the published one, with -1 for what follows from the size."""
+
+    def __init__(self, source: str, target: str, shape: tuple[int, ...]) -> None:
+        super().__init__(source, target)
+        self.shape = shape
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].reshape(shapes[0])]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].reshape(self.shape)]
+
+
+class Split(Rule):
+    """One published tensor holds several of ours side by side along `dim`; with `transpose`, the other way round."""
+
+    def __init__(self, source: str, targets: Sequence[str], dim: int = 0, transpose: bool = False) -> None:
+        super().__init__([source], targets)
+        self.dim, self.transpose = dim, transpose
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        whole = tensors[0].t() if self.transpose else tensors[0]
+        return list(whole.split([shape[self.dim] for shape in shapes], dim=self.dim))
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        whole = torch.cat(tensors, dim=self.dim)
+        return [whole.t() if self.transpose else whole]
+
+
+class Concat(Rule):
+    """Several published tensors are one of ours, side by side along `dim`."""
+
+    def __init__(self, sources: Sequence[str], target: str, sizes: Sequence[int], dim: int = 0) -> None:
+        super().__init__(sources, [target])
+        self.sizes, self.dim = tuple(sizes), dim
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [torch.cat(tensors, dim=self.dim)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(tensors[0].split(self.sizes, dim=self.dim))
+
+
+class Stack(Rule):
+    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts)."""
+
+    def __init__(self, source: str, target: str, count: int) -> None:
+        self.count = count
+        super().__init__([source.replace("{e}", str(e)) for e in range(count)], [target])
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [torch.stack(tensors)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(tensors[0].unbind(0))
+
+
+class Step:
+    """One rule met with real names: read `sources`, get `targets`."""
+
+    def __init__(self, rule: Rule, sources: list[str], targets: list[str]) -> None:
+        self.rule, self.sources, self.targets = rule, sources, targets
+
+
+def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[Step], list[str]]:
+    """The steps that fill `targets` (our names), and the targets that no rule makes. `~` becomes `prefix`."""
+    rules, wanted = list(rules), dict.fromkeys(targets)
+    steps, orphans, done = [], [], set()
+    for name in wanted:
+        if name in done:
+            continue
+        for rule in rules:
+            bound = rule.bind(name)
+            if bound is not None and all(t in wanted for t in bound[1]):
+                steps.append(Step(rule, [s.replace("~", prefix) for s in bound[0]], bound[1]))
+                done.update(bound[1])
+                break
+        else:
+            orphans.append(name)
+    return steps, orphans

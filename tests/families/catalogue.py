@@ -1,0 +1,215 @@
+"""The cases the catalogue-wide suite runs over, the inputs they take, and the published models they are held against.
+
+A family adds a file to `cases/` and nothing else: a list of `Case`, each a tiny published config with unusual values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+import pkgutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.parts import head as heads
+
+# the environment's own folder: models are built once a worker and thrown away with it
+FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tiny published model. `config` is passed to the Hugging Face config class of `model_type`."""
+
+    model_type: str
+    architecture: str
+    config: dict[str, Any]
+    name: str = ""  # tells variants of one class apart
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)  # sizes the default inputs do not fit
+    skip: dict[str, str] = dataclasses.field(default_factory=dict)  # line of BEHAVIOUR.md -> reason of its mathematics
+
+    @property
+    def id(self) -> str:
+        return f"{self.architecture}-{self.name}" if self.name else self.architecture
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+@functools.cache
+def cases() -> list[Case]:
+    import cases as package
+
+    found = []
+    for module in pkgutil.iter_modules(package.__path__):
+        found += importlib.import_module(f"cases.{module.name}").CASES
+    if os.environ.get("ANYFORMER_FAST"):  # the first case of each class
+        found = list({case.architecture: case for case in reversed(found)}.values())
+    assert len({case.id for case in found}) == len(found), "two cases have one id"
+    return found
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Every parameter and saved buffer random: no weight at 0 or 1 can hide a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        noise = torch.randn(tensor.shape, generator=generator)
+        scale = 0.05 if tensor.dim() > 1 and tensor.shape[0] > 1 else 0.2
+        if name.endswith("running_var"):
+            tensor.copy_(1 + 0.5 * torch.rand(tensor.shape, generator=generator))
+        elif tensor.dim() > 1:
+            tensor.copy_(noise * (0.7 / max(tensor[0].numel(), 1) ** 0.5))
+        else:
+            tensor.copy_(noise * scale + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
+
+
+@functools.cache
+def published(case: Case) -> tuple[Any, Path]:
+    """The Hugging Face model of a case with random weights, and the folder it was saved to."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    config.architectures = [case.architecture]
+    torch.manual_seed(0)
+    model = getattr(transformers, case.architecture)(config).eval()
+    randomise(model)
+    folder = FOLDER / case.id
+    model.save_pretrained(folder)
+    model.set_attn_implementation("eager")
+    return model, folder
+
+
+@functools.cache
+def folder(case: Case) -> Path:
+    return published(case)[1]
+
+
+def ours(case: Case, **options: Any) -> Any:
+    """A fresh anyformer model of a case."""
+    return af.load(folder(case), **options)
+
+
+@functools.cache
+def shared(case: Case) -> Any:
+    """One anyformer model of a case, for tests that change nothing in it."""
+    return ours(case)
+
+
+@functools.cache
+def spec_of(case: Case) -> Any:
+    return families.find(case.model_type).read({**case.config, "architectures": [case.architecture]})
+
+
+def is_text(spec: Any) -> bool:
+    return "input_ids" in spec.embedding.inputs
+
+
+def is_encoder_decoder(spec: Any) -> bool:
+    return hasattr(spec, "decoder_embedding")
+
+
+def is_causal(spec: Any) -> bool:
+    return hasattr(spec, "decoder")
+
+
+def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, labels: bool = False) -> dict[str, Any]:
+    """Inputs of the right names and shapes for any model, from its description alone."""
+    spec = spec_of(case)
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(vocab_size: int, *shape: int) -> Tensor:
+        low = min(5, vocab_size - 1)  # special tokens stay out
+        return torch.randint(low, vocab_size, shape, generator=generator)
+
+    out: dict[str, Any] = {}
+    if is_text(spec):
+        shape = (batch, 3, length) if isinstance(spec.head, heads.MultipleChoiceHead) else (batch, length)
+        out["input_ids"] = ids(spec.embedding.tokens.vocab_size, *shape)
+        if spec.embedding.segments:
+            out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
+        if is_encoder_decoder(spec):
+            vocab = spec.decoder_embedding.tokens.vocab_size
+            out["decoder_input_ids"] = ids(vocab, batch, max(length - 4, 1))
+    else:
+        name = spec.embedding.inputs[0]
+        shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
+        out[name] = torch.randn(batch, *shape, generator=generator)
+    if any(getattr(part, "memory", False) for _, part in af_walk(spec)) and not is_encoder_decoder(spec):
+        out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
+    if labels:
+        out |= make_labels(spec, batch, out, generator)
+    return out
+
+
+def af_walk(spec: Any) -> Any:
+    from anyformer.spec import walk
+
+    return walk(spec)
+
+
+def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+    def below(top: int, *shape: int) -> Tensor:
+        return torch.randint(0, top, shape, generator=generator)
+
+    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    match spec.head:
+        case heads.LMHead():
+            labels = below(spec.head.vocab_size, *tokens.shape)
+            labels[:, 1] = -100
+            return {"labels": labels}
+        case heads.ClassifyHead(num_labels=n):
+            return {"labels": below(n, batch)}
+        case heads.TagHead(num_labels=n):
+            return {"labels": below(n, *tokens.shape)}
+        case heads.NextSentenceHead():
+            return {"labels": below(2, batch)}
+        case heads.PretrainingHead():
+            return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), "next_sentence_label": below(2, batch)}
+        case heads.MultipleChoiceHead():
+            return {"labels": below(3, batch)}
+        case heads.SpanHead():
+            return {"start_positions": below(tokens.shape[1], batch), "end_positions": below(tokens.shape[1], batch)}
+        case heads.CTCHead(vocab_size=n):
+            return {"labels": 1 + below(n - 1, batch, 3)}
+    return {}
+
+
+PER_ROW = {"pooler_output", "seq_relationship_logits"}
+
+
+def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
+    """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
+    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead)
+    found = {}
+    for name, value in out.items():
+        if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):
+            per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
+            found[name] = (value, not per_row and value.dim() > 1)
+    return found
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+    """Equal to `tolerance` on outputs of order 1: relative to the largest value where that is above 1."""
+    scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+    worst = float((a - b).abs().max()) if b.numel() else 0.0
+    assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
+    assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
+
+
+def over_catalogue(line: str = "", **only: Any) -> Any:
+    """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
+    checked by `test_declared_exceptions`."""
+    import pytest
+
+    chosen = [case for case in cases() if line not in case.skip]
+    return pytest.mark.parametrize("case", chosen, ids=lambda case: case.id)

@@ -1,0 +1,218 @@
+"""BEHAVIOUR.md, Loading: every class of every family against the published one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+
+import pytest
+import torch
+from catalogue import (
+    Case, cases, close, folder, is_encoder_decoder, is_text, make_inputs, ours, over_catalogue, published, shared, spec_of,
+)  # fmt: skip
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.families.family import Field
+from anyformer.spec import from_json, to_json
+
+
+def compare(theirs, mine, padded: Tensor | None = None) -> None:
+    """Every output field of the published class, tensors and tuples of tensors."""
+    for name, value in theirs.items():
+        if isinstance(value, Tensor):
+            values, found = (value,), (mine[name],)
+        elif isinstance(value, tuple) and value and all(isinstance(v, Tensor) for v in value):
+            values, found = value, mine[name]
+        else:
+            continue
+        assert len(values) == len(found), f"{name}: {len(found)} tensors, expected {len(values)}"
+        for i, (a, b) in enumerate(zip(found, values, strict=True)):
+            try:
+                close(a, b)
+            except AssertionError as error:
+                raise AssertionError(f"{name}[{i}]: {error}") from None
+
+
+@over_catalogue("L1")
+def test_l1_outputs_equal_published(case: Case) -> None:
+    theirs, mine = published(case)[0], shared(case)
+    for labels in (False, True):
+        inputs = make_inputs(case, labels=labels)
+        with torch.no_grad():
+            expected = theirs(**inputs, output_hidden_states=True, output_attentions=True)
+            compare(expected, mine(**inputs, output_hidden_states=True, output_attentions=True))
+            fast = mine(**inputs)
+        compare({k: v for k, v in expected.items() if k in fast and isinstance(v, Tensor)}, fast)
+
+
+@over_catalogue("L1")
+def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
+    spec, inputs = spec_of(case), make_inputs(case, batch=3)
+    names = [n for n in ("attention_mask",) if n in spec.embedding.inputs]
+    if not names:
+        pytest.skip("this model takes no padding")
+    first = inputs["input_ids"] if is_text(spec) else inputs[spec.embedding.inputs[0]]
+    mask = torch.ones(first.shape, dtype=torch.long)
+    mask[1, ..., -first.shape[-1] // 3 :] = 0
+    inputs["attention_mask"] = mask
+    if is_encoder_decoder(spec):
+        inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
+        inputs["decoder_attention_mask"][2, -3:] = 0
+    with torch.no_grad():
+        expected = published(case)[0](**inputs, output_hidden_states=True)
+        mine = shared(case)(**inputs, output_hidden_states=True)
+    compare(expected, mine)
+
+
+@over_catalogue("L2")
+def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
+    shutil.copytree(folder(case), tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    tied = {owner for pair in spec_of(case).ties for owner in pair}
+    steps = [name for name in tensors if tensors[name].dim() > 1 and "embed" not in name and "wte" not in name]
+    gone, bent = [n for n in steps if n not in tied][:2]
+    missing = tensors.pop(gone)
+    tensors[bent] = tensors[bent][..., :-1].clone()
+    tensors["surplus.weight"] = torch.zeros(2)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError) as error:
+        af.load(tmp_path / "m")
+    message = str(error.value)
+    assert "surplus.weight" in message and "missing" in message and "shape" in message and "\n" not in message
+    model, report = af.load(tmp_path / "m", strict=False)
+    assert report.unexpected == ("surplus.weight",) and report.mismatched and report.missing
+    for name in (*report.missing, *report.mismatched):
+        assert name in message
+        assert model.state_dict()[name].isfinite().all()
+    assert all("initialised" in how for how in report.missing.values()) and missing is not None
+
+
+@over_catalogue("L3")
+def test_l3_everything_is_filled(case: Case) -> None:
+    for name, tensor in ours(case).state_dict().items():
+        assert tensor.device.type == "cpu", name
+        assert not tensor.is_floating_point() or tensor.isfinite().all(), name
+
+
+@over_catalogue("L4")
+def test_l4_ties_hold(case: Case, tmp_path) -> None:
+    spec = spec_of(case)
+    if not spec.ties:
+        pytest.skip("nothing is tied here")
+
+    def check(model) -> None:
+        for name, owner in model.spec.ties:
+            assert model.get_parameter(name).data_ptr() == model.get_parameter(owner).data_ptr(), name
+
+    check(af.build(spec, seed=1))
+    model = ours(case)
+    check(model)
+    for form in ("anyformer", "hf"):
+        af.save(model, tmp_path / form, format=form)
+        check(af.load(tmp_path / form))
+    # stored under the other name
+    file = tmp_path / "anyformer" / "model.safetensors"
+    tensors = load_file(file)
+    for name, owner in spec.ties:
+        if owner in tensors:
+            tensors[name] = tensors.pop(owner)
+    save_file(tensors, file)
+    again = af.load(tmp_path / "anyformer")
+    check(again)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    if is_text(spec):
+        model.resize_token_embeddings(spec.embedding.tokens.vocab_size + 7)
+        check(model)
+
+
+@over_catalogue("L5")
+def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
+    import transformers
+
+    model = ours(case)
+    af.save(model, tmp_path / "ours")
+    again = af.load(tmp_path / "ours")
+    assert again.spec.replace(source={}) == model.spec.replace(source={})
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    af.save(again, tmp_path / "hf", format="hf")
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        transformers.logging.enable_propagation()
+        theirs, info = getattr(transformers, case.architecture).from_pretrained(tmp_path / "hf", output_loading_info=True)
+        transformers.logging.disable_propagation()
+    expected, inputs = published(case)[0], make_inputs(case)
+    noise = [r.getMessage() for r in caplog.records if "must be `None` or an integer" not in r.getMessage()]
+    assert not noise and not any(info.values()), (noise, info)
+    before, after = expected.config.to_dict(), theirs.config.to_dict()
+    for name in before.keys() | after.keys():
+        assert name in ("_name_or_path", "dtype") or before.get(name) == after.get(name), name
+    state = theirs.state_dict()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    with torch.no_grad():
+        theirs.eval().set_attn_implementation("eager")
+        compare(expected(**inputs), theirs(**inputs))
+    stored, loaded = load_file(folder(case) / "model.safetensors"), load_file(tmp_path / "hf" / "model.safetensors")
+    assert stored.keys() == loaded.keys()
+
+
+@over_catalogue("L6")
+def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatch) -> None:
+    def refuse(*args, **kwargs):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    whole = ours(case, offline=True)
+    from anyformer.weights.io import Checkpoint, write_checkpoint
+
+    with Checkpoint(folder(case)) as checkpoint:
+        write_checkpoint(tmp_path, [(n, checkpoint.read(n)) for n in checkpoint.names], shard_bytes=20_000)
+    shutil.copyfile(folder(case) / "config.json", tmp_path / "config.json")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    for name, tensor in af.load(tmp_path, offline=True).state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
+
+
+@over_catalogue("L7")
+def test_l7_unknown_config_is_refused(case: Case, tmp_path) -> None:
+    config = json.loads((folder(case) / "config.json").read_text())
+    family = families.find(case.model_type)
+    name = next(n for n in family.fields if n in config)
+    for bad, expected in (({f"{name}_": 1}, name), ({"architectures": [case.architecture + "s"]}, case.architecture)):
+        with pytest.raises(ValueError, match=expected):
+            family.read({**config, **bad})
+    with pytest.raises(ValueError, match=case.model_type):
+        families.find(case.model_type + "x")
+    for name in (n for n, f in family.fields.items() if isinstance(f, Field) and f.default in ("gelu", "gelu_new", "silu")):
+        with pytest.raises(ValueError, match=r"did you mean 'gelu'"):
+            family.read({**config, name: "gelv"})
+
+
+@over_catalogue()
+def test_description_survives_json(case: Case) -> None:
+    spec = ours(case).spec
+    assert from_json(json.loads(to_json(spec))) == spec
+    assert hash(from_json(json.loads(to_json(spec)))) == hash(spec)
+
+
+@over_catalogue("L1")
+def test_dtype_on_load(case: Case) -> None:
+    for dtype in ("bfloat16", torch.float16):
+        model = ours(case, dtype=dtype)
+        wanted = torch.bfloat16 if dtype == "bfloat16" else dtype
+        assert all(p.dtype == wanted for p in model.parameters())
+    assert ours(case).dtype == torch.float32
+
+
+def test_every_class_has_a_case() -> None:
+    seen = {case.architecture for case in cases()}
+    for family in families.catalogue().values():
+        assert set(family.architectures) <= seen, f"{family.name}: {set(family.architectures) - seen}"
