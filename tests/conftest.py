@@ -1,6 +1,7 @@
 """Fixtures for all tests. Imports torch and pytest only, so that a bare GPU machine can run them too."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
         torch.set_num_threads(1)
+        # two processes that compile into one cache can read each other's half-written files
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"anyformer-inductor-{worker}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,8 @@
-"""anyformer is one Transformer: every architecture of the family is a short description put together from one set of parts.
+"""anyformer is one Transformer: every architecture is a short description put together from one set of parts.
 
 >>> import anyformer as af
->>> spec = af.override(af.spec("gpt2"), {"decoder.depth": 2, "embedding.tokens.vocab_size": 100, "head.vocab_size": 100})
+>>> small = {"decoder.depth": 2, "embedding.tokens.vocab_size": 100, "head.vocab_size": 100}
+>>> spec = af.override(af.spec("gpt2"), small)
 >>> model = af.build(spec, seed=0)
 """
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from anyformer.build import build
     from anyformer.checkpoint import load, save
     from anyformer.count import count
+    from anyformer.generate import generate
     from anyformer.names import spec
     from anyformer.spec import override
 
@@ -28,14 +30,15 @@ _PUBLIC = {
     "load": "anyformer.checkpoint",
     "save": "anyformer.checkpoint",
     "count": "anyformer.count",
+    "generate": "anyformer.generate",
 }
 
-__all__ = ["__version__", "build", "count", "load", "override", "save", "spec"]
+__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec"]
 
 
 class _Package(types.ModuleType):
-    """Some public functions (`spec`, `build`, `count`) are called like the modules they live in. Importing such a module
-    would put it in place of the function; here the function wins, and the module stays importable by its full name."""
+    """Some public functions (`spec`, `build`, `count`) are called like the modules they live in. Importing such a
+    module would put it in place of the function; here the function wins; `from anyformer.count import ...` works."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _PUBLIC and isinstance(value, types.ModuleType)):

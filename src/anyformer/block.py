@@ -8,18 +8,22 @@ the Conformer's half-step are kinds of `residual`.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Context
+from anyformer.context import Capture, Context
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AttentionPosition
-from anyformer.parts.residual import ADD, Residual
-from anyformer.spec import Part, Site, Table, _edit, nearest
+from anyformer.parts.residual import ADD, Add, Residual
+from anyformer.spec import Part, Site, Table, _edit, nearest, walk
 
 
 class Sublayer(Part):
@@ -33,6 +37,9 @@ class Sublayer(Part):
     dropout: float = 0.0  # on the branch
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
+    def check(self) -> None:
+        chance(self, "dropout", "drop_path")
+
     def build(self, site: Site) -> nn.Module:
         return SublayerModule(self, site)
 
@@ -45,15 +52,21 @@ class SublayerModule(nn.Module):
         self.post_norm = part.post_norm.build(site.child("post_norm")) if part.post_norm else None
         self.residual = part.residual.build(site.child("residual"))
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
+        self.reads_memory = getattr(part.op, "memory", False)
+        self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if self.reads_memory and ctx.memory is None:
+            return x  # a decoder used alone passes over its cross-attention, as published ones do
         x = self.residual(x, self.branch(x, ctx))
         return x if self.out_norm is None else self.out_norm(x)
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """What this step adds."""
+        if self.wide:
+            x = x.to(next(self.op.parameters()).dtype)
         y = self.op(x if self.pre_norm is None else self.pre_norm(x), ctx)
         if self.post_norm is not None:
             y = self.post_norm(y)
@@ -73,6 +86,8 @@ class Steps(Part):
 
     def __init__(self, **steps: Any) -> None:
         for name, step in steps.items():
+            if not name.isidentifier() or hasattr(nn.Module, name):
+                raise ValueError(f"{type(self).__name__}: {name!r} cannot be the name of a step")
             if not isinstance(step, (Sublayer, Steps)):
                 raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {step!r}")
         object.__setattr__(self, "steps", Table(steps))
@@ -134,15 +149,20 @@ class Stack(Part):
     norm: Norm | None = None  # after the last layer
     dropout: float = 0.0  # after that
     layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
+    shows: Literal["inputs", "outputs"] = "inputs"  # of each layer, as hidden states; after the norm is always there
+    neck: Neck | None = None  # what the states go through once they are shown, before a head reads them
 
     def check(self) -> None:
-        if self.depth < 0:
-            raise ValueError(f"Stack.depth is {self.depth}")
+        at_least(self, 0, "depth")
+        chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):
             raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
         for kind in self.pattern:
             if kind not in self.layers:  # type: ignore[operator]
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
+
+    def out_width(self, width: int) -> int:
+        return width if self.neck is None else self.neck.out_width(width)
 
     def layer(self, i: int) -> Block:
         """The description of layer i."""
@@ -158,13 +178,22 @@ class Stack(Part):
             old = self.layer(i)
             new = _edit(old, steps[2:], change)
             return self if new is old else self._with_layer(i, new)
+        kinds = self.layers if isinstance(self.layers, Mapping) else {}
+        if steps[0] == "layers" and len(steps) > 1 and steps[1] not in kinds:  # a step of all layers
+            having = [name for name, block in kinds.items() if steps[1] in dict(block.items())]
+            edited = {name: kinds[name].edit(steps[1:], change) for name in having}
+            if edited:
+                return self.replace(layers={**kinds, **edited})
         return super().edit(steps, change)
 
     def _with_layer(self, i: int, block: Block) -> Stack:
         """A copy where layer i alone is another: the pattern is written out in full."""
         kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
         pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
-        pattern[i] = f"{pattern[i]}_{i}"
+        if pattern.count(pattern[i]) > 1:  # otherwise it has a kind of its own already
+            pattern[i] = f"{pattern[i]}_{i}"
+            while pattern[i] in kinds:
+                pattern[i] += "_"
         kinds[pattern[i]] = block
         return self.replace(layers=kinds, pattern=tuple(pattern))
 
@@ -182,35 +211,51 @@ class StackModule(nn.Module):
         )
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
+        self.neck = part.neck.build(site.child("neck", depth=part.depth)) if part.neck else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        states = []  # of every layer, where the neck asks for them
         keep = ctx.capture is not None and ctx.capture.hidden_states
         if self.position is not None:
-            ctx.bias = self.position(ctx.index, ctx.places()).to(x.dtype)
+            ctx.bias = self.position(*ctx.apart()).to(x.dtype)
+        # a neck may change the context, and layers may be run again in the backward pass: they keep their own
+        own = ctx if self.neck is None else dataclasses.replace(ctx)
+        dtype, inputs = x.dtype, self.part.shows == "inputs"
         for layer in self.layers:
-            if keep:
+            if keep and inputs:
                 ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
+            if self.part.neck is not None and self.part.neck.every_layer:
+                states.append(x)
             if self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop:
                 continue
-            x = layer(x, ctx)
+            x = layer(x, own)
+            if keep and not inputs:
+                ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
+        if self.wide:
+            x = x.to(dtype)
         if self.norm is not None:
             x = self.norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         if keep:
             ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
-        return x
+        return x if self.neck is None else self.neck([*states, x], ctx)
 
 
 class Stages(Part):
-    """Stacks one after another, each on a coarser and wider grid than the one before (Swin, MViT)."""
+    """Stacks one after another, each on a coarser and wider grid than the one before (Swin)."""
 
     stages: tuple[Stack, ...]
-    down: Part  # between two stages; maps (x, ctx) to x, changes ctx.grid, multiplies the width by `down.widen`
+    down: tuple[Part, ...]  # one between each two stages: maps (x, grid) to both; the width grows by its `widen`
     norm: Norm | None = None
 
+    def check(self) -> None:
+        if len(self.down) != len(self.stages) - 1:
+            raise ValueError(f"Stages: {len(self.down)} steps down do not stand between {len(self.stages)} stages")
+
     def out_width(self, width: int) -> int:
-        return width * self.down.widen ** (len(self.stages) - 1)  # type: ignore[attr-defined]
+        return width * math.prod(down.widen for down in self.down)  # type: ignore[attr-defined]
 
     def build(self, site: Site) -> nn.Module:
         return StagesModule(self, site)
@@ -224,14 +269,35 @@ class StagesModule(nn.Module):
         for i, stage in enumerate(part.stages):
             self.stages.append(stage.build(site.child(f"stages.{i}", width=width, layer=first, depth=total)))
             first += stage.depth
-            if i + 1 < len(part.stages):
-                self.down.append(part.down.build(site.child(f"down.{i}", width=width)))
-                width *= part.down.widen  # type: ignore[attr-defined]
+            if i < len(part.down):
+                self.down.append(part.down[i].build(site.child(f"down.{i}", width=width)))
+                width *= part.down[i].widen  # type: ignore[attr-defined]
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.grid is not None, "stages need tokens that are laid out in a grid"
+        capture, grid, images = ctx.capture, ctx.grid, []
+
+        def keep(x: Tensor, grid: tuple[int, int]) -> None:
+            if capture is not None and capture.hidden_states:
+                capture.add("hidden_states", x)
+                images.append(x.transpose(1, 2).unflatten(2, grid).contiguous())  # (B, D, rows, columns)
+
+        keep(x, grid)
         for i, stage in enumerate(self.stages):
-            x = stage(x, ctx)
+            index = torch.arange(x.shape[1], device=x.device)
+            # a context of its own, because layers may be run again in the backward pass
+            inner = dataclasses.replace(ctx, index=index, positions=index[None], grid=grid, shared={})
+            if capture is not None:
+                inner.capture = Capture(attentions=capture.attentions)
+            x = stage(x, inner)
             if i < len(self.down):
-                x = self.down[i](x, ctx)
+                x, grid = self.down[i](x, grid)
+            keep(x, grid)
+            if capture is not None and inner.capture is not None:  # the last layer speaks for its stage
+                for kind, values in inner.capture.seen.items():
+                    capture.add(kind, values[-1])
+        ctx.grid = grid
+        for image in images:
+            capture.add("reshaped_hidden_states", image)  # type: ignore[union-attr]
         return x if self.norm is None else self.norm(x)

@@ -5,18 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.init import initialise
 from anyformer.spec import Site
 
 
+class _Unfilled(TorchFunctionMode):
+    """On meta there is nothing to fill; and torch's random fills there import its whole compiler first (seconds)."""
+
+    fills = frozenset(("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in self.fills:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def skeleton(spec: Model) -> TransformerModule:
     """The model on the meta device: shapes and addresses, no memory."""
     if not isinstance(spec, Model):
         raise ValueError(f"only a Model description can be built, got {type(spec).__name__}")
-    with torch.device("meta"):
-        model = spec.build(Site(width=spec.width))
+    try:
+        with torch.device("meta"), _Unfilled():
+            model = spec.build(Site(width=spec.width))
+    except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
+        raise ValueError(f"this description cannot be built: {str(error).splitlines()[0]}") from error
     model.tie()
     return model
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,16 @@ from anyformer import families
 from anyformer.build import skeleton
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
-from anyformer.parts.init import initialise
+from anyformer.parts.init import computed, initialise
 from anyformer.spec import FORMAT, encode, from_json, nearest
 from anyformer.weights import hub
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 from anyformer.weights.rules import Rename, Step, match, plan
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "vocab.txt", "tokenizer.model", "spiece.model", "source.spm", "target.spm", "vocab-src.json", "vocab-tgt.json",
-    "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "source.spm", "target.spm", "vocab-src.json",
+    "vocab-tgt.json", "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
 
 
@@ -51,22 +52,36 @@ class Report:
 def read_spec(folder: Path) -> Model:
     """The description of a model folder, ours or Hugging Face's."""
     if (folder / "spec.json").is_file():
-        return from_json(read_json(folder / "spec.json"))
+        return read_spec_file(folder / "spec.json")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
     config = read_json(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f"{folder / 'config.json'}: no model_type; {nearest('', families.catalogue())}")
-    try:
+    with blaming(folder / "config.json"):
         return families.find(config["model_type"]).read(config)
+
+
+def read_spec_file(path: Path) -> Model:
+    content = read_json(path)
+    with blaming(path):
+        spec = from_json(content)
+        if not isinstance(spec, Model):
+            raise ValueError(f"describes a {type(spec).__name__}, not a whole model")
+        return spec
+
+
+@contextlib.contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while the content of a file is understood is one line that names the file."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
-
-
-@overload
-def load(name: str | Path, *, dtype: str | torch.dtype = ..., device: str | torch.device = ..., strict: Literal[True] = ..., offline: bool = ..., revision: str | None = ...) -> Any: ...
-@overload
-def load(name: str | Path, *, dtype: str | torch.dtype = ..., device: str | torch.device = ..., strict: Literal[False], offline: bool = ..., revision: str | None = ...) -> tuple[Any, Report]: ...  # fmt: skip
+        raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply") from None
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{path}: a value of the wrong kind or size ({type(error).__name__}: {error})") from error
 
 
 def load(
@@ -80,10 +95,14 @@ def load(
     folder = hub.resolve(name, offline=offline, revision=revision)
     spec = read_spec(folder)
     ours = (folder / "spec.json").is_file()
-    model = skeleton(spec)
     with Checkpoint(folder) as checkpoint:
+        family = None if ours else families.find(spec.family)
+        model = skeleton(spec)
+        spec = untied(model, checkpoint, family)
+        if spec is not model.spec:
+            model = skeleton(spec)
         chosen = choose_dtype(dtype, spec, checkpoint)
-        report = fill(model, checkpoint, None if ours else families.find(spec.family), chosen)
+        report = fill(model, checkpoint, family, chosen)
     if strict and not report.clean:
         raise ValueError(f"{folder}: the checkpoint does not fit its description: {report}")
     model.tie()
@@ -95,10 +114,36 @@ def load(
     return model if strict else (model, report)
 
 
+def untied(model: TransformerModule, checkpoint: Checkpoint, family: Family | None) -> Model:
+    """The description without the ties that the checkpoint contradicts: both tensors are stored, and they differ.
+    Published configs cannot always say so (T5 1.1), and transformers decides by the tensors too."""
+    spec = model.spec
+    if not spec.ties:
+        return spec
+    names, _, steps = _match_names(checkpoint.names, family, spec, list(model.state_dict()))
+    makers = {step.targets[0]: step for step in steps if len(step.targets) == step.rule.needed == 1}
+
+    def read(target: str) -> Tensor | None:
+        step = makers.get(target)
+        source = next((s for s in step.sources if s in names), None) if step else None
+        if step is None or source is None:
+            return None
+        tensor = checkpoint.read(names[source])
+        return step.rule.load([tensor], [tensor.shape])[0]
+
+    def holds(name: str, owner: str) -> bool:
+        stored = read(name)
+        other = None if stored is None else read(owner)
+        return stored is None or other is None or torch.equal(stored, other)
+
+    ties = tuple(tie for tie in spec.ties if holds(*tie))
+    return spec if ties == spec.ties else spec.replace(ties=ties)
+
+
 def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    named = dtype
+    named: Any = dtype
     if dtype == "auto":
         named = spec.source.get("dtype") or spec.source.get("torch_dtype")
         if named is None:
@@ -120,24 +165,27 @@ def fill(model: TransformerModule, checkpoint: Checkpoint, family: Family | None
     for name, tensor in targets.items():
         groups.setdefault(id(tensor), []).append(name)
     names, dropped, steps = _match_names(checkpoint.names, family, model.spec, list(targets))
+    exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
+    dtypes = {name: torch.float32 if name in exact else dtype for name in targets}
     used: set[str] = set()
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}
     for step in steps:
         present = [source for source in step.sources if source in names]
         used.update(present)
-        if len(present) < len(step.sources) or all(target in filled for target in step.targets):
+        if len(present) < step.rule.needed or all(target in filled for target in step.targets):
             continue
         shapes = [targets[target].shape for target in step.targets]
-        sources = [checkpoint.read(names[source]) for source in step.sources]
+        sources = [checkpoint.read(names[source]) for source in present[: step.rule.needed]]
         wrong = step.rule.misfit(sources, shapes)
         if wrong:
             mismatched.update({target: wrong for target in step.targets})
             continue
         for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
-            tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
             for name in groups[id(targets[target])]:
                 filled[name] = tensor.contiguous()
+    filled |= {n: f().to(dtypes[n]) for n, f in computed(model).items() if n not in filled and n not in mismatched}
     missing = [name for name in targets if name not in filled and name not in mismatched]
     for address, module in model.named_modules():
         for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -147,9 +195,10 @@ def fill(model: TransformerModule, checkpoint: Checkpoint, family: Family | None
             tensor = filled.get(name)
             if tensor is None:
                 tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
-            setattr(module, leaf, nn.Parameter(tensor) if isinstance(old, nn.Parameter) else tensor)
+            parameter = isinstance(old, nn.Parameter)
+            setattr(module, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad) if parameter else tensor)
     left = [name for name in names if name not in used]
-    unexpected = tuple(name for name in left if not any(match(template, name) for template in dropped))
+    unexpected = tuple(name for name in left if all(match(template, name) is None for template in dropped))
     how = "initialised as its description says"
     return Report(dict.fromkeys(missing, how), unexpected, mismatched, tuple(n for n in left if n not in unexpected))
 
@@ -173,7 +222,7 @@ def _match_names(
 
 
 def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer") -> None:
-    """Writes the model to a folder: ours (spec.json), or `format="hf"` for everything that reads transformers' layout."""
+    """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout."""
     if format not in ("anyformer", "hf"):
         raise ValueError(f"unknown format {format!r}; {nearest(format, ('anyformer', 'hf'))}")
     folder, spec = Path(folder), model.spec
@@ -181,7 +230,8 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     ours = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
-        text, content, tensors = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}, iter(ours.items())
+        text, content = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}
+        tensors = iter(ours.items())
     else:
         if not spec.family:
             raise ValueError("this description belongs to no published family; save it with format='anyformer'")
@@ -210,5 +260,5 @@ def _exported(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[
     """(published name, tensor), made one rule at a time."""
     steps, orphans = plan(family.rules(spec), ours, family.prefix_of(spec.architecture))
     assert not orphans, f"{family.name} has no rule for {orphans}"
-    for step in steps:
-        yield from zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=True)
+    for step in (step for step in steps if step.rule.written):
+        yield from zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=False)

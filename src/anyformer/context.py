@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.parts.mask import CAUSAL, FULL, Mask, see
+from anyformer.parts.mask import FULL, Causal, Mask, see
 from anyformer.state import State
 
 
@@ -37,6 +37,7 @@ class Context:
     positions: Tensor  # (1 or B, T) place of each token in its text, pads not counted: what embeddings and RoPE use
     padding: Tensor | None = None  # (B, S) True where a real token is; None when there is no padding
     documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
+    parents: Tensor | None = None  # (B, T) place of each token's head in its dependency tree, -1 for roots
     memory: Tensor | None = None  # (B, M, D) what cross-attention looks at
     memory_padding: Tensor | None = None  # (B, M)
     memory_documents: Tensor | None = None  # (B, M)
@@ -50,6 +51,8 @@ class Context:
     @property
     def tokens(self) -> Tensor | None:
         """(B, T) True where a token of this call is real; None when all are."""
+        if self.padding is not None and self.state is not None and self.state.capacity is not None:
+            return self.padding[:, self.index]  # the mask is that of the whole row
         return None if self.padding is None else self.padding[:, -self.index.shape[0] :]
 
     def places(self) -> Tensor:
@@ -60,6 +63,14 @@ class Context:
             return torch.arange(self.state.capacity, device=self.index.device)
         return torch.arange(int(self.state.length) + self.index.shape[0], device=self.index.device)
 
+    def apart(self) -> tuple[Tensor, Tensor]:
+        """Places of the tokens (T,) and of the keys (S,) between which distances count. Where a text goes on after
+        a padded past, pads may stand between its tokens and do not count: (B, T) and (B, S)."""
+        if self.state is None or self.padding is None or (isinstance(self.state.length, int) and not self.state.length):
+            return self.index, self.places()
+        keys = self.padding.cumsum(-1)
+        return keys[:, self.index], keys
+
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
         """Work that many layers share (rotary tables, masks, biases) is done by the first one that asks."""
         if key not in self.shared:
@@ -68,7 +79,7 @@ class Context:
 
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
         """Which of the keys at row places `keys` (S,) each token may see; `key` names the mask and the kind of keys."""
-        if self.index.shape[0] == 1 and mask == CAUSAL and not (self.state and self.state.capacity):
+        if self.index.shape[0] == 1 and isinstance(mask, Causal) and not (self.state and self.state.capacity):
             mask = FULL  # the last token of a row sees all of it
         documents = self.documents
         return self.once(f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents))

@@ -7,9 +7,11 @@ it stands for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.block import Stack, Stages
@@ -56,6 +58,7 @@ class Model(Part):
     width: int
     length: int | None = None  # the longest text it was made for, where no position table sets the limit
     head: Head | None = None
+    state_name: str = "past_key_values"  # what the published class calls the decoding state
     init: Mapping[str, Initializer] = Table()
     ties: tuple[tuple[str, str], ...] = ()  # (parameter, the one whose storage it shares), by address
     family: str = ""
@@ -66,11 +69,14 @@ class Model(Part):
     def check(self) -> None:
         if self.width < 1:
             raise ValueError(f"{type(self).__name__}.width is {self.width}")
+        layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
+        if layers > 10_000:  # a hostile file must not keep a machine busy for hours
+            raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """In the order data flows: width, embedding, stacks, then head and the rest."""
-        shared = [name for name, _ in Part.items(self) if name in Model.__annotations__ and name not in ("width", "length")]
-        yield from sorted(Part.items(self), key=lambda item: item[0] in shared)
+        last = Model.__annotations__.keys() - {"width", "length"}
+        yield from sorted(super().items(), key=lambda item: item[0] in last)
 
 
 class EncoderModel(Model):
@@ -103,6 +109,8 @@ class EncoderDecoderModel(Model):
     decoder: Stack
     start_token: int | None = None
     padding_token: int | None = None
+    wrap: bool = False  # the last token that is not padding comes first, in start_token's place (fairseq)
+    reads_source: bool = False  # with neither, the decoder reads the encoder's tokens moved so (BART; T5 for spans)
 
     def build(self, site: Site) -> nn.Module:
         return EncoderDecoderModule(self)
@@ -115,11 +123,15 @@ class TransformerModule(nn.Module):
     caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
 
     spec: Any
+    inputs: tuple[str, ...]  # the names forward takes
     head: HeadModule | None
+    folder: Path | None = None  # where it was loaded from: tokenizer files are found there
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
+        tree = any(getattr(part, "tree", False) for _, part in walk(spec))
+        self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
     # -- inputs and outputs ---------------------------------------------------------------------------------------
@@ -131,9 +143,11 @@ class TransformerModule(nn.Module):
         raise NotImplementedError
 
     def forward(self, *args: Tensor, **inputs: Any) -> Any:
-        known = self.known_inputs()
+        known, state_name = self.inputs, self.spec.state_name
         if args:
             inputs = {**dict(zip(known, args, strict=False)), **inputs}
+        if state_name in inputs:
+            inputs["past_key_values"] = inputs.pop(state_name)
         for name in inputs:
             if name not in known:
                 raise TypeError(f"this model takes no input {name!r}; {nearest(name, known)}")
@@ -144,29 +158,34 @@ class TransformerModule(nn.Module):
         want = [inputs.pop(n, defaults.get(n) or False) for n in ("output_attentions", "output_hidden_states")]
         capture = Capture(*want) if any(want) else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
-        keep = inputs.pop("use_cache", defaults.get("use_cache", True)) and self.remembers
+        # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
+        keep = inputs.pop("use_cache", defaults.get("use_cache", True) and not torch.is_grad_enabled())
         state = inputs.pop("past_key_values", None)
-        if state is None and keep and not self.training:
+        if state is None and keep and self.remembers:
             state = self.new_state()
         if isinstance(self.head, HeadModule):
             inputs = self.head.arrange(inputs)
         resumed = state is not None and (state.capacity is not None or state.length > 0)
         out = self.run(inputs, capture, state)
         if state is not None:
-            out["past_key_values"] = state  # type: ignore[assignment]
+            out["past_key_values"] = out[state_name] = state
         self._check_finite(out, inputs, resumed)
-        result = Output({**out, **(self.captured(capture) if capture else {})})
-        return result if as_output else tuple(result.values())
+        fields = {**out, **(self.captured(capture) if capture else {})}
+        # what the encoder of a pair said comes last, as published
+        result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
+        if as_output:
+            return result
+        return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
 
     def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
         return {kind: tuple(values) for kind, values in capture.seen.items()}
 
     def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
         """Half precision never returns NaN silently: the first module whose output has one is named."""
-        first = out.get("logits", out.get("last_hidden_state"))
-        if not isinstance(first, Tensor) or first.dtype not in (torch.float16, torch.bfloat16):
+        if torch.compiler.is_compiling():
             return
-        if not torch.compiler.is_compiling() and bool(first.isnan().any()):
+        half = [v for v in out.values() if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16)]
+        if any(bool(v.isnan().any()) for v in half):
             from anyformer.look.nonfinite import explain
 
             raise FloatingPointError(explain(self, inputs, resumed))
@@ -231,6 +250,7 @@ class OneStackModule(TransformerModule):
         self.stack_name = stack
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
+        self.inputs = self.known_inputs()
 
     @property
     def remembers(self) -> bool:
@@ -238,20 +258,23 @@ class OneStackModule(TransformerModule):
 
     def known_inputs(self) -> tuple[str, ...]:
         spec = self.spec
-        memory = ("encoder_hidden_states", "encoder_attention_mask") if self.reads_memory else ()
+        reads = any(getattr(part, "memory", False) for _, part in walk(spec))
+        memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
         caching = self.caching if self.remembers else ()
-        return (*spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *caching, *self.common)
-
-    @property
-    def reads_memory(self) -> bool:
-        return any(getattr(part, "memory", False) for _, part in walk(self.spec))
+        return (
+            *spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *self.tree_inputs, *caching,
+            *self.common,
+        )  # fmt: skip
 
     def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
         x, ctx = self.embedding(inputs, state)
         ctx.kernel, ctx.capture = self.kernel, capture
+        memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
         if state is not None and state.memory is None:
-            state.memory, state.memory_padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
-        ctx.memory, ctx.memory_padding = inputs.get("encoder_hidden_states"), _mask(inputs.get("encoder_attention_mask"))
+            state.memory, state.memory_padding = memory, padding
+        elif state is not None and memory is None:
+            memory, padding = state.memory, state.memory_padding
+        ctx.memory, ctx.memory_padding = memory, _mask(padding)
         x = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[0])
@@ -267,6 +290,7 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder_embedding = spec.decoder_embedding.build(site.child("decoder_embedding"))
         self.decoder = spec.decoder.build(site.child("decoder"))
         self.head = spec.head.build(site.child("head")) if spec.head else None
+        self.inputs = self.known_inputs()
 
     @property
     def remembers(self) -> bool:
@@ -276,7 +300,9 @@ class EncoderDecoderModule(TransformerModule):
         spec = self.spec
         decoder = tuple(f"decoder_{name}" for name in spec.decoder_embedding.inputs)
         head = spec.head.inputs if spec.head else ()
-        return (*spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.caching, *self.common)
+        return (
+            *spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.tree_inputs, *self.caching, *self.common,
+        )  # fmt: skip
 
     def encode(self, inputs: dict[str, Any], capture: Capture | None) -> tuple[Tensor, Context]:
         x, ctx = self.embedding(inputs)
@@ -286,8 +312,9 @@ class EncoderDecoderModule(TransformerModule):
     def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
         reading = Capture(capture.attentions, capture.hidden_states) if capture else None
         memory, padding = inputs.get("encoder_outputs"), inputs.get("attention_mask")
+        read: dict[str, Any] = {}  # what else the encoder says
         if memory is not None:
-            memory = memory if isinstance(memory, Tensor) else memory[0]
+            memory, read = _encoder_outputs(memory)
         elif state is not None and state.memory is not None:
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
@@ -301,31 +328,48 @@ class EncoderDecoderModule(TransformerModule):
         if state is not None:
             state.advance(ctx.index.shape[0])
         out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
-        out["encoder_last_hidden_state"] = memory
         if reading is not None and reading.seen:
-            for kind, values in reading.seen.items():
-                out[f"encoder_{kind}"] = tuple(values)  # type: ignore[assignment]
-        return out
+            read = {kind: tuple(values) for kind, values in reading.seen.items()}
+        return {**out, "encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
 
     def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
         names = {"attentions": "decoder_attentions", "hidden_states": "decoder_hidden_states"}
         return {names.get(kind, kind): tuple(values) for kind, values in capture.seen.items()}
 
     def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs named decoder_*, or the labels moved one to the right."""
+        """The inputs named decoder_*, or the labels (or the source) moved one to the right."""
         mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
         if "input_ids" not in mine and "inputs_embeds" not in mine:
-            if "labels" not in inputs:
+            given = inputs.get("labels", inputs.get("input_ids") if self.spec.reads_source else None)
+            if given is None:
                 raise ValueError("give decoder_input_ids (or labels) beside the encoder's input_ids")
-            mine["input_ids"] = self.shift_right(inputs["labels"])
+            mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))
         return mine
 
-    def shift_right(self, labels: Tensor) -> Tensor:
-        if self.spec.start_token is None or self.spec.padding_token is None:
+    def shift_right(self, labels: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(B, T) moved one to the right behind the start token, in each packed document."""
+        if (self.spec.start_token is None and not self.spec.wrap) or self.spec.padding_token is None:
             raise ValueError("labels alone need decoder_start_token_id and pad_token_id in the config")
-        moved = labels.new_full(labels.shape, self.spec.start_token)
-        moved[:, 1:] = labels[:, :-1]
+        if self.spec.wrap:
+            if documents is not None:
+                raise ValueError("packed documents need decoder_input_ids: each starts with its own last token")
+            labels = labels.masked_fill(labels == -100, self.spec.padding_token)
+            last = ((labels != self.spec.padding_token).sum(-1, keepdim=True) - 1).clamp(min=0)
+            return torch.cat((labels.gather(1, last), labels[:, :-1]), dim=1)
+        moved = F.pad(labels[:, :-1], (1, 0), value=self.spec.start_token)
+        if documents is not None:
+            new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+            moved = moved.masked_fill(new, self.spec.start_token)
         return moved.masked_fill(moved == -100, self.spec.padding_token)
+
+
+def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
+    """The memory, and the encoder's captured states, of a tensor, a tuple or an encoder's named outputs."""
+    if isinstance(given, Tensor):
+        return given, {}
+    kinds = ("hidden_states", "attentions")
+    named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
+    return given[0], {kind: named.get(kind) for kind in kinds}
 
 
 def _mask(mask: Tensor | None) -> Tensor | None:

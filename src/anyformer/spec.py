@@ -95,7 +95,7 @@ def thaw(value: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part:
-    """A description of one thing. Subclasses become frozen keyword-only dataclasses and JSON kinds by being declared."""
+    """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
 
     kinds: ClassVar[dict[str, type[Part]]] = {}
     open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
@@ -153,18 +153,20 @@ class Part:
         return f"<pre>{html.escape(tree(self))}</pre>"
 
 
-@functools.cache
-def hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     """Field name -> type, for the fields of a Part."""
     found = typing.get_type_hints(cls)
-    return {field.name: found[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
 
 
-@functools.cache
-def _defaults(cls: type) -> dict[str, Any]:
+def _default_values(cls: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(cls):
         return {}
     return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+hints: Callable[[Any], dict[str, Any]] = functools.cache(_hints)
+_defaults: Callable[[Any], dict[str, Any]] = functools.cache(_default_values)
 
 
 def conform(value: Any, hint: Any, where: str) -> Any:
@@ -197,9 +199,10 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         return float(value)
     elif hint is int and type(value) is float and value.is_integer():
         return int(value)  # 1e6 typed on a command line
-    elif isinstance(hint, type) and isinstance(value, hint) and (hint is not int or value is not True and value is not False):
-        return value
-    elif hint is None and value is None:
+    elif hint is None:
+        if value is None:
+            return None
+    elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
     raise ValueError(f"{where}: expected {wanted}, got {value!r}")
@@ -246,12 +249,16 @@ def override(spec: Part, changes: Mapping[str, Any]) -> Any:
     Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`).
     """
     for path, value in changes.items():
-        new = decode(value) if isinstance(value, dict) and "kind" in value else freeze(value)
+        new = decode(value) if isinstance(value, (dict, list)) else freeze(value)
         try:
-            spec = spec.edit(tuple(path.split(".")), lambda old, new=new: new)
+            spec = spec.edit(tuple(path.split(".")), _always(new))
         except KeyError as error:
             raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
     return spec
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda old: value
 
 
 def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
@@ -305,7 +312,8 @@ def encode(value: Any) -> Any:
         fields = {k: encode(v) for k, v in value.items() if k not in defaults or defaults[k] != v}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Table):
-        return {key: encode(item) for key, item in value.items()}
+        fields = {key: encode(item) for key, item in value.items()}
+        return {"kind": "Table", "items": fields} if "kind" in fields else fields  # a label may be called so
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     return value
@@ -316,7 +324,9 @@ def decode(data: Any, where: str = "") -> Any:
     if isinstance(data, dict) and "kind" in data:
         _import_kinds()
         kind = data["kind"]
-        if kind not in Part.kinds:
+        if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
+            return Table({key: decode(item, f"{where}.{key}") for key, item in data["items"].items()})
+        if not isinstance(kind, str) or kind not in Part.kinds:
             raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {nearest(str(kind), Part.kinds)}")
         cls = Part.kinds[kind]
         values = {k: decode(v, f"{where}.{k}" if where else k) for k, v in data.items() if k != "kind"}
@@ -341,11 +351,19 @@ def to_json(spec: Part) -> str:
 
 def from_json(data: Mapping[str, Any]) -> Any:
     """The description in the parsed content of a spec.json."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"not a description: expected an object, got a {type(data).__name__}")
     data = dict(data)
     version = data.pop("anyformer", None)
     if version != FORMAT:
         raise ValueError(f"not a description of format {FORMAT}: 'anyformer' is {version!r}")
-    return decode(data)
+    try:
+        spec = decode(data)
+    except RecursionError:
+        raise ValueError("not a description: nested too deeply") from None
+    if not isinstance(spec, Part):
+        raise ValueError("not a description: it has no 'kind'")
+    return spec
 
 
 @functools.cache

@@ -297,9 +297,9 @@ def test_hostile_file_is_refused(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("number", [100_000])
 def test_a_hundred_thousand_tensors_are_refused(tmp_path: Path, number: int) -> None:
     write_raw(tmp_path, {str(i): entry(0, 0) for i in range(number)} | {"__metadata__": {}})
-    started = time.monotonic()
+    started = time.process_time()
     assert f"{number:,} tensors" in refusal(lambda: Checkpoint(tmp_path))
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
 
 
 def test_header_above_the_cap_is_not_even_read(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torch import nn
+import torch
 
 from anyformer.build import skeleton
+from anyformer.count.state import bytes_of
 from anyformer.model import Model
+from anyformer.state import declarations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Count:
     """Parameters of a description, by address. Tied weights count once, at the address that owns them."""
 
     parts: dict[str, int]  # address of a parameter -> its size
+    remembered: tuple[object, ...] = ()  # what each mixer keeps between decoding steps
 
     @property
     def parameters(self) -> int:
@@ -24,6 +27,10 @@ class Count:
     def memory(self, bytes_per_parameter: int = 4) -> int:
         """Bytes of the weights alone."""
         return self.parameters * bytes_per_parameter
+
+    def state(self, batch: int, length: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
+        """Bytes of the decoding state of `batch` texts of `length` tokens (after so many read by an encoder)."""
+        return sum(bytes_of(each, batch, length, dtype, source_length) for each in self.remembered)
 
     def table(self, depth: int = 2) -> dict[str, int]:
         """Parameters by the first `depth` names of the address; the layers of a stack are added up."""
@@ -45,4 +52,4 @@ def count(spec: Model) -> Count:
         if id(parameter) not in seen and address not in tied:
             seen.add(id(parameter))
             parts[address] = parameter.numel()
-    return Count(parts)
+    return Count(parts, tuple(each for _, each in declarations(model)))

@@ -18,14 +18,19 @@ if TYPE_CHECKING:
 @functools.cache
 def catalogue() -> dict[str, Family]:
     """model_type -> Family, for every family file."""
-    found: dict[str, Family] = {}
-    for module in pkgutil.iter_modules(__path__):
-        for each in getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILIES", ()):
-            found[each.name] = each
-    return found
+    return {each.name: each for module in pkgutil.iter_modules(__path__) for each in _in_file(module.name)}
+
+
+def _in_file(module: str) -> tuple[Family, ...]:
+    return getattr(importlib.import_module(f"{__name__}.{module}"), "FAMILIES", ())
 
 
 def find(model_type: str) -> Family:
+    file = model_type.replace("-", "_")  # most files are called like their family: then no other is imported
+    if file in {module.name for module in pkgutil.iter_modules(__path__)}:
+        for each in _in_file(file):
+            if each.name == model_type:
+                return each
     if model_type not in catalogue():
         raise ValueError(f"unknown model_type {model_type!r}; {nearest(model_type, catalogue())}")
     return catalogue()[model_type]

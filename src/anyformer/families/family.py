@@ -7,6 +7,7 @@ description again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -136,7 +137,8 @@ GENERATION = {
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
-    "suppress_tokens", "begin_suppress_tokens", "max_new_tokens", "min_new_tokens", "pad_token", "bos_token", "eos_token",
+    "suppress_tokens", "begin_suppress_tokens", "max_new_tokens", "min_new_tokens", "pad_token", "bos_token",
+    "eos_token",
 }  # fmt: skip
 
 
@@ -211,16 +213,15 @@ class Family:
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
             first = first or again
-        raise ValueError(f"this description is no longer a {self.name} that a published config can say: {first_difference(spec, again)}")
+        where = first_difference(spec, again)
+        raise ValueError(f"this description is no longer a {self.name} that a published config can say: {where}")
 
     def _recover(self, spec: Model) -> dict[str, Any]:
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, Field):
-                try:
+                with contextlib.suppress(Absent):
                     found[name] = field.recover(spec)
-                except Absent:
-                    pass
         return found
 
     def named(self, name: str) -> Model:
@@ -247,3 +248,21 @@ def first_difference(a: Part, b: Part) -> str:
             if not isinstance(value, (Part, Table, tuple)) and value != theirs and name not in ("source", "note"):
                 return f"{path + '.' if path else ''}{name} is {value!r}, expected {theirs!r}"
     return "the descriptions differ"
+
+
+def token_ids(spec: Model) -> dict[str, Any]:
+    """The special tokens of a description: as its config said, or the family's published defaults."""
+    from anyformer import families
+
+    known = families.find(spec.family).known if spec.family else COMMON
+    found = {}
+    for name in (n for n in known if n.endswith("_token_id")):
+        field = known[name]
+        try:
+            value = field.recover(spec) if isinstance(field, Field) else None
+        except Absent:
+            value = None
+        value = value if value is not None else thaw(Table(spec.source)).get(name, field.default)
+        if value is not None:
+            found[name] = value
+    return found

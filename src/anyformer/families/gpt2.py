@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.heads import decoder_head
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool, SpanHead, TagHead
+from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
@@ -21,7 +22,7 @@ from anyformer.weights.rules import Rename, Rule, Split, Transpose
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
 SUMMARY = "belongs to GPT2DoubleHeadsModel alone"
 
-FIELDS = {
+FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(50257, "embedding.tokens.vocab_size"),
     "n_positions": Field(1024, "embedding.position.length"),
     "n_embd": Field(768, "width"),
@@ -80,34 +81,20 @@ def describe(c: Any) -> Model:
             dropout=c.embd_pdrop,
         ),
         decoder=Stack(layers=Block(**steps), depth=c.n_layer, norm=norm),
-        head=head(c),
+        head=decoder_head(c),
         ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
         init={"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)},
     )
 
 
-def head(c: Any) -> Head | None:
-    match c.architecture:
-        case "GPT2LMHeadModel":
-            return LMHead(vocab_size=c.vocab_size)
-        case "GPT2ForSequenceClassification":
-            pool = Pool(take="last", padding_token=c.pad_token_id)
-            return ClassifyHead(num_labels=c.num_labels, pool=pool, bias=False, problem=c.problem_type)
-        case "GPT2ForTokenClassification":
-            dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
-            return TagHead(num_labels=c.num_labels, dropout=dropout)
-        case "GPT2ForQuestionAnswering":
-            return SpanHead()
-    return None
-
-
 def rules(spec: Model) -> list[Rule]:
-    layer, ours = "~h.{i}", "decoder.layers.{i}"
+    layer, block = "~h.{i}", "decoder.layers.{i}"
 
     def projection(theirs: str, targets: list[str]) -> list[Rule]:
         """GPT-2 stores matrices transposed, and q, k, v in one."""
         if len(targets) == 1:
-            return [Transpose(f"{theirs}.weight", f"{targets[0]}.weight"), Rename(f"{theirs}.bias", f"{targets[0]}.bias")]
+            (ours,) = targets
+            return [Transpose(f"{theirs}.weight", f"{ours}.weight"), Rename(f"{theirs}.bias", f"{ours}.bias")]
         return [
             Split(f"{theirs}.weight", [f"{t}.weight" for t in targets], transpose=True),
             Split(f"{theirs}.bias", [f"{t}.bias" for t in targets]),
@@ -119,16 +106,16 @@ def rules(spec: Model) -> list[Rule]:
     return [
         Rename("~wte.weight", "embedding.tokens.weight"),
         Rename("~wpe.weight", "embedding.position.weight"),
-        Rename(f"{layer}.ln_1.{{p}}", f"{ours}.attention.pre_norm.{{p}}"),
-        *projection(f"{layer}.attn.c_attn", [f"{ours}.attention.op.{n}" for n in "qkv"]),
-        *projection(f"{layer}.attn.c_proj", [f"{ours}.attention.op.o"]),
-        Rename(f"{layer}.ln_cross_attn.{{p}}", f"{ours}.cross.pre_norm.{{p}}"),
-        *projection(f"{layer}.crossattention.q_attn", [f"{ours}.cross.op.q"]),
-        *projection(f"{layer}.crossattention.c_attn", [f"{ours}.cross.op.{n}" for n in "kv"]),
-        *projection(f"{layer}.crossattention.c_proj", [f"{ours}.cross.op.o"]),
-        Rename(f"{layer}.ln_2.{{p}}", f"{ours}.feedforward.pre_norm.{{p}}"),
-        *projection(f"{layer}.mlp.c_fc", [f"{ours}.feedforward.op.up"]),
-        *projection(f"{layer}.mlp.c_proj", [f"{ours}.feedforward.op.down"]),
+        Rename(f"{layer}.ln_1.{{p}}", f"{block}.attention.pre_norm.{{p}}"),
+        *projection(f"{layer}.attn.c_attn", [f"{block}.attention.op.{n}" for n in "qkv"]),
+        *projection(f"{layer}.attn.c_proj", [f"{block}.attention.op.o"]),
+        Rename(f"{layer}.ln_cross_attn.{{p}}", f"{block}.cross.pre_norm.{{p}}"),
+        *projection(f"{layer}.crossattention.q_attn", [f"{block}.cross.op.q"]),
+        *projection(f"{layer}.crossattention.c_attn", [f"{block}.cross.op.{n}" for n in "kv"]),
+        *projection(f"{layer}.crossattention.c_proj", [f"{block}.cross.op.o"]),
+        Rename(f"{layer}.ln_2.{{p}}", f"{block}.feedforward.pre_norm.{{p}}"),
+        *projection(f"{layer}.mlp.c_fc", [f"{block}.feedforward.op.up"]),
+        *projection(f"{layer}.mlp.c_proj", [f"{block}.feedforward.op.down"]),
         Rename("~ln_f.{p}", "decoder.norm.{p}"),
         Rename(f"{out}.{{p}}", "head.out.{p}"),
     ]

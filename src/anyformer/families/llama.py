@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.heads import decoder_head
 from anyformer.families.rope import read_rope, write_rope
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool, SpanHead, TagHead
+from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
@@ -20,7 +21,7 @@ from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
 
-FIELDS = {
+FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
     "hidden_size": Field(4096, "width"),
     "intermediate_size": Field(11008, f"{MLP}.width"),
@@ -73,25 +74,10 @@ def describe(c: Any) -> Model:
             depth=c.num_hidden_layers,
             norm=norm,
         ),
-        head=head(c),
+        head=decoder_head(c),
         ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
         init={"*": Normal(std=c.initializer_range)},
     )
-
-
-def head(c: Any) -> Head | None:
-    match c.architecture:
-        case "LlamaForCausalLM":
-            return LMHead(vocab_size=c.vocab_size)
-        case "LlamaForSequenceClassification":
-            pool = Pool(take="last", padding_token=c.pad_token_id)
-            return ClassifyHead(num_labels=c.num_labels, pool=pool, bias=False, problem=c.problem_type)
-        case "LlamaForTokenClassification":
-            dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
-            return TagHead(num_labels=c.num_labels, dropout=dropout)
-        case "LlamaForQuestionAnswering":
-            return SpanHead()
-    return None
 
 
 def rules(spec: Model) -> list[Rule]:
@@ -119,8 +105,8 @@ def size(width: int, inner: int, depth: int, heads: int, published: float, **mor
 
 def llama3_rope(factor: float) -> dict[str, Any]:
     return {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
 
 
@@ -143,7 +129,9 @@ FAMILIES = (
             "llama3-8b": size(
                 4096, 14336, 32, 32, 8e9, max_position_embeddings=8192, rope_parameters={"rope_theta": 500000.0}
             ),
-            "llama3.2-1b": size(2048, 8192, 16, 32, 1.23e9, tie_word_embeddings=True, rope_parameters=llama3_rope(32.0)),
+            "llama3.2-1b": size(
+                2048, 8192, 16, 32, 1.23e9, tie_word_embeddings=True, rope_parameters=llama3_rope(32.0)
+            ),
             "llama3.1-405b": size(16384, 53248, 126, 128, 405e9, rope_parameters=llama3_rope(8.0)),
         },
     ),

@@ -21,8 +21,8 @@ def read_rope(c: Any, fraction: float = 1.0) -> Rope:
     for name in given:
         if name not in FIELDS:
             raise ValueError(f"rope_parameters has an unknown field {name!r}; {nearest(name, FIELDS)}")
-    if given.get("partial_rotary_factor", fraction) != fraction:
-        raise ValueError(f"rope_parameters: partial_rotary_factor={given['partial_rotary_factor']} is not supported here")
+    if (share := given.get("partial_rotary_factor", fraction)) != fraction:
+        raise ValueError(f"rope_parameters: partial_rotary_factor={share} is not supported here")
     base = given.get("rope_theta", 10000.0 if c.rope_theta is None else c.rope_theta)
     scaling = _scaling(given.get("rope_type", given.get("type", "default")), given, c.max_position_embeddings)
     return Rope(base=base, scaling=scaling, fraction=fraction)

@@ -33,6 +33,7 @@ class Visible:
         self.everything = everything  # no restriction at all
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
         self._dense: Tensor | None = None
+        self._biased: tuple[Tensor, Tensor] | None = None
         self._block: Any = None
 
     def dense(self) -> Tensor:
@@ -40,8 +41,18 @@ class Visible:
         if self._dense is None:
             b = torch.arange(self.batch_size, device=self.index.device)[:, None, None]
             seen = self.allows(b, self.index[:, None], self.keys)
-            self._dense = seen.expand(self.batch_size, *seen.shape[-2:])[:, None]
+            self._dense = seen.expand(self.batch_size, self.index.shape[0], self.keys.shape[0])[:, None]
         return self._dense
+
+    def biased(self, bias: Tensor) -> Tensor:
+        """`bias` where visible, -inf elsewhere; made once where layers share one bias (T5, ALiBi)."""
+        if self.everything:
+            return bias
+        if bias.requires_grad:  # a layer that is run again in the backward pass must do what it did: nothing is kept
+            return bias.masked_fill(~self.dense(), float("-inf"))
+        if self._biased is None or self._biased[0] is not bias:
+            self._biased = bias, bias.masked_fill(~self.dense(), float("-inf"))
+        return self._biased[1]
 
     def block_mask(self) -> Any:
         """FlexAttention's block-sparse form."""
@@ -60,12 +71,12 @@ class Visible:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible, *,
     bias: Tensor | None = None, scale: float, dropout: float = 0.0, softcap: float | None = None,
-    kernel: str = "auto", weights: bool = False,
+    kernel: str = "auto", weights: bool = False, values: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
-    Returns (B,H,T,K) and, where asked, the weights (B,H,T,S), which only the eager kernel has in hand. A query that
-    sees nothing gets zeros, on every kernel.
+    Returns (B,H,T,K) and, where asked, the weights (B,H,T,S), which only the eager kernel has in hand; `values` maps
+    the weights to what is added to the result and needs them too. A query that sees nothing gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")
@@ -73,10 +84,10 @@ def attend(
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":
         kernel = "sdpa"
-    if weights or (softcap is not None and kernel == "sdpa"):  # SDPA has no soft-cap
+    if weights or values is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has no soft-cap
         kernel = "eager"
     if kernel == "eager":
-        return _eager(q, k, v, visible, bias, scale, dropout, softcap)
+        return _eager(q, k, v, visible, bias, scale, dropout, softcap, values)
     if kernel == "flex":
         return _flex(q, k, v, visible, bias, scale, dropout, softcap), None
     return _sdpa(q, k, v, visible, bias, scale, dropout), None
@@ -84,23 +95,30 @@ def attend(
 
 def _eager(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float,
-    softcap: float | None,
+    softcap: float | None, values: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
+    scores = torch.matmul(_wide(q), _wide(k).transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
     if visible.everything:
-        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        weights = scores.softmax(-1).to(v.dtype)
     else:
         # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
         seen = visible.dense()
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype).masked_fill(~seen, 0)
-    return torch.matmul(F.dropout(weights, dropout) if dropout else weights, v), weights
+        weights = scores.softmax(-1).to(v.dtype).masked_fill(~seen, 0)
+    used = F.dropout(weights, dropout) if dropout else weights
+    mixed = torch.matmul(used, v)
+    return (mixed if values is None else mixed + values(used)), weights
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _sdpa(
@@ -109,7 +127,7 @@ def _sdpa(
     is_causal = visible.causal and bias is None
     mask: Tensor | None = None
     if bias is not None:
-        mask = bias if visible.everything else bias.masked_fill(~visible.dense(), float("-inf"))
+        mask = visible.biased(bias)
     elif not visible.everything and not is_causal:
         mask = visible.dense()
     return F.scaled_dot_product_attention(
@@ -122,7 +140,14 @@ def _sdpa(
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    compiled = torch.compile(flex_attention)
+
+    def run(*args: Any, **options: Any) -> Tensor:
+        # one kernel a kind of mask and bias; past the usual limit of 8 torch would quietly run a slow, unfused form
+        with torch._dynamo.config.patch(recompile_limit=256):
+            return compiled(*args, **options)
+
+    return run
 
 
 def _flex(

@@ -44,8 +44,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 Activation = Literal[
-    "relu", "relu2", "relu6", "gelu", "gelu_tanh", "quick_gelu", "silu", "elu", "selu", "leaky_relu", "hardswish", "mish",
-    "sigmoid", "softplus", "tanh", "identity",
+    "relu", "relu2", "relu6", "gelu", "gelu_tanh", "quick_gelu", "silu", "elu", "selu", "leaky_relu", "hardswish",
+    "mish", "sigmoid", "softplus", "tanh", "identity",
 ]  # fmt: skip
 
 # the names that published configs use for the same functions

@@ -5,12 +5,15 @@ B batch, T tokens, S keys seen, H heads, G key/value heads, K head width, D widt
 
 from __future__ import annotations
 
-import torch
+import functools
+
 from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
-from anyformer.parts.mask import FULL, Causal, Mask, Window
+from anyformer.parts.check import at_least, chance, positive
+from anyformer.parts.joined import Joined
+from anyformer.parts.mask import FULL, All, Causal, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AttentionPosition
 from anyformer.spec import Part, Site
@@ -35,10 +38,15 @@ class Attention(Part):
     memory_width: int | None = None
 
     def check(self) -> None:
-        if self.num_heads < 1 or self.num_heads % (self.num_kv_heads or self.num_heads):
+        at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "memory_width")
+        positive(self, "softcap")
+        chance(self, "dropout")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
+        if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
+            raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
 
     def build(self, site: Site) -> nn.Module:
         return AttentionModule(self, site)
@@ -63,27 +71,31 @@ class AttentionModule(nn.Module):
         if part.scale_by_layer:
             self.scale /= site.layer + 1
         self.num_kv_heads, self.head_width = G, K
+        self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
 
     def state_spec(self) -> KeyValueSpec | CrossSpec:
         if self.part.memory:
-            return CrossSpec()
-        masks = getattr(self.part.mask, "masks", (self.part.mask,))
+            return CrossSpec(self.num_kv_heads, self.head_width)
+        masks = self.part.mask.masks if isinstance(self.part.mask, All) else (self.part.mask,)
         # a window that looks back only: nothing before it is ever seen again
-        windowed = isinstance(masks[0], Causal) and len(masks) == 2 and isinstance(masks[1], Window)
-        return KeyValueSpec(self.num_kv_heads, self.head_width, masks[1].size if windowed else None)
+        sizes = [mask.size for mask in masks if isinstance(mask, Window)]
+        window = min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
+        return KeyValueSpec(self.num_kv_heads, self.head_width, window)
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, heads * K) -> (B, heads, T, K)"""
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q = self.heads(self.q(x))
+        source = x if self.position is None else self.position.source(x, ctx)
         if self.part.memory:
-            k, v = self.memory_keys(ctx)
+            q, (k, v) = self.heads(self.q(source)), self.memory_keys(ctx)
             visible, places = ctx.visible_memory(), None
+        elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
+            q, k, v = map(self.heads, self.qkv(x))
         else:
-            k, v = self.heads(self.k(x)), self.heads(self.v(x))
+            q, k, v = self.heads(self.q(source)), self.heads(self.k(source)), self.heads(self.v(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if not self.part.memory:
@@ -98,10 +110,13 @@ class AttentionModule(nn.Module):
             q, own = self.position.bias(q, places, self.scale, ctx)
             if own is not None:
                 bias = own if bias is None else bias + own
+        values = None
+        if self.position is not None and places is not None and self.position.has_values:
+            values = functools.partial(self.position.values, places=places, ctx=ctx)
         weights = ctx.capture is not None and ctx.capture.attentions
         out, seen = attend(
             q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0, weights=weights,
+            dropout=self.part.dropout if self.training else 0.0, weights=weights, values=values,
         )  # fmt: skip
         if ctx.capture is not None and seen is not None and weights:
             ctx.capture.add("cross_attentions" if self.part.memory else "attentions", seen)

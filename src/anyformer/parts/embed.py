@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
+from anyformer.parts.check import at_least, chance
 from anyformer.parts.norm import Norm
-from anyformer.parts.position import AbsolutePosition
+from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.spec import Part, Site
 from anyformer.state import State
 
@@ -31,6 +32,10 @@ class Tokens(Part):
     width: int | None = None  # narrower than the model: factorised, projected up (ALBERT, OPT-350M)
     scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token starts at zero and never learns
+    spare: bool = False  # checkpoints carry a second table that nothing reads (`shared` of untied Marian and BART)
+
+    def check(self) -> None:
+        at_least(self, 1, "vocab_size", "width")
 
     def build(self, site: Site) -> nn.Module:
         return TokensModule(self, self.width or site.width)
@@ -40,6 +45,8 @@ class TokensModule(nn.Embedding):
     def __init__(self, part: Tokens, width: int) -> None:
         super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
         self.scale = part.scale
+        if part.spare:
+            self.spare = nn.Parameter(torch.empty(part.vocab_size, width), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         try:
@@ -71,6 +78,12 @@ class TextEmbedding(Embedding):
     norm: Norm | None = None
     dropout: float = 0.0
     uncounted: int | None = None  # a token id that takes up no position (RoBERTa's and FSMT's padding)
+    unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
+    scale: float | None = None  # of the token vectors, or of the vectors given in their place
+
+    def check(self) -> None:
+        at_least(self, 0, "segments")
+        chance(self, "dropout")
 
     def build(self, site: Site) -> nn.Module:
         return TextEmbeddingModule(self, site)
@@ -89,13 +102,19 @@ class TextEmbeddingModule(nn.Module):
         self.project = nn.Linear(width, site.width) if width != site.width else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        ids, x = inputs.get("input_ids"), inputs.get("inputs_embeds")
-        if (ids is None) == (x is None):
+        ids, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        if (ids is None) == (given is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x: Any = given
         if ids is not None:
             if ids.dim() != 2 or ids.shape[1] == 0:
                 raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
             x = self.tokens(ids)
+            static = state is not None and state.capacity is not None
+            if self.part.unseen is not None and inputs.get("attention_mask") is None and not static:
+                inputs = {**inputs, "attention_mask": ids != self.part.unseen}
+        if self.part.scale is not None:
+            x = x * self.part.scale
         ctx = text_context(x, inputs, state, ids if self.part.uncounted is not None else None, self.part.uncounted)
         segments = inputs.get("token_type_ids")
         if self.segments is not None:
@@ -106,7 +125,7 @@ class TextEmbeddingModule(nn.Module):
                 raise ValueError("this model has no segments: token_type_ids cannot be honoured")
             x = x + self.tokens(segments)
         if self.position is not None:
-            x = x + self.position(ctx.positions).to(x.dtype)
+            x = add_position(self.position, x, ctx)
         if self.norm is not None:
             x = self.norm(x)
         if self.training and self.part.dropout:
@@ -127,16 +146,25 @@ def text_context(
     if positions is None:
         positions = index[None]
         if uncounted is not None and ids is not None:
-            counted = ids != uncounted
-            # (cumsum - 1) where counted, -1 elsewhere: the row just before the first position
-            positions = (counted.cumsum(-1) + past) * counted - 1
+            counted, before = ids != uncounted, past
+            if padding is not None:  # pads on the left are not counted, whatever their id
+                pads = leading_pads(padding)
+                counted, before = counted & (index >= pads), (past - pads).clamp(min=0)
+            number = counted.cumsum(-1)
+            if documents is not None:  # counted from 1 in each document
+                number = number - (number - counted.long()).gather(-1, first_of_document(documents))
+            # (number - 1) where counted, -1 elsewhere: the row just before the first position
+            positions = (number + before) * counted - 1
         elif documents is not None:
             positions = positions - first_of_document(documents)
         elif padding is not None:
             positions = (positions - leading_pads(padding)).clamp(min=0)
     elif positions.dim() == 1:
         positions = positions[None]
-    return Context(index=index, positions=positions, padding=padding, documents=documents, state=state)
+    return Context(
+        index=index, positions=positions, padding=padding, documents=documents, state=state,
+        parents=inputs.get("tree_parents"),
+    )  # fmt: skip
 
 
 def first_of_document(documents: Tensor) -> Tensor:
@@ -154,7 +182,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
     if state is not None and state.capacity is not None:
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
-            raise ValueError(f"with a static state attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
+            raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
         return None if mask is None else mask.bool()
     past = 0 if state is None else int(state.length)
     if mask is None:

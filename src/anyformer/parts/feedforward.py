@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.joined import Joined
 from anyformer.spec import Part, Site
 
 
@@ -17,6 +19,10 @@ class MLP(Part):
     activation: Activation = "gelu"
     bias: bool = True
     dropout: float = 0.0  # on the inner activations
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        chance(self, "dropout")
 
     def build(self, site: Site) -> nn.Module:
         return MLPModule(self, site.width)
@@ -44,6 +50,10 @@ class GatedMLP(Part):
     bias: bool = False
     dropout: float = 0.0
 
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        chance(self, "dropout")
+
     def build(self, site: Site) -> nn.Module:
         return GatedMLPModule(self, site.width)
 
@@ -54,10 +64,15 @@ class GatedMLPModule(nn.Module):
         self.gate = nn.Linear(width, part.width, bias=part.bias)
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.gate_up: Joined | None = None  # both in one product, where transforms/fuse.py joined them
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        inner = self.activation(self.gate(x)) * self.up(x)
+        if self.gate_up is not None and self.gate_up.covers(self.gate, self.up):
+            gate, up = self.gate_up(x)
+        else:
+            gate, up = self.gate(x), self.up(x)
+        inner = self.activation(gate) * up
         if self.dropout and self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down(inner)

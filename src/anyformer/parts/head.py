@@ -5,6 +5,7 @@ B batch, T tokens, D width, V vocabulary, C classes or choices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -75,23 +76,35 @@ class LMHead(Head):
     shift: bool = True
     transform: Transform | None = None
     scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
+    offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
+    idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
 
     def build(self, site: Site) -> nn.Module:
         return LMHeadModule(self, site)
 
 
 class LMHeadModule(HeadModule):
+    offset: Tensor | None
+
     def __init__(self, part: LMHead, site: Site) -> None:
         super().__init__()
         self.part = part
         self.transform = part.transform.build(site.child("transform")) if part.transform else None
         width = (part.transform.width if part.transform else None) or site.width
         self.out = nn.Linear(width, part.vocab_size, bias=part.bias)
+        self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
+        if part.idle_bias:
+            self.idle = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(part.vocab_size), requires_grad=False)})
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 
     def scores(self, x: Tensor) -> Tensor:
         if self.transform is not None:
             x = self.transform(x)
-        return self.out(x if self.part.scale is None else x * self.part.scale)
+        scores = self.out(x if self.part.scale is None else x * self.part.scale)
+        return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         keep, labels = inputs.get("logits_to_keep"), inputs.get("labels")
@@ -104,6 +117,20 @@ class LMHeadModule(HeadModule):
                 labels = next_labels(labels, ctx)
             loss = cross_entropy(logits, labels)
         return {"loss": loss, "logits": logits}
+
+
+class VocabularyOutput(Head):
+    """Scores over the vocabulary under the name of hidden states, and no loss (FSMTModel)."""
+
+    vocab_size: int
+
+    def build(self, site: Site) -> nn.Module:
+        return VocabularyOutputModule(LMHead(vocab_size=self.vocab_size), site)
+
+
+class VocabularyOutputModule(LMHeadModule):
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        return {"last_hidden_state": self.scores(x)}
 
 
 def next_labels(labels: Tensor, ctx: Context) -> Tensor:
@@ -139,6 +166,8 @@ class PretrainingHead(Head):
 
 
 class PretrainingModule(HeadModule):
+    lm: Any
+
     def __init__(self, part: PretrainingHead, site: Site) -> None:
         super().__init__()
         self.lm = part.lm.build(site.child("lm"))
@@ -165,6 +194,7 @@ class Pool(Part):
     activation: Activation = "identity"
     dropout: float = 0.0
     padding_token: int | None = None
+    width: int | None = None  # of the dense layer's output; the model's unless said
 
     def build(self, site: Site) -> nn.Module:
         return PoolModule(self, site.width)
@@ -174,13 +204,15 @@ class PoolModule(nn.Module):
     def __init__(self, part: Pool, width: int) -> None:
         super().__init__()
         self.part = part
-        self.dense = nn.Linear(width, width) if part.dense else None
+        self.dense = nn.Linear(width, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """(B, T, D) -> (B, D)"""
         if self.part.take == "first":
-            x = x[:, 0]
+            # the first real token: with pads on the left it does not stand at 0
+            rows = torch.arange(x.shape[0], device=x.device)
+            x = x[:, 0] if ctx.tokens is None else x[rows, ctx.tokens.int().argmax(-1)]
         elif self.part.take == "mean":
             if ctx.tokens is None:
                 x = x.mean(1)
@@ -246,7 +278,7 @@ class ClassifyModule(HeadModule):
         super().__init__()
         self.num_labels, self.problem = num_labels, problem
         self.pool = pool.build(site.child("pool"))
-        self.out = nn.Linear(site.width, num_labels, bias=bias) if num_labels else nn.Identity()
+        self.out = nn.Linear(pool.width or site.width, num_labels, bias=bias) if num_labels else nn.Identity()
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         logits, labels = self.out(self.pool(x, ctx, inputs)), inputs.get("labels")
@@ -340,12 +372,12 @@ class SpanModule(HeadModule):
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         start, end = self.out(x).unbind(-1)
-        loss, targets = None, (inputs.get("start_positions"), inputs.get("end_positions"))
-        if targets[0] is not None and targets[1] is not None:
+        loss, names = None, ("start_positions", "end_positions")
+        if all(inputs.get(name) is not None for name in names):
             T = start.shape[1]  # answers outside the text are ignored
             losses = [
-                F.cross_entropy(scores, target.flatten().clamp(0, T), ignore_index=T)
-                for scores, target in zip((start, end), targets, strict=True)
+                F.cross_entropy(scores, inputs[name].flatten().clamp(0, T), ignore_index=T)
+                for scores, name in zip((start, end), names, strict=True)
             ]
             loss = (losses[0] + losses[1]) / 2
         return {"loss": loss, "start_logits": start.contiguous(), "end_logits": end.contiguous()}
@@ -381,7 +413,7 @@ class CTCModule(HeadModule):
                 raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
             B, T = logits.shape[:2]
             frames = torch.full((B,), T, device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
-            kept = labels >= 0  # -100 pads the labels
+            kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
             log_probs = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1)
             loss = F.ctc_loss(
                 log_probs, labels.masked_select(kept), frames, kept.sum(-1), blank=self.part.blank,

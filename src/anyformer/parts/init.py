@@ -1,7 +1,9 @@
 """Initialisation as data: address patterns and what fills the parameters they name.
 
-The first pattern that matches an address wins; norms and biases have defaults, and `*` takes what is left. Every parameter draws from its own generator, seeded by the seed and its
-address, so adding a layer or changing the order of construction changes no other weight.
+The first pattern of the description that matches an address wins; then a module's own `starts` (the name of a parameter
+-> its value: ReZero's 0, LayerScale's 1e-5), then the defaults of norms and biases; `*` takes what is left. Every
+parameter draws from its own generator, seeded by the seed and its address, so adding a layer or changing the order of
+construction changes no other weight. A tied parameter is filled once, under the name that owns it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,10 +67,11 @@ class Kaiming(Initializer):
 
     gain: float = math.sqrt(2.0)
     normal: bool = True
+    branches: int | None = None  # that a layer adds to the stream; divided by the square root of all of them (GPT-2)
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         inputs = tensor[0].numel() if tensor.dim() > 1 else tensor.numel()
-        std = self.gain / math.sqrt(inputs)
+        std = self.gain / math.sqrt(inputs * (1 if self.branches is None else self.branches * depth))
         if self.normal:
             tensor.normal_(0, std, generator=generator)
         else:
@@ -81,29 +84,76 @@ DEFAULTS: Mapping[str, Initializer] = {
     "*norm.running_mean": Value(value=0.0),
     "*norm.running_var": Value(value=1.0),
     "*norm.num_batches_tracked": Value(value=0.0),
-    "*residual.weight": Value(value=0.0),
     "*.bias": Value(value=0.0),
 }
+
+
+def computed(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
+    """address -> value, of saved tensors that follow from the description: checkpoints may leave them out."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in getattr(module, "computed", dict)().items():
+            found[f"{path}.{name}"] = value
+    return found
 
 
 @torch.no_grad()
 def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: set[str] | None = None) -> None:
     """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it."""
-    rules = {**{p: r for p, r in rules.items() if p != "*"}, **{p: r for p, r in DEFAULTS.items() if p not in rules},
-             **{p: r for p, r in rules.items() if p == "*"}}  # fmt: skip
     depth = max((part.depth for _, part in walk(model.spec) if hasattr(part, "depth")), default=1)
+    owners, fixed = dict(model.spec.ties), computed(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
             continue
-        for pattern, rule in rules.items():
-            if fnmatch.fnmatchcase(address, pattern):
-                break
-        else:
-            raise ValueError(f"no initialisation rule names {address}")
+        if address in owners and (only is None or owners[address] in only):
+            continue
+        if address in fixed:
+            tensor.copy_(fixed[address]())
+            continue
+        rule = _rule(model, rules, address)
         digest = hashlib.blake2b(f"{seed} {address}".encode(), digest_size=8).digest()
         generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "little") >> 1)
-        rule.fill(tensor, generator, depth)
+        try:
+            rule.fill(tensor, generator, depth)
+        except ValueError as error:  # Xavier has no fan for a vector
+            raise ValueError(f"{address}: {error}") from None
     for name, module in model.named_modules():
         fresh = only is None or f"{name}.weight" in only
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and fresh:
             module.weight[module.padding_idx].zero_()
+
+
+def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initializer:
+    path, _, leaf = address.rpartition(".")
+    starts = getattr(model.get_submodule(path), "starts", {})
+    own = {address: Value(value=starts[leaf])} if leaf in starts else {}
+    named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
+    for pattern, rule in [*named.items(), *own.items(), *DEFAULTS.items(), *rules.items()]:
+        if fnmatch.fnmatchcase(address, pattern):
+            return rule
+    raise ValueError(f"no initialisation rule names {address}")
+
+
+# -- published schemes that go with a kind of residual --------------------------------------------------------------
+
+
+def deepnorm(**betas: float) -> dict[str, Initializer]:
+    """Rules for stacks with these betas (`residual.deepnorm`), as `deepnorm(decoder=0.3)`: the branch's values, outputs
+    and feed-forwards are scaled, queries and keys are not [Wang et al. 2022]."""
+    rules: dict[str, Initializer] = {}
+    for stack, beta in betas.items():
+        for name in ("v", "o", "gate", "up", "down"):
+            rules[f"{stack}.layers.*.{name}.weight"] = Xavier(gain=beta, normal=True)
+        for name in ("q", "k"):
+            rules[f"{stack}.layers.*.{name}.weight"] = Xavier(normal=True)
+    return rules
+
+
+def fixup(stack: str, branches: int, layers: int = 2) -> dict[str, Initializer]:
+    """Rules for a stack of so many residual branches of `layers` matrices each: the last matrix of a branch starts at
+    0, the others are scaled by branches^(-1 / (2 layers - 2)) [Zhang et al. 2019]."""
+    if branches < 1 or layers < 2:
+        raise ValueError(f"fixup needs at least 1 branch of 2 layers, got {branches} of {layers}")
+    scaled = Kaiming(gain=math.sqrt(2) * branches ** (-1 / (2 * layers - 2)))
+    rules: dict[str, Initializer] = {f"{stack}.layers.*.{name}.weight": scaled for name in ("v", "gate", "up")}
+    return {**rules, **{f"{stack}.layers.*.{name}.weight": Value(value=0.0) for name in ("o", "down")}}

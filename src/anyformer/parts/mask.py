@@ -6,12 +6,12 @@ row place `k`. Dense masks and FlexAttention's block masks are both made by call
 
 from __future__ import annotations
 
-import types
-from typing import Protocol
+import dataclasses
 
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
+from anyformer.parts.check import at_least
 from anyformer.spec import Part
 
 
@@ -39,6 +39,10 @@ def _flat(mask: Mask, kind: type) -> tuple[Mask, ...]:
 class All(Mask):
     masks: tuple[Mask, ...]
 
+    def check(self) -> None:
+        if not self.masks:
+            raise ValueError("All.masks is empty; it needs at least one mask")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         seen = self.masks[0].allows(b, q, k, rows)
         for mask in self.masks[1:]:
@@ -48,6 +52,10 @@ class All(Mask):
 
 class Either(Mask):
     masks: tuple[Mask, ...]
+
+    def check(self) -> None:
+        if not self.masks:
+            raise ValueError("Either.masks is empty; it needs at least one mask")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         seen = self.masks[0].allows(b, q, k, rows)
@@ -83,8 +91,11 @@ class Window(Mask):
     size: int
     ahead: bool = False
 
+    def check(self) -> None:
+        at_least(self, 1, "size")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        near = q - k < self.size
+        near = (q - k < self.size) & (k >= 0)  # a ring that is not full yet has places before the first
         return near & (k - q < self.size) if self.ahead else near
 
 
@@ -92,6 +103,9 @@ class Dilated(Mask):
     """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
 
     step: int
+
+    def check(self) -> None:
+        at_least(self, 1, "step")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q - k) % self.step == 0
@@ -102,6 +116,9 @@ class Global(Mask):
 
     first: int = 1
 
+    def check(self) -> None:
+        at_least(self, 1, "first")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q < self.first) | (k < self.first)
 
@@ -111,6 +128,9 @@ class SameBlock(Mask):
 
     size: int
 
+    def check(self) -> None:
+        at_least(self, 1, "size")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return q // self.size == k // self.size
 
@@ -119,6 +139,9 @@ class Strided(Mask):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 
     stride: int
+
+    def check(self) -> None:
+        at_least(self, 1, "stride")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
@@ -130,6 +153,11 @@ class Fixed(Mask):
     stride: int
     summary: int = 1
 
+    def check(self) -> None:
+        at_least(self, 1, "stride", "summary")
+        if self.summary > self.stride:
+            raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
 
@@ -138,6 +166,9 @@ class Axial(Mask):
     """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
 
     columns: int
+
+    def check(self) -> None:
+        at_least(self, 1, "columns")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q // self.columns == k // self.columns) | (q % self.columns == k % self.columns)
@@ -151,6 +182,9 @@ class RandomBlocks(Mask):
     num_blocks: int
     seed: int = 0
 
+    def check(self) -> None:
+        at_least(self, 1, "size", "per_row", "num_blocks")
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         # an integer hash of (query block, key block) decides, so that no table has to be kept
         mixed = (q // self.size) * 7919 + (k // self.size) * 104729 + self.seed * 15485863
@@ -162,25 +196,25 @@ class Padding(Mask):
     """Real tokens are seen, pads are not."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        return (q >= 0) & rows.padding[b, k] if rows.padding is not None else Full().allows(b, q, k, rows)
+        return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
 
 
 class SameDocument(Mask):
     """Packed documents do not see each other."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        if rows.documents is None:
-            return Full().allows(b, q, k, rows)
-        assert rows.key_documents is not None
+        if rows.documents is None or rows.key_documents is None:
+            return FULL.allows(b, q, k, rows)
         return rows.documents[b, q] == rows.key_documents[b, k]
 
 
-class Rows(Protocol):
+@dataclasses.dataclass
+class Rows:
     """What predicates about the batch read: (B, row length) each, or None."""
 
-    padding: Tensor | None  # of the keys
-    documents: Tensor | None  # of the queries
-    key_documents: Tensor | None
+    padding: Tensor | None = None  # of the keys
+    documents: Tensor | None = None  # of the queries
+    key_documents: Tensor | None = None
 
 
 def see(
@@ -188,16 +222,23 @@ def see(
     documents: Tensor | None = None, key_documents: Tensor | None = None,
 ) -> Visible:  # fmt: skip
     """A mask met with one batch: queries at row places `index` (T,), keys at row places `keys` (S,)."""
-    rows = types.SimpleNamespace(padding=padding, documents=documents, key_documents=key_documents)
-    if padding is not None:
-        mask = mask & Padding()
-    if documents is not None:
-        mask = mask & SameDocument()
+    rows = Rows(padding, documents, key_documents)
+
+    def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = mask.allows(b, q, k, rows)
+        if padding is not None:
+            seen = seen & REAL.allows(b, q, k, rows)
+        if documents is not None:
+            seen = seen & SAME_DOCUMENT.allows(b, q, k, rows)
+        return seen
+
     of_batch = padding if padding is not None else documents
+    plain = of_batch is None
     return Visible(
-        lambda b, q, k: mask.allows(b, q, k, rows), index, keys, batch_size=1 if of_batch is None else of_batch.shape[0],
-        everything=mask == FULL, causal=mask == CAUSAL and index.shape == keys.shape,
+        allows, index, keys, batch_size=1 if of_batch is None else of_batch.shape[0],
+        everything=plain and isinstance(mask, Full),
+        causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
     )  # fmt: skip
 
 
-FULL, CAUSAL = Full(), Causal()
+FULL, CAUSAL, REAL, SAME_DOCUMENT = Full(), Causal(), Padding(), SameDocument()

@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.parts.check import at_least
 from anyformer.spec import Part, Site
 
 
 class Norm(Part):
-    """Normalises the last dimension."""
+    """Normalises the last dimension. The module sees the vectors alone, not which of them are pads."""
+
+    def check(self) -> None:
+        if hasattr(self, "eps"):
+            at_least(self, 0, "eps")
 
 
 class LayerNorm(Norm):
@@ -58,6 +63,7 @@ class ScaleNormModule(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((1,), width**0.5))
+        self.starts = {"weight": width**0.5}
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,10 +71,16 @@ class ScaleNormModule(nn.Module):
 
 
 class BatchNorm(Norm):
-    """Statistics over batch and time instead of features: the comparison the lectures draw."""
+    """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
+    counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""
 
     eps: float = 1e-5
     momentum: float = 0.1
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.momentum <= 1:
+            raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
 
     def build(self, site: Site) -> nn.Module:
         return BatchNormModule(site.width, eps=self.eps, momentum=self.momentum)

@@ -1,5 +1,5 @@
 """Where a token stands. Two slots take a position scheme: the embedding (added to the input) and the attention
-(rotates queries and keys, or adds a bias to the scores).
+(rotates queries and keys, or adds a bias to the scores: those are in bias.py and can be imported from here).
 
 B batch, T tokens, S keys seen, H heads, K head width, D width.
 """
@@ -8,45 +8,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.parts import tree
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.bias import (
+    Alibi,
+    AttentionPosition,
+    AttentionPositionModule,
+    BucketedBias,
+    DistanceBias,
+    RelativeVectors,
+)
+from anyformer.parts.check import at_least, positive
+from anyformer.parts.constant import Constant
 from anyformer.spec import Part, Site
 
-
-class Constant(nn.Module):
-    """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
-    has it. On `meta` nothing is computed until the model moves to a real device."""
-
-    value: Tensor
-
-    def __init__(self, compute: Callable[[], Tensor]) -> None:
-        super().__init__()
-        self.compute = compute
-        meta = torch.empty(0).device.type == "meta"
-        self.register_buffer("value", torch.empty(0) if meta else compute(), persistent=False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Constant:
-        try:
-            device = fn(self.value[:0]).device  # where the model is going
-        except NotImplementedError:  # off meta
-            device = fn(torch.empty(0, device="cpu")).device
-        if device.type != "meta":
-            with torch.device(device):
-                self.value = self.compute() if self.value.device.type == "meta" else self.value.to(device)
-        return self
-
-    def forward(self) -> Tensor:
-        return self.value
+__all__ = [
+    "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Constant", "add_position",
+    "Learned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth", "Summed",
+    "Rope", "RopeScaling", "LinearScaling", "DynamicScaling", "YarnScaling", "Llama3Scaling",
+    "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
+]  # fmt: skip
 
 
 # -- added to the embedding -------------------------------------------------------------------------------------------
 
 
 class AbsolutePosition(Part):
-    """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D)."""
+    """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or has a method
+    `add(x, ctx)` where it looks at more than position numbers."""
+
+
+def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
+    """x (B, T, D) with its positions added."""
+    if hasattr(position, "add"):
+        return position.add(x, ctx)  # type: ignore[operator]
+    return x + position(ctx.positions).to(x.dtype)
 
 
 class Learned(AbsolutePosition):
@@ -54,6 +57,10 @@ class Learned(AbsolutePosition):
 
     length: int
     offset: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "length")
+        at_least(self, 0, "offset")
 
     def build(self, site: Site) -> nn.Module:
         return LearnedModule(self, site.width)
@@ -77,11 +84,18 @@ def check_positions(positions: Tensor, length: int) -> None:
 
 class Sinusoidal(AbsolutePosition):
     """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
-    turn. Computed for `length` positions once; there is no limit in principle."""
+    turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
 
     length: int
     interleaved: bool = False
     base: float = 10000.0
+    inclusive: bool = False  # the slowest frequency is 1 / base itself (tensor2tensor, fairseq, Whisper)
+    offset: int = 0  # position 0 turns as row `offset`; the row before it, for padding, is zero (fairseq)
+    stored: bool = False  # published as a weight, which nothing trains
+
+    def check(self) -> None:
+        at_least(self, 1, "length")
+        positive(self, "base")
 
     def build(self, site: Site) -> nn.Module:
         return SinusoidalModule(self, site.width)
@@ -90,38 +104,210 @@ class Sinusoidal(AbsolutePosition):
 class SinusoidalModule(nn.Module):
     def __init__(self, part: Sinusoidal, width: int) -> None:
         super().__init__()
-        self.part = part
-        self.table = Constant(lambda: sinusoids(part.length, width, part.base, part.interleaved))
+        self.part, self.width = part, width
+        if part.stored:
+            self.weight = nn.Parameter(torch.empty(part.length + part.offset, width), requires_grad=False)
+        else:
+            self.table = Constant(lambda: self.rows(part.length))
+
+    def rows(self, length: int) -> Tensor:
+        """(length + offset, D)"""
+        part = self.part
+        table = sinusoids(length + part.offset, self.width, part.base, part.interleaved, part.inclusive)
+        if part.offset:
+            table[part.offset - 1] = 0
+        return table
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"weight": lambda: self.rows(self.part.length)} if self.part.stored else {}
 
     def forward(self, positions: Tensor) -> Tensor:
-        check_positions(positions, self.part.length)
+        table = self.weight if self.part.stored else self.table()
+        if not torch.compiler.is_compiling() and (last := int(positions.max())) >= self.part.length:
+            table = self.rows(last + 1).to(table)
+        return table[positions + self.part.offset if self.part.offset else positions]
+
+
+def sinusoids(length: int, width: int, base: float, interleaved: bool, inclusive: bool = False) -> Tensor:
+    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions."""
+    steps = torch.arange(0, width - width % 2 if inclusive else width, 2, dtype=torch.float64)
+    frequency = base ** (-steps / (max(width // 2 - 1, 1) * 2 if inclusive else width))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    pair = torch.stack((angle.sin(), angle.cos()), dim=-1 if interleaved else 1).flatten(1)[:, :width].float()
+    return F.pad(pair, (0, width - pair.shape[1]))  # an odd width ends in a zero
+
+
+class Sinusoidal2D(AbsolutePosition):
+    """Places on a grid in reading order: the first half of the width says the column, the second the row (MAE, DiT; the
+    other way round with `rows_first`), sines before cosines in each. `prefix` tokens before the grid (a class token)
+    have no position."""
+
+    rows: int
+    columns: int
+    rows_first: bool = False
+    prefix: int = 0
+    base: float = 10000.0
+
+    def check(self) -> None:
+        at_least(self, 1, "rows", "columns")
+        at_least(self, 0, "prefix")
+        positive(self, "base")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % 4:
+            raise ValueError(f"{site.address}: Sinusoidal2D needs a width that is a multiple of 4, got {site.width}")
+        return Sinusoidal2DModule(self, site.width)
+
+
+class Sinusoidal2DModule(nn.Module):
+    def __init__(self, part: Sinusoidal2D, width: int) -> None:
+        super().__init__()
+        self.length = part.prefix + part.rows * part.columns
+        self.table = Constant(lambda: self.grid(part, width))
+
+    @staticmethod
+    def grid(part: Sinusoidal2D, width: int) -> Tensor:
+        line = sinusoids(max(part.rows, part.columns), width // 2, part.base, interleaved=False)
+        place = torch.arange(part.rows * part.columns)
+        row, column = line[place // part.columns], line[place % part.columns]
+        table = torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
+        return F.pad(table, (0, 0, part.prefix, 0))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, self.length)
         return self.table()[positions]
 
 
-def sinusoids(length: int, width: int, base: float, interleaved: bool) -> Tensor:
-    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions."""
-    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    pair = torch.stack((angle.sin(), angle.cos()), dim=-1 if interleaved else 1)
-    return pair.flatten(1)[:, :width].float()
+class Integer(AbsolutePosition):
+    """The position number itself, times `scale`, in the first channel: the lectures' first idea. Its trouble is there
+    to see: it grows without bound (scale = 1 / length keeps it in [0, 1], where the step depends on the length)."""
+
+    scale: float = 1.0
+
+    def build(self, site: Site) -> nn.Module:
+        return IntegerModule(self, site.width)
+
+
+class IntegerModule(nn.Module):
+    def __init__(self, part: Integer, width: int) -> None:
+        super().__init__()
+        self.scale, self.width = part.scale, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.pad(positions[..., None].float() * self.scale, (0, self.width - 1))
+
+
+class Binary(AbsolutePosition):
+    """The position number's bits, the lowest first, in the first `bits` channels: the lectures' second idea, of which
+    sinusoids are the smooth form."""
+
+    bits: int = 16
+
+    def check(self) -> None:
+        at_least(self, 1, "bits")
+
+    def build(self, site: Site) -> nn.Module:
+        if self.bits > min(site.width, 62):
+            raise ValueError(f"{site.address}: {self.bits} bits do not fit width {site.width} (and at most 62)")
+        return BinaryModule(self, site.width)
+
+
+class BinaryModule(nn.Module):
+    def __init__(self, part: Binary, width: int) -> None:
+        super().__init__()
+        self.bits, self.width = part.bits, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, 2**self.bits)
+        bit = torch.arange(self.bits, device=positions.device)
+        return F.pad((positions[..., None] >> bit & 1).float(), (0, self.width - self.bits))
+
+
+class Convolutional(AbsolutePosition):
+    """What stands around a token says where it is: a wide grouped convolution over the input, added to it, its kernel
+    written as a direction and a length a tap (wav2vec 2.0 [Baevski et al. 2020])."""
+
+    kernel: int = 128
+    groups: int = 16
+    activation: Activation = "gelu"
+
+    def check(self) -> None:
+        at_least(self, 1, "kernel", "groups")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
+        return ConvolutionalModule(self, site.width)
+
+
+class ConvolutionalModule(nn.Module):
+    def __init__(self, part: Convolutional, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.weight = nn.Parameter(torch.empty(width, width // part.groups, part.kernel))  # the direction of each tap
+        self.scale = nn.Parameter(torch.empty(1, 1, part.kernel))  # and its length
+        self.bias = nn.Parameter(torch.empty(width))
+        std = 2 / math.sqrt(part.kernel * width)
+        self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length that the published start has
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape != ctx.index.shape):
+            raise ValueError("convolutional positions see both sides: no packed documents, no decoding step by step")
+        if ctx.tokens is not None:
+            x = x * ctx.tokens[..., None]  # pads are silence
+        return x + self(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)"""
+        part = self.part
+        weight = self.weight * (self.scale / self.weight.norm(dim=(0, 1), keepdim=True))
+        y = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=part.kernel // 2, groups=part.groups)
+        return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel makes one too many
+
+
+class TreeDepth(AbsolutePosition):
+    """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
+    `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
+
+    tree: ClassVar[bool] = True
+
+    scheme: AbsolutePosition
+
+    def build(self, site: Site) -> nn.Module:
+        return TreeDepthModule(self, site)
+
+
+class TreeDepthModule(nn.Module):
+    def __init__(self, part: TreeDepth, site: Site) -> None:
+        super().__init__()
+        self.scheme = part.scheme.build(site.child("scheme"))
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + self.scheme(tree.depths(tree.parents_of(ctx))).to(x.dtype)
+
+
+class Summed(AbsolutePosition):
+    """Several schemes, added."""
+
+    parts: tuple[AbsolutePosition, ...]
+
+    def build(self, site: Site) -> nn.Module:
+        return SummedModule(self, site)
+
+
+class SummedModule(nn.Module):
+    def __init__(self, part: Summed, site: Site) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(p.build(site.child(f"parts.{i}")) for i, p in enumerate(part.parts))
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        for part in self.parts:
+            x = add_position(part, x, ctx)
+        return x
 
 
 # -- inside the attention ---------------------------------------------------------------------------------------------
-
-
-class AttentionPosition(Part):
-    """A position scheme of the attention. `site.width` at build is the head width K."""
-
-
-class AttentionPositionModule(nn.Module):
-    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Turns the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are remembered."""
-        return q, k
-
-    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        """(the queries for the content term, what is added to the scaled scores: (1 or B, H, T, S)) for keys at row
-        places `places` (S,)."""
-        return q, None
 
 
 class RopeScaling(Part):
@@ -133,12 +319,18 @@ class LinearScaling(RopeScaling):
 
     factor: float
 
+    def check(self) -> None:
+        positive(self, "factor")
+
 
 class DynamicScaling(RopeScaling):
     """NTK-aware base that grows with the text once it is longer than `length`."""
 
     factor: float
     length: int
+
+    def check(self) -> None:
+        at_least(self, 1, "factor", "length")
 
 
 class YarnScaling(RopeScaling):
@@ -153,6 +345,10 @@ class YarnScaling(RopeScaling):
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    def check(self) -> None:
+        positive(self, "factor", "beta_fast", "beta_slow")
+        at_least(self, 1, "length")
+
 
 class Llama3Scaling(RopeScaling):
     """Three bands: fast frequencies kept, slow ones divided, smooth between [Llama 3.1, 2024]."""
@@ -161,6 +357,13 @@ class Llama3Scaling(RopeScaling):
     low_frequency_factor: float
     high_frequency_factor: float
     length: int  # trained on
+
+    def check(self) -> None:
+        positive(self, "factor", "low_frequency_factor")
+        at_least(self, 1, "length")
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            high, low = self.high_frequency_factor, self.low_frequency_factor
+            raise ValueError(f"Llama3Scaling.high_frequency_factor is {high}; it must be above the low one, {low}")
 
 
 class Rope(AttentionPosition):
@@ -171,7 +374,15 @@ class Rope(AttentionPosition):
     fraction: float = 1.0  # of the head's channels that turn
     scaling: RopeScaling | None = None
 
+    def check(self) -> None:
+        positive(self, "base", "fraction")
+        if self.fraction > 1:
+            raise ValueError(f"Rope.fraction is {self.fraction}; it must be in (0, 1]")
+
     def build(self, site: Site) -> nn.Module:
+        width = int(site.width * self.fraction)
+        if width < 2 or width % 2:
+            raise ValueError(f"{site.address}: Rope turns pairs of channels, and {width} of {site.width} are to turn")
         return RopeModule(self, site.width)
 
 
@@ -226,7 +437,7 @@ def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
         if scaling.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
-        ramp = ((torch.arange(width // 2).float() - low) / max(high - low, 1e-3)).clamp(0, 1)
+        ramp = ((torch.arange(width // 2).float() - low) / (high - low or 1e-3)).clamp(0, 1)
         return plain / scaling.factor * ramp + plain * (1 - ramp)
     return plain  # none, or dynamic before it outgrows its length
 
@@ -251,43 +462,3 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return warm(scaling.mscale) / warm(scaling.mscale_all_dim)
     return warm(1.0)
-
-
-class BucketedBias(AttentionPosition):
-    """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
-
-    num_heads: int
-    num_buckets: int = 32
-    max_distance: int = 128
-    both_ways: bool = True  # an encoder tells left from right; a decoder never sees right
-
-    def build(self, site: Site) -> nn.Module:
-        return BucketedBiasModule(self)
-
-
-class BucketedBiasModule(AttentionPositionModule):
-    def __init__(self, part: BucketedBias) -> None:
-        super().__init__()
-        self.part = part
-        self.table = nn.Embedding(part.num_buckets, part.num_heads)
-
-    def forward(self, index: Tensor, places: Tensor) -> Tensor:
-        """Query places (T,), key places (S,) -> (1, H, T, S)."""
-        return self.table(self.bucket(places[None, :] - index[:, None])).permute(2, 0, 1)[None]
-
-    def bucket(self, distance: Tensor) -> Tensor:
-        """Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`."""
-        num, bucket = self.part.num_buckets, torch.zeros_like(distance)
-        if self.part.both_ways:
-            num //= 2
-            bucket = (distance > 0).long() * num
-            distance = distance.abs()
-        else:
-            distance = (-distance).clamp(min=0)
-        exact = num // 2
-        far = torch.log(distance.float().clamp(min=1) / exact) / math.log(self.part.max_distance / exact)
-        far = (exact + (far * (num - exact)).long()).clamp(max=num - 1)
-        return bucket + torch.where(distance < exact, distance, far)
-
-    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, self(ctx.index, places)

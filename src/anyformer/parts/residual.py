@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +17,15 @@ class Residual(Part):
 class Add(Residual):
     """x + branch"""
 
+    float32: bool = False  # the stream stays in fp32 where weights and branches are half precision (Mamba)
+
     def build(self, site: Site) -> nn.Module:
-        return ScaledModule(1.0, 1.0)
+        return ScaledModule(1.0, 1.0, self.float32)
 
 
 class Scaled(Residual):
     """skip * x + branch * f(x). The Conformer's half-step is branch=0.5; DeepNorm [Wang et al. 2022] is skip=alpha
-    with the norm after the add."""
+    with the norm after the add: `Sublayer(residual=Scaled(skip=alpha), out_norm=LayerNorm())`, see `deepnorm`."""
 
     skip: float = 1.0
     branch: float = 1.0
@@ -31,11 +35,13 @@ class Scaled(Residual):
 
 
 class ScaledModule(nn.Module):
-    def __init__(self, skip: float, branch: float) -> None:
+    def __init__(self, skip: float, branch: float, float32: bool = False) -> None:
         super().__init__()
-        self.skip, self.scale = skip, branch
+        self.skip, self.scale, self.float32 = skip, branch, float32
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        if self.float32:
+            x = x.float()
         if self.skip != 1.0:
             x = x * self.skip
         return torch.add(x, branch, alpha=self.scale)
@@ -49,6 +55,8 @@ class ReZero(Residual):
 
 
 class ReZeroModule(nn.Module):
+    starts: ClassVar[dict[str, float]] = {"weight": 0.0}
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
@@ -59,13 +67,15 @@ class ReZeroModule(nn.Module):
 
 class Fixup(Residual):
     """x + a * branch + b, scalars learned from 1 and 0, for stacks without norms [Zhang et al. 2019]; the
-    initialisation scales the branch's weights down."""
+    initialisation (`init.fixup`) scales the branch's weights down."""
 
     def build(self, site: Site) -> nn.Module:
         return FixupModule()
 
 
 class FixupModule(nn.Module):
+    starts: ClassVar[dict[str, float]] = {"weight": 1.0, "bias": 0.0}
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
@@ -87,7 +97,7 @@ class LayerScale(Residual):
 class LayerScaleModule(nn.Module):
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
-        self.start = start
+        self.starts = {"weight": start}
         self.weight = nn.Parameter(torch.full((width,), start))
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
@@ -95,3 +105,15 @@ class LayerScaleModule(nn.Module):
 
 
 ADD = Add()
+
+
+def deepnorm(encoder: int = 0, decoder: int = 0) -> dict[str, tuple[float, float]]:
+    """stack -> (alpha, beta) for so many layers in the encoder and the decoder: alpha times the skip (`Scaled`), beta
+    the gain of the initialisation (`init.deepnorm`) [Wang et al. 2022, table 1]."""
+    if encoder < 0 or decoder < 0 or not encoder + decoder:
+        raise ValueError(f"deepnorm needs layers in the encoder or the decoder, got {encoder} and {decoder}")
+    if not encoder or not decoder:
+        name, depth = ("encoder", encoder) if encoder else ("decoder", decoder)
+        return {name: ((2 * depth) ** 0.25, (8 * depth) ** -0.25)}
+    both = (encoder**4 * decoder) ** (1 / 16)
+    return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)}

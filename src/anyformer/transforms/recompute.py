@@ -17,7 +17,7 @@ def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
     for address, module in model.named_modules():
         if fnmatch.fnmatchcase(address, pattern) and not any(address.startswith(f"{c}.") for c in chosen):
             chosen.append(address)
-            module.forward = _checkpointed(module.forward)  # type: ignore[method-assign]
+            module.forward = _checkpointed(module.forward)
     if not chosen:
         raise ValueError(f"no module matches {pattern!r}; {nearest(pattern, dict(model.named_modules()))}")
     return model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 # What a model needs and nothing that can run: no pickles, no Python. Second copies of the weights in another
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
-WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja"]
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja"]
 UNWANTED = ["consolidated*", "*/*.safetensors"]
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"

@@ -1,7 +1,7 @@
 """How published tensors map to ours. Each rule knows its inverse, so import is written once and export is derived.
 
-A rule pairs full-name templates: `Rename("~h.{i}.ln_1.{p}", "decoder.layers.{i}.attention.pre_norm.{p}")`. `{i}` and the
-like stand for one name between dots; `~` stands for the prefix a published class puts before its base model, which
+A rule pairs full-name templates: `Rename("~h.{i}.ln_1.{p}", "decoder.layers.{i}.attention.pre_norm.{p}")`. `{i}` and
+the like stand for one name between dots; `~` stands for the prefix a published class puts before its base model, which
 checkpoints of the base model alone leave out.
 
 >>> rule = Split("h.{i}.qkv.weight", ("layers.{i}.q.weight", "layers.{i}.k.weight"))
@@ -43,11 +43,23 @@ def fill(template: str, values: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda m: values[m[1]], template)
 
 
+def join(tensors: list[Tensor], dim: int) -> Tensor:
+    """torch.cat; on meta by hand, since torch imports its whole compiler (seconds) to work out a shape there."""
+    if not tensors[0].is_meta:
+        return torch.cat(tensors, dim=dim)
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return tensors[0].new_empty(shape)
+
+
 class Rule:
     """Published tensors named by `sources` become ours named by `targets`."""
 
+    written = True  # whether an export has them
+
     def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
         self.sources, self.targets = tuple(sources), tuple(targets)
+        self.needed = len(self.sources)  # how many of the sources must be stored
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         """Published -> ours; `shapes` are those of the targets."""
@@ -109,11 +121,12 @@ class Split(Rule):
         self.dim, self.transpose = dim, transpose
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
-        whole = tensors[0].t() if self.transpose else tensors[0]
+        # turned as a whole: torch has a fast path for that, and the pieces are then contiguous views
+        whole = tensors[0].t().contiguous() if self.transpose else tensors[0]
         return list(whole.split([shape[self.dim] for shape in shapes], dim=self.dim))
 
     def save(self, tensors: list[Tensor]) -> list[Tensor]:
-        whole = torch.cat(tensors, dim=self.dim)
+        whole = join(tensors, self.dim)
         return [whole.t() if self.transpose else whole]
 
 
@@ -143,6 +156,34 @@ class Stack(Rule):
 
     def save(self, tensors: list[Tensor]) -> list[Tensor]:
         return list(tensors[0].unbind(0))
+
+
+class Copies(Rule):
+    """One tensor of ours that files hold under one or more of several names (a tied bias): the first that is stored
+    is read, and the first is the one written."""
+
+    def __init__(self, sources: Sequence[str], target: str) -> None:
+        super().__init__(sources, [target])
+        self.needed = 1
+
+
+class Unwritten(Rename):
+    """Read where it is stored, never written: published classes compute it again (Marian's sinusoids)."""
+
+    written = False
+
+
+class Repeat(Rule):
+    """One published tensor stands at several places of ours, which all hold the same (a table each layer reads)."""
+
+    def __init__(self, source: str, targets: Sequence[str]) -> None:
+        super().__init__([source], targets)
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].clone() for _ in self.targets]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors[:1]
 
 
 class Step:

@@ -1,6 +1,8 @@
 from catalogue import Case
 
-SMALL = {"vocab_size": 99, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {
+    "vocab_size": 99, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 ODD = {
     "n_inner": 40, "activation_function": "relu", "layer_norm_epsilon": 1e-3, "scale_attn_by_inverse_layer_idx": True,
     "scale_attn_weights": False, "reorder_and_upcast_attn": True, "tie_word_embeddings": False,

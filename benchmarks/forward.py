@@ -1,0 +1,204 @@
+"""Forward passes, anyformer beside transformers: one process, the same weights, threads and inputs, fp32.
+
+Each side runs as a user gets it by default. The runs alternate, ours and theirs, so that whatever else the machine does
+falls on both; a pair gives one ratio, theirs / ours, and above 1 we are faster. The last column is the spread of the
+ratios, from the 10th to the 90th percentile.
+
+    python benchmarks/forward.py [--family gpt2] [--repeats 20] [--threads 2] [--cpu] [--json]
+
+On a machine that others use too, `--cpu` (one thread, processor time instead of time on the wall) says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import torch
+import transformers
+
+import anyformer as af
+from anyformer import families
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A published class at a size people run, and inputs as they give them."""
+
+    family: str  # model_type
+    architecture: str
+    size: str  # for the table
+    inputs: Callable[[Any], dict[str, Any]]  # from the config
+
+
+def tokens(batch: int, length: int, name: str = "input_ids") -> Callable[[Any], dict[str, Any]]:
+    return lambda config: {name: torch.randint(5, config.vocab_size - 5, (batch, length))}
+
+
+def masked(batch: int, length: int) -> Callable[[Any], dict[str, Any]]:
+    """What a tokenizer gives: a mask beside the tokens, and here no padding."""
+    return lambda config: {
+        **tokens(batch, length)(config),
+        "attention_mask": torch.ones(batch, length, dtype=torch.long),
+    }
+
+
+def padded(batch: int, length: int) -> Callable[[Any], dict[str, Any]]:
+    """Sentences of different lengths."""
+
+    def make(config: Any) -> dict[str, Any]:
+        lengths = torch.linspace(length // 2, length, batch).long()
+        return {**tokens(batch, length)(config), "attention_mask": (torch.arange(length) < lengths[:, None]).long()}
+
+    return make
+
+
+def floats(name: str, *shape: int) -> Callable[[Any], dict[str, Any]]:
+    return lambda config: {name: torch.randn(shape)}
+
+
+def pair(batch: int, length: int, target: int) -> Callable[[Any], dict[str, Any]]:
+    return lambda config: {
+        **padded(batch, length)(config),
+        **tokens(batch, target, "decoder_input_ids")(config),
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {  # TinyLlama 1.1B with 4 of its 22 layers
+        "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 4,
+    },
+    "marian": {  # opus-mt-en-de
+        "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "vocab_size": 58101,
+        "pad_token_id": 58100, "decoder_start_token_id": 58100, "eos_token_id": 0, "max_position_embeddings": 512,
+        "activation_function": "swish", "scale_embedding": True,
+    },
+    "t5": {  # t5-small
+        "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "d_kv": 64, "decoder_start_token_id": 0,
+    },
+    "wav2vec2-conformer": {
+        "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048,
+        "vocab_size": 32,
+    },
+    "mamba": {"hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 50280},  # 130m with 6 of its 24 layers
+}  # fmt: skip
+
+CASES = (
+    Case("gpt2", "GPT2LMHeadModel", "124M, 4 x 128", masked(4, 128)),
+    Case("gpt2", "GPT2LMHeadModel", "124M, 4 x 128 padded", padded(4, 128)),
+    Case("llama", "LlamaForCausalLM", "4 layers of 1.1B, 2 x 128", masked(2, 128)),
+    Case("llama", "LlamaForCausalLM", "the same, padded", padded(2, 128)),
+    Case("bert", "BertForMaskedLM", "base, 8 x 128 padded", padded(8, 128)),
+    Case("t5", "T5ForConditionalGeneration", "small, 8 x 128 -> 32 padded", pair(8, 128, 32)),
+    Case("marian", "MarianMTModel", "base, 8 x 64 -> 64 padded", pair(8, 64, 64)),
+    Case("swin", "SwinForImageClassification", "tiny, 8 x 224 x 224", floats("pixel_values", 8, 3, 224, 224)),
+    Case("wav2vec2-conformer", "Wav2Vec2ConformerForCTC", "6 layers of 512, 2 x 4 s", floats("input_values", 2, 64000)),
+    Case("mamba", "MambaForCausalLM", "6 layers of 130M, 4 x 256", tokens(4, 256)),
+)
+
+
+def models(case: Case) -> tuple[Any, Any, Any]:
+    """(ours, theirs, config) with the same random weights, through a saved checkpoint."""
+    config = transformers.AutoConfig.for_model(case.family, **SIZES.get(case.family, {}))
+    config.architectures = [case.architecture]
+    torch.manual_seed(0)
+    theirs = getattr(transformers, case.architecture)(config).eval()
+    with tempfile.TemporaryDirectory(prefix="anyformer-bench-") as folder:
+        theirs.save_pretrained(folder)
+        ours = af.load(folder, offline=True)
+    return ours, theirs, config
+
+
+def clock(run: Callable[[], Any], cpu: bool) -> float:
+    now = time.process_time if cpu else time.perf_counter
+    start = now()
+    run()
+    return now() - start
+
+
+def first(out: Any) -> torch.Tensor:
+    return out["logits"] if "logits" in out else out["last_hidden_state"]
+
+
+def percentile(values: list[float], share: float) -> float:
+    values = sorted(values)
+    return values[min(int(share * len(values)), len(values) - 1)]
+
+
+@torch.no_grad()
+def measure(case: Case, repeats: int, cpu: bool) -> dict[str, Any]:
+    ours, theirs, config = models(case)
+    torch.manual_seed(1)
+    inputs = case.inputs(config)
+    a, b = first(ours(**inputs)), first(theirs(**inputs))
+    kept = inputs.get("attention_mask")
+    if kept is not None and a.shape[:2] == kept.shape:  # what stands at a pad is nobody's answer
+        a, b = a[kept.bool()], b[kept.bool()]
+    gap = float((a - b).abs().max())
+    assert gap <= 1e-4 * max(1.0, float(b.abs().max())), f"{case.family}: the two sides differ by {gap:.1e}"
+    times: list[tuple[float, float]] = []
+    mine, other = (lambda: ours(**inputs)), (lambda: theirs(**inputs))
+    for i in range(repeats + 1):  # the first pair warms up
+        if i % 2:
+            t_theirs, t_ours = clock(other, cpu), clock(mine, cpu)
+        else:
+            t_ours, t_theirs = clock(mine, cpu), clock(other, cpu)
+        times += [(t_ours, t_theirs)] if i else []
+    ratios = [theirs / ours for ours, theirs in times]
+    return {
+        "family": case.family,
+        "class": case.architecture,
+        "size": case.size,
+        "ours_ms": 1e3 * statistics.median(t for t, _ in times),
+        "theirs_ms": 1e3 * statistics.median(t for _, t in times),
+        "ratio": statistics.median(ratios),
+        "ratio_10": percentile(ratios, 0.1),
+        "ratio_90": percentile(ratios, 0.9),
+        "gap": gap,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", action="append", choices=sorted({case.family for case in CASES}))
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--cpu", action="store_true", help="one thread, processor time")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args()
+    threads = 1 if options.cpu else options.threads
+    torch.set_num_threads(threads)
+    if not options.json:
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        print(f"{versions}, fp32, {'processor time, ' if options.cpu else ''}{threads} threads")
+        print(f"{'family':20}{'size':30}{'ours ms':>9}{'theirs ms':>11}{'ratio':>8}  10-90 %")
+    for case in CASES:
+        if options.family and case.family not in options.family:
+            continue
+        if case.family not in families.catalogue():
+            print(f"{case.family:20}not in the catalogue yet: passed over", file=sys.stderr)
+            continue
+        row = measure(case, options.repeats, options.cpu)
+        if options.json:
+            print(json.dumps(row), flush=True)
+        else:
+            print(f"{row['family']:20}{row['size']:30}{row['ours_ms']:9.1f}{row['theirs_ms']:11.1f}{row['ratio']:8.2f}"
+                  f"  {row['ratio_10']:.2f}-{row['ratio_90']:.2f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The command line: `anyformer VERB ...`. One verb a file; each has `arguments(parser)` and `run(options)`.
+
+Nothing here imports torch: help, versions and mistakes in the command answer at once. A user's mistake is one line on
+stderr and exit code 2. Results go to stdout, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from anyformer._version import __version__
+from anyformer.spec import nearest
+
+# verb -> what it does, for the help; its code is in the file of that name
+VERBS = {
+    "zoo": "every named description: family, parameters, what it is for",
+    "count": "parameters and memory of a description, by part",
+    "convert": "a model from one layout to another: Hugging Face's or ours",
+    "generate": "writes on from a prompt, and streams it",
+}
+LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
+
+
+class Mistake(ValueError):
+    """Something in the command itself."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, and names the nearest flag where one is unknown."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise Mistake(f"{message} (see `{self.prog} --help`)")
+
+    def flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        # before argparse looks: it would complain of a missing NAME first, and an unknown flag is the likelier reason
+        for given in arguments[: arguments.index("--") if "--" in arguments else None]:
+            flag = given.partition("=")[0]
+            if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self.flags(), "-", "-h"):
+                raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
+        known, left = self.parse_known_args(arguments)
+        if left and "=" in left[0] and "--set" in self.flags():
+            self.error(f"did you mean '--set {left[0]}'?")
+        if left:
+            self.error(f"nothing takes the argument {left[0]!r}")
+        return known
+
+
+def top() -> Parser:
+    verbs = "\n".join(f"  {verb:9} {about}" for verb, about in VERBS.items())
+    parser = Parser(
+        prog="anyformer",
+        usage="anyformer [--help] [--version] VERB ...",
+        description="One Transformer: every architecture of the family from one set of parts.",
+        epilog=f"verbs:\n{verbs}\n\n`anyformer VERB --help` says more.",
+    )
+    parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
+    return parser
+
+
+def dispatch(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0].startswith("-"):
+        top().parse(arguments)  # --help and --version end here
+        top().print_help()
+        return
+    verb, *rest = arguments
+    if verb not in VERBS:
+        raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
+    module = importlib.import_module(f"anyformer.cli.{verb}")
+    parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
+    module.arguments(parser)
+    module.run(parser.parse(rest))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    try:
+        dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()  # here, where a full disk or a closed pipe can still be answered
+        return 0
+    except SystemExit as stop:  # argparse after --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return say("stopped", 130)
+    except BrokenPipeError:  # `anyformer zoo | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, FloatingPointError, OSError, MemoryError) as error:
+        return say(describe(error), 2)
+    except Exception as error:
+        if "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
+            return say(describe(error), 2)
+        hint = "" if debugging() else "; ANYFORMER_DEBUG=1 shows where"
+        return say(f"this is a bug in anyformer, please report it{hint}: {type(error).__name__}: {error}", 1)
+
+
+def debugging() -> bool:
+    return os.environ.get("ANYFORMER_DEBUG", "") not in ("", "0")
+
+
+def describe(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def say(message: str, code: int) -> int:
+    """One line on stderr, whatever the message has in it; where asked, the traceback before it."""
+    if debugging() and code != 130:
+        import traceback
+
+        traceback.print_exc()
+    line = "".join(c if c.isprintable() else " " for c in message)
+    if len(line) > LONGEST:
+        line = f"{line[:LONGEST]} ... ({len(line) - LONGEST:,} more characters)"
+    print(f"anyformer: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,69 @@
+"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype.
+
+DST must be new or empty, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+FORMATS = ("anyformer", "hf")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("target", metavar="DST", help="the folder to write")
+    parser.add_argument("--format", metavar="NAME", default="anyformer", help="anyformer (the default) or hf")
+    parser.add_argument("--dtype", metavar="NAME", default="auto", help="float32, bfloat16 or float16; auto: as stored")
+    parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
+
+
+def run(options: argparse.Namespace) -> None:
+    from anyformer.spec import nearest
+
+    if options.format not in FORMATS:
+        raise ValueError(f"no format {options.format!r}; {nearest(options.format, FORMATS)}")
+    target = Path(options.target).expanduser().absolute()
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{options.target} is a file; DST is a folder to write")
+    if target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"{options.target} is not empty; give a new folder")
+
+    from anyformer.cli.terminal import working
+
+    local = os.path.isdir(os.path.expanduser(options.source))  # a download shows its own progress
+    with working(f"reading {options.source}") if local else contextlib.nullcontext():
+        from anyformer.checkpoint import load, save
+
+        model = load(options.source, dtype=options.dtype, offline=options.offline)
+    with working(f"writing {options.target}"), whole(target) as folder:
+        save(model, folder, format=options.format)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"{options.target}: {model.spec.architecture or type(model.spec).__name__}, {size:,} parameters, {dtype}")
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A folder to write that becomes `target`; if anything fails, nothing of it is left."""
+    if target.is_dir():  # empty, and maybe not ours to replace (a mount)
+        folder = target
+    else:
+        home = next(parent for parent in target.parents if parent.exists())
+        folder = home / f".{target.name}.{os.getpid()}.tmp"
+        folder.mkdir()
+    try:
+        yield folder
+        if folder != target:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(folder, target)
+    except BaseException:
+        for path in folder.iterdir():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if folder != target:
+            folder.rmdir()
+        raise

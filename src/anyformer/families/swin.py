@@ -1,0 +1,174 @@
+"""Swin [Liu et al. 2021]: stages of shifted-window attention, each on a grid half as fine and twice as wide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Stages, Sublayer
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.model import EncoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import ClassifyHead, Head, Pool, PooledOutput
+from anyformer.parts.image import Merge, PatchEmbedding, PixelHead
+from anyformer.parts.init import Normal, Value
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Learned
+from anyformer.parts.window import GridBias, Windows
+from anyformer.weights.rules import Rename, Reshape, Rule
+
+LAYER = "encoder.stages.0.layers.plain"
+BACKBONE = "read by SwinBackbone alone"
+
+
+def mixers(spec: Any) -> list[Attention]:
+    """The attention of each stage's first layer."""
+    return [stage.layer(0).steps["attention"].op.mixer for stage in spec.encoder.stages]
+
+
+def read_ratio(spec: Any) -> float:
+    # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
+    return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def unpair(value: tuple[int, int]) -> int | tuple[int, int]:
+    return value[0] if value[0] == value[1] else value
+
+
+FIELDS: dict[str, ConfigField] = {
+    "image_size": Field(224, lambda spec: unpair(spec.embedding.image_size)),
+    "patch_size": Field(4, lambda spec: unpair(spec.embedding.patch_size)),
+    "num_channels": Field(3, "embedding.channels"),
+    "embed_dim": Field(96, "width"),
+    "depths": Field((2, 2, 6, 2), lambda spec: tuple(stage.depth for stage in spec.encoder.stages)),
+    "num_heads": Field((3, 6, 12, 24), lambda spec: tuple(mixer.num_heads for mixer in mixers(spec))),
+    "window_size": Field(7, f"{LAYER}.attention.op.size"),
+    "mlp_ratio": Field(4.0, read_ratio),
+    "qkv_bias": Field(True, lambda spec: mixers(spec)[0].bias == "qkvo"),
+    "hidden_dropout_prob": Field(0.0, "embedding.dropout"),
+    "attention_probs_dropout_prob": Field(0.0, f"{LAYER}.attention.op.mixer.dropout"),
+    "drop_path_rate": Field(0.1, f"{LAYER}.attention.drop_path"),
+    "hidden_act": Field("gelu", activation_at(f"{LAYER}.feedforward.op.activation")),
+    "use_absolute_embeddings": Field(False, lambda spec: spec.embedding.position is not None),
+    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+    "layer_norm_eps": Field(1e-5, "encoder.norm.eps"),
+    "encoder_stride": Field(32, "head.stride"),
+    "problem_type": Field(None, "head.problem"),
+    "num_layers": Field(None, lambda spec: len(spec.encoder.stages)),
+    "hidden_size": Field(None, lambda spec: spec.encoder.out_width(spec.width)),
+    "out_features": Inert(None, BACKBONE),
+    "out_indices": Inert(None, BACKBONE),
+    "stage_names": Inert(None, BACKBONE),
+    "path_norm": Inert(True, "written by old versions; nothing ever read it"),
+}
+
+
+def describe(c: Any) -> Model:
+    last, norm = c.embed_dim * 2 ** (len(c.depths) - 1), LayerNorm(eps=c.layer_norm_eps)
+    if len(c.num_heads) != len(c.depths):
+        raise ValueError(f"num_heads {c.num_heads} and depths {c.depths} name different numbers of stages")
+    for name, value, given in (("num_layers", len(c.depths), c.num_layers), ("hidden_size", last, c.hidden_size)):
+        if given not in (None, value):
+            raise ValueError(f"{name} is {given}, but embed_dim {c.embed_dim} and depths {c.depths} make it {value}")
+
+    def stage(i: int) -> Stack:
+        width, heads, size, dropout = c.embed_dim * 2**i, c.num_heads[i], c.window_size, c.hidden_dropout_prob
+        if width % heads:
+            raise ValueError(f"stage {i} is {width} wide, not a multiple of its {heads} heads")
+        mixer = Attention(
+            num_heads=heads, bias="qkvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
+            position=GridBias(num_heads=heads, size=size),
+        )  # fmt: skip
+        mlp = MLP(width=int(c.mlp_ratio * width), activation=activation_named(c.hidden_act))
+
+        def block(shift: int) -> Block:
+            windows = Windows(mixer=mixer, size=size, shift=shift)
+            attention = Sublayer(pre_norm=norm, op=windows, dropout=dropout, drop_path=c.drop_path_rate)
+            return Block(attention=attention, feedforward=Sublayer(pre_norm=norm, op=mlp, dropout=dropout))
+
+        layers = {"plain": block(0), "shifted": block(size // 2)}
+        return Stack(layers=layers, pattern=tuple(layers), depth=c.depths[i])
+
+    embedding = PatchEmbedding(
+        image_size=pair(c.image_size), patch_size=pair(c.patch_size), channels=c.num_channels, norm=LayerNorm(),
+        mask_token=c.architecture == "SwinForMaskedImageModeling", dropout=c.hidden_dropout_prob,
+    )  # fmt: skip
+    if c.use_absolute_embeddings:
+        embedding = embedding.replace(position=Learned(length=embedding.grid[0] * embedding.grid[1]))
+    stages = tuple(stage(i) for i in range(len(c.depths)))
+    zero, std = Value(value=0.0), c.initializer_range or 0.02  # published: zero means the default
+    return EncoderModel(
+        width=c.embed_dim,
+        embedding=embedding,
+        encoder=Stages(stages=stages, down=(Merge(pre_norm=LayerNorm()),) * (len(stages) - 1), norm=norm),
+        head=head(c),
+        init={"*.position.weight": zero, "embedding.mask_token": zero, "*": Normal(std=std)},
+    )
+
+
+def head(c: Any) -> Head | None:
+    pool = Pool(take="mean")
+    match c.architecture:
+        case "SwinForImageClassification":
+            return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
+        case "SwinForMaskedImageModeling":
+            return PixelHead(channels=c.num_channels, stride=c.encoder_stride, patch_size=pair(c.patch_size))
+    return PooledOutput(pool=pool)
+
+
+def rules(spec: Any) -> list[Rule]:
+    block, ours = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
+    mixer, down = f"{ours}.attention.op.mixer", "~encoder.layers.{s}.downsample"
+    out: list[Rule] = [Rename("classifier.{p}", "head.out.{p}")]
+    if isinstance(spec.head, PixelHead):  # published as a 1 x 1 convolution
+        kernel = Reshape("decoder.0.weight", "head.out.weight", (-1, spec.encoder.out_width(spec.width), 1, 1))
+        out = [kernel, Rename("decoder.0.bias", "head.out.bias")]
+    return [
+        Rename("~embeddings.patch_embeddings.projection.{p}", "embedding.patch.{p}"),
+        Rename("~embeddings.norm.{p}", "embedding.norm.{p}"),
+        Reshape("~embeddings.mask_token", "embedding.mask_token", (1, 1, -1)),
+        Reshape("~embeddings.position_embeddings", "embedding.position.weight", (1, -1, spec.width)),
+        Rename(f"{block}.layernorm_before.{{p}}", f"{ours}.attention.pre_norm.{{p}}"),
+        *[Rename(f"{block}.attention.self.{n}.{{p}}", f"{mixer}.{n[0]}.{{p}}") for n in ("query", "key", "value")],
+        Rename(f"{block}.attention.self.relative_position_bias_table", f"{mixer}.position.weight"),
+        Rename(f"{block}.attention.output.dense.{{p}}", f"{mixer}.o.{{p}}"),
+        Rename(f"{block}.layernorm_after.{{p}}", f"{ours}.feedforward.pre_norm.{{p}}"),
+        Rename(f"{block}.intermediate.dense.{{p}}", f"{ours}.feedforward.op.up.{{p}}"),
+        Rename(f"{block}.output.dense.{{p}}", f"{ours}.feedforward.op.down.{{p}}"),
+        Rename(f"{down}.norm.{{p}}", "encoder.down.{s}.pre_norm.{p}"),
+        Rename(f"{down}.reduction.{{p}}", "encoder.down.{s}.project.{p}"),
+        Rename("~layernorm.{p}", "encoder.norm.{p}"),
+        *out,
+    ]
+
+
+def size(width: int, depth: int, heads: int, published: float) -> Size:
+    config = {"embed_dim": width, "depths": (2, 2, depth, 2), "num_heads": [heads * 2**i for i in range(4)]}
+    return Size({**config, "num_labels": 1000}, published)
+
+
+FAMILIES = (
+    Family(
+        name="swin",
+        about="hierarchical vision encoders with shifted windows",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("SwinForImageClassification", "SwinModel", "SwinForMaskedImageModeling"),
+        base=("SwinModel",),
+        prefix="swin.",
+        aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+        dropped=("~encoder.layers.{s}.blocks.{i}.attention.self.relative_position_index",),
+        sizes={
+            "swin-tiny": size(96, 6, 3, 28e6),
+            "swin-small": size(96, 18, 3, 50e6),
+            "swin-base": size(128, 18, 4, 88e6),
+            "swin-large": size(192, 18, 6, 197e6),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,160 @@
+"""torch.nn.Transformer and its pieces: the structure of a module as a description, its weights in and out.
+
+    model = torch_nn.load(torch.nn.Transformer(norm_first=True))
+    out = model(inputs_embeds=source, decoder_inputs_embeds=target)     # (batch, tokens, width), whatever batch_first
+    module.load_state_dict(torch_nn.export(model))
+
+It has no config and no files, so it stands beside the catalogue; what is loaded saves and trains like any other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.build import skeleton
+from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts.activation import ACTIVATIONS
+from anyformer.parts.attention import Attention
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.init import Initializer, Uniform, Xavier
+from anyformer.parts.mask import FULL, Causal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.vectors import Vectors
+from anyformer.weights.rules import Rename, Rule, Split, plan
+
+MODULES = {"ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Tanh": "tanh", "ELU": "elu", "Mish": "mish"}
+
+
+def describe(module: nn.Module, *, causal: bool = True) -> Model:
+    """The description of a torch.nn.Transformer, TransformerEncoder, TransformerDecoder or one layer of them. Whether a
+    decoder's tokens see the ones after them is decided there by the mask of each call, and here by `causal`."""
+    mask = Causal() if causal else FULL
+    match module:
+        case nn.Transformer():
+            encoder, decoder = stack(module.encoder, FULL), stack(module.decoder, mask)
+            model: Any = EncoderDecoderModel
+            stacks = {"encoder": encoder, "decoder": decoder, "decoder_embedding": Vectors()}
+        case nn.TransformerEncoder() | nn.TransformerEncoderLayer():
+            model, stacks = EncoderModel, {"encoder": stack(module, FULL)}
+        case nn.TransformerDecoder() | nn.TransformerDecoderLayer():
+            model, stacks = DecoderModel, {"decoder": stack(module, mask)}
+        case _:
+            raise ValueError(f"{type(module).__name__} is no torch.nn.Transformer, nor a piece of one")
+    width = next(m.embed_dim for m in module.modules() if isinstance(m, nn.MultiheadAttention))
+    kind = type(module).__name__
+    return model(width=width, embedding=Vectors(), **stacks, init=init(module, width), architecture=kind)
+
+
+def stack(module: nn.Module, mask: Any) -> Stack:
+    layers = list(getattr(module, "layers", [module]))
+    blocks = [block(layer, mask) for layer in layers]
+    if not blocks or any(other != blocks[0] for other in blocks):
+        raise ValueError("the layers of this module differ from each other")
+    norm = getattr(module, "norm", None)
+    return Stack(layers=blocks[0], depth=len(blocks), norm=None if norm is None else layer_norm(norm))
+
+
+def block(layer: Any, mask: Any) -> Block:
+    names = ["attention", "cross", "feedforward"] if hasattr(layer, "multihead_attn") else ["attention", "feedforward"]
+    ops: dict[str, Any] = {
+        "attention": attention(layer.self_attn, mask=mask),
+        "cross": attention(layer.multihead_attn, memory=True) if "cross" in names else None,
+        "feedforward": MLP(
+            width=layer.linear1.out_features, activation=activation(layer.activation),
+            bias=layer.linear1.bias is not None, dropout=layer.dropout.p,
+        ),
+    }  # fmt: skip
+    steps = {}
+    for n, name in enumerate(names, 1):
+        norm, dropout = layer_norm(getattr(layer, f"norm{n}")), getattr(layer, f"dropout{n}").p
+        before, after = (norm, None) if layer.norm_first else (None, norm)
+        steps[name] = Sublayer(op=ops[name], pre_norm=before, out_norm=after, dropout=dropout)
+    return Block(**steps)
+
+
+def attention(module: nn.MultiheadAttention, **kind: Any) -> Attention:
+    if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+        raise ValueError("this MultiheadAttention has keys or values that no Transformer layer of torch.nn makes")
+    bias = "" if module.in_proj_bias is None else "qkvo"
+    return Attention(num_heads=module.num_heads, bias=bias, dropout=module.dropout, **kind)
+
+
+def activation(function: Callable[[Tensor], Tensor]) -> Any:
+    for name, known in ACTIVATIONS.items():
+        if known is function:
+            return name
+    kind = "relu" if function is torch.relu else MODULES.get(type(function).__name__)
+    if kind is None:
+        raise ValueError(f"this activation has no name in a description: {function!r}")
+    return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else kind
+
+
+def layer_norm(norm: Any) -> LayerNorm:
+    if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
+        raise ValueError(f"only a LayerNorm with weights can stand here, got {norm!r}")
+    return LayerNorm(eps=norm.eps, bias=norm.bias is not None)
+
+
+def init(module: nn.Module, width: int) -> dict[str, Initializer]:
+    """torch.nn.Transformer draws every matrix by Xavier; its pieces alone keep what nn.Linear draws. In both, queries,
+    keys and values are one matrix (3 D, D) and biases of the feed-forward are not zero."""
+    inner: int = next(m.linear1.out_features for m in module.modules() if hasattr(m, "linear1"))  # type: ignore
+    of_width, of_inner = (Uniform(low=-(n**-0.5), high=n**-0.5) for n in (width, inner))
+    rules: dict[str, Initializer] = {
+        "*.op.[qkv].weight": Xavier(gain=2**-0.5), "*.up.bias": of_width, "*.down.bias": of_inner,
+    }  # fmt: skip
+    if isinstance(module, nn.Transformer):
+        return {**rules, "*": Xavier()}
+    return {**rules, "*.down.weight": of_inner, "*": of_width}
+
+
+def rules(spec: Model) -> list[Rule]:
+    found: list[Rule] = []
+    for side in (name for name in ("encoder", "decoder") if hasattr(spec, name)):
+        theirs = f"{side}." if spec.architecture == "Transformer" else ""
+        layer, mine = f"{theirs}layers.{{i}}.", f"{side}.layers.{{i}}"
+        if spec.architecture.endswith("Layer"):
+            layer, mine = "", f"{side}.layers.0"
+        steps = getattr(spec, side).layers.steps
+        for n, (name, step) in enumerate(steps.items(), 1):
+            slot = "pre_norm" if step.pre_norm else "out_norm"
+            found.append(Rename(f"{layer}norm{n}.{{p}}", f"{mine}.{name}.{slot}.{{p}}"))
+        for name, source in (("attention", "self_attn"), ("cross", "multihead_attn")):
+            for p in ("weight", "bias"):
+                found.append(Split(f"{layer}{source}.in_proj_{p}", [f"{mine}.{name}.op.{q}.{p}" for q in "qkv"]))
+            found.append(Rename(f"{layer}{source}.out_proj.{{p}}", f"{mine}.{name}.op.o.{{p}}"))
+        for source, name in (("linear1", "up"), ("linear2", "down")):
+            found.append(Rename(f"{layer}{source}.{{p}}", f"{mine}.feedforward.op.{name}.{{p}}"))
+        found.append(Rename(f"{theirs}norm.{{p}}", f"{side}.norm.{{p}}"))
+    return found
+
+
+def load(module: nn.Module, *, causal: bool = True) -> Any:
+    """A model with the module's weights (copied), in eval mode."""
+    model, state = skeleton(describe(module, causal=causal)), dict(module.state_dict())
+    targets, ours = model.state_dict(), dict[str, Tensor]()
+    steps, orphans = plan(rules(model.spec), targets)
+    for step in steps:
+        shapes = [targets[name].shape for name in step.targets]
+        tensors = step.rule.load([state.pop(name) for name in step.sources], shapes)
+        ours.update(zip(step.targets, (tensor.detach().clone() for tensor in tensors), strict=True))
+    assert not orphans and not state, f"no rule for {orphans or list(state)}"
+    model.load_state_dict(ours, assign=True)
+    return model.eval()
+
+
+def export(model: Any) -> dict[str, Tensor]:
+    """The state_dict of the torch.nn module that the model's description came from."""
+    ours = model.state_dict()
+    steps, orphans = plan(rules(model.spec), ours)
+    if orphans:
+        raise ValueError(f"torch.nn.{model.spec.architecture or 'Transformer'} has no place for {', '.join(orphans)}")
+    return {
+        name: tensor for step in steps
+        for name, tensor in zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=True)
+    }  # fmt: skip

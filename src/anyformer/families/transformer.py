@@ -1,0 +1,95 @@
+"""What the published forms of the original Transformer [Vaswani et al. 2017] share: fields, post-norm stacks, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import ConfigField, Field, Inert, activation_at
+from anyformer.model import DecoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.mask import FULL, Causal
+from anyformer.parts.norm import LayerNorm
+from anyformer.weights.rules import Copies, Rename, Rule, Unwritten
+
+STEP, TOKENS = "decoder.layers", "embedding.tokens.weight"
+
+
+def target(spec: Any) -> TextEmbedding:
+    """What the decoder reads with, whether there is an encoder or not."""
+    return getattr(spec, "decoder_embedding", spec.embedding)
+
+
+FIELDS: dict[str, ConfigField] = {
+    "d_model": Field(1024, "width"),
+    "encoder_layers": Field(12, "encoder.depth"),
+    "encoder_ffn_dim": Field(4096, "encoder.layers.feedforward.op.width"),
+    "encoder_attention_heads": Field(16, "encoder.layers.attention.op.num_heads"),
+    "encoder_layerdrop": Field(0.0, "encoder.layer_drop"),
+    "decoder_layers": Field(12, "decoder.depth"),
+    "decoder_ffn_dim": Field(4096, f"{STEP}.feedforward.op.width"),
+    "decoder_attention_heads": Field(16, f"{STEP}.attention.op.num_heads"),
+    "decoder_layerdrop": Field(0.0, "decoder.layer_drop"),
+    "max_position_embeddings": Field(1024, "embedding.position.length"),
+    "dropout": Field(0.1, "embedding.dropout"),
+    "attention_dropout": Field(0.0, f"{STEP}.attention.op.dropout"),
+    "activation_dropout": Field(0.0, f"{STEP}.feedforward.op.dropout"),
+    "activation_function": Field("gelu", activation_at(f"{STEP}.feedforward.op.activation")),
+    "init_std": Field(0.02, lambda spec: spec.init["*"].std),
+    "scale_embedding": Field(False, lambda spec: target(spec).scale is not None),
+    "is_encoder_decoder": Inert(True, "follows from the class"),
+}
+ALIASES = {
+    "num_attention_heads": "encoder_attention_heads", "hidden_size": "d_model", "num_hidden_layers": "encoder_layers",
+}  # fmt: skip
+
+
+def stack(c: Any, side: str) -> Stack:
+    """The encoder or the decoder of a config."""
+    norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
+    if c.d_model % heads:
+        raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+
+    def step(op: Any) -> Sublayer:
+        return Sublayer(op=op, out_norm=norm, dropout=c.dropout)
+
+    def attention(**kind: Any) -> Sublayer:
+        return step(Attention(num_heads=heads, dropout=c.attention_dropout, **kind))
+
+    steps = {"attention": attention(mask=Causal() if side == "decoder" else FULL)}
+    if side == "decoder":
+        steps["cross"] = attention(memory=True)
+    activation, inner = activation_named(c.activation_function), getattr(c, f"{side}_ffn_dim")
+    steps["feedforward"] = step(MLP(width=inner, activation=activation, dropout=c.activation_dropout))
+    return Stack(layers=Block(**steps), depth=getattr(c, f"{side}_layers"), layer_drop=getattr(c, f"{side}_layerdrop"))
+
+
+def check_padding(c: Any, *vocab_sizes: int) -> None:
+    if c.pad_token_id is not None and not 0 <= c.pad_token_id < min(vocab_sizes):
+        raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")
+
+
+def rules(spec: Model) -> list[Rule]:
+    """Embeddings, positions and layers; heads are named by each family."""
+    alone = isinstance(spec, DecoderModel)
+    # MarianMTModel leaves its position tables out of what it saves
+    position = Unwritten if spec.architecture == "MarianMTModel" else Rename
+    found: list[Rule] = []
+    if not alone and any(owner == TOKENS for _, owner in spec.ties):
+        found.append(Copies(["~shared.weight", "~encoder.embed_tokens.weight"], TOKENS))
+    for side in ("encoder", "decoder"):
+        layer, ours = f"~{side}.layers.{{i}}", f"{side}.layers.{{i}}"
+        if side == "decoder" or not alone:
+            embedding = "decoder_embedding" if side == "decoder" and not alone else "embedding"
+            found.append(Rename(f"~{side}.embed_tokens.weight", f"{embedding}.tokens.weight"))
+            found.append(position(f"~{side}.embed_positions.weight", f"{embedding}.position.weight"))
+        for theirs, step in (("self_attn", "attention"), ("encoder_attn", "cross")):
+            found.append(Rename(f"{layer}.{theirs}_layer_norm.{{p}}", f"{ours}.{step}.out_norm.{{p}}"))
+            found += [Rename(f"{layer}.{theirs}.{n}_proj.{{p}}", f"{ours}.{step}.op.{n}.{{p}}") for n in "qkv"]
+            found.append(Rename(f"{layer}.{theirs}.out_proj.{{p}}", f"{ours}.{step}.op.o.{{p}}"))
+        for theirs, name in (("fc1", "op.up"), ("fc2", "op.down"), ("final_layer_norm", "out_norm")):
+            found.append(Rename(f"{layer}.{theirs}.{{p}}", f"{ours}.feedforward.{name}.{{p}}"))
+    return found

@@ -1,0 +1,18 @@
+"""Greedy decoding and sampling: every row its own text, until all have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.generate.job import Job, Report
+
+
+def write(job: Job) -> dict[str, Any]:
+    ids, raw, report = job.ids, job.scores, Report(job)
+    while True:
+        processed = job.process(ids, raw)
+        tokens = job.choose(processed, ids.shape[1] - job.prompt_length)
+        ids = report.add(ids, raw, processed, tokens)
+        if not bool(report.going.any()):
+            return report.fields(ids)
+        raw = job.stepper.step(ids[:, -1])

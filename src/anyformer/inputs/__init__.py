@@ -1,0 +1,1 @@
+"""Raw data to what a model reads, and back: text, images, sound, trajectories."""

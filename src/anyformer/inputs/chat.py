@@ -1,0 +1,136 @@
+"""Conversations: a model's chat template turns messages into the text it was trained on.
+
+A template is a program from somebody else's folder: it runs in a sandbox with a budget (`sandbox.py`), on plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyformer.inputs import sandbox
+from anyformer.spec import nearest
+from anyformer.weights.io import read_json
+
+if TYPE_CHECKING:
+    from anyformer.inputs.text import Tokenizer
+
+TEMPLATE_CHARACTERS = 300_000  # ten times the longest published one
+DEPTH = 64  # of the data
+
+
+def encode(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+    template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
+) -> list[int]:  # fmt: skip
+    """The token ids of a conversation, with one beginning-of-text token where the model has one.
+
+    The template writes its special tokens itself, so the tokenizer adds none; one that both want, or neither wrote
+    though the tokenizer puts it before any text, is there once.
+    """
+    text = render(
+        tokenizer, messages, add_generation_prompt=add_generation_prompt, template=template, tools=tools,
+        documents=documents, **more,
+    )  # fmt: skip
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return ids
+    count = next((i for i, token in enumerate(ids) if token != bos), len(ids))
+    wanted = tokenizer.encode("")[:1] == [bos]
+    return [bos] * (count > 0 or wanted) + ids[count:]
+
+
+def render(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+    template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
+) -> str:  # fmt: skip
+    """The text of a conversation. `template` is a template or the name of one of the folder's; `more` are variables."""
+    if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
+        raise ValueError("messages must be a list of {'role': ..., 'content': ...}, with one at least")
+    source = choose(tokenizer, template, tools is not None)
+    data = {**tokenizer.special, **more, "messages": messages, "tools": tools, "documents": documents}
+    return run(source, {**data, "add_generation_prompt": add_generation_prompt})
+
+
+def choose(tokenizer: Tokenizer, template: str | None = None, tools: bool = False) -> str:
+    """The template that was asked for; else the one for tools, if there are any; else the folder's own."""
+    if template is not None and ("{{" in template or "{%" in template):
+        return template
+    found = templates(tokenizer)
+    if not found:
+        raise ValueError(f"{tokenizer.folder or 'this tokenizer'} has no chat template; give the text itself")
+    name = template or ("tool_use" if tools and "tool_use" in found else "default")
+    if name not in found:
+        raise ValueError(f"no chat template {name!r}; {nearest(name, found)}")
+    return found[name]
+
+
+def templates(tokenizer: Tokenizer) -> dict[str, str]:
+    """name -> template: chat_template.jinja and its folder, chat_template.json, or in tokenizer_config.json."""
+    stored: Any = tokenizer.config.get("chat_template")
+    folder = tokenizer.folder
+    if folder is not None and (folder / "chat_template.json").is_file():
+        stored = read_json(folder / "chat_template.json").get("chat_template", stored)
+    if isinstance(stored, list):
+        found = {str(entry.get("name")): entry.get("template") for entry in stored if isinstance(entry, dict)}
+    else:
+        found = {"default": stored}
+    if folder is not None:
+        if (folder / "chat_template.jinja").is_file():
+            found["default"] = _read(folder / "chat_template.jinja")
+        for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))[:100]:
+            found[path.stem] = _read(path)
+    return {name: source for name, source in found.items() if isinstance(source, str)}
+
+
+def _read(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.read(TEMPLATE_CHARACTERS + 1)
+
+
+def run(source: str, data: Mapping[str, Any]) -> str:
+    """What a template makes of some data; one line of ValueError for whatever goes wrong in it."""
+    if len(source) > TEMPLATE_CHARACTERS:
+        raise ValueError(f"the chat template has more than {TEMPLATE_CHARACTERS:,} characters")
+    plain = {name: plain_data(value) for name, value in data.items()}
+    try:
+        import jinja2
+    except ImportError:
+        raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'") from None
+    sandbox.refill()
+    pieces, size = [], 0
+    try:
+        for piece in sandbox.compiled(source).generate(**plain):
+            size += len(piece)
+            if size > sandbox.CHARACTERS:
+                raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")
+            pieces.append(piece)
+    except sandbox.TooMuch as error:
+        raise ValueError(f"the chat template asks for too much: {error}") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"the chat template, line {error.lineno}: {error.message}") from None
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template: {error.message or type(error).__name__}") from None
+    except RecursionError:
+        raise ValueError("the chat template is nested too deeply") from None
+    except Exception as error:  # whatever a template does to its data
+        raise ValueError(f"the chat template: {type(error).__name__}: {error}") from None
+    return "".join(pieces)
+
+
+def plain_data(value: Any, depth: int = 0) -> Any:
+    """The same data of JSON's types alone: an object's methods are no business of a template."""
+    if depth > DEPTH:
+        raise ValueError(f"messages nested more than {DEPTH} deep")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item, depth + 1) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):  # an enum, say
+            return kind.__str__(value) if kind is str else kind(value)
+    return f"<{type(value).__name__}>"  # a picture, say: templates only ask whether it is there

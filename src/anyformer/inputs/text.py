@@ -1,0 +1,358 @@
+"""Text to token ids and back, over the `tokenizers` library.
+
+>>> from anyformer.inputs.text import Tokenizer
+>>> tokenizer = Tokenizer.load("a/model/folder")  # doctest: +SKIP
+>>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
+'Hello'
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from anyformer.inputs import vocabulary
+from anyformer.spec import nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIDES = ("left", "right")
+
+
+class Tokenizer:
+    """The tokenizer of a model folder.
+
+    `special` names its special tokens ({"bos_token": "<s>", ...}); each also has an id: `tokenizer.bos_token_id`.
+    """
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    unk_token_id: int | None
+    sep_token_id: int | None
+    pad_token_id: int | None
+    cls_token_id: int | None
+    mask_token_id: int | None
+
+    def __init__(
+        self, core: tokenizers.Tokenizer, *, special: dict[str, str] | None = None,
+        config: dict[str, Any] | None = None, writer: tokenizers.Tokenizer | None = None,
+        unknown_from: int | None = None, doubles_space: bool = False, folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._doubles_space = doubles_space
+        self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
+        self.config, self.folder = config or {}, folder
+        self.special = {name: text for name, text in (special or {}).items() if core.token_to_id(text) is not None}
+        for name in vocabulary.NAMES:
+            setattr(self, f"{name}_id", core.token_to_id(self.special[name]) if name in self.special else None)
+        self.padding_side = self._side("padding_side", "right")
+        self.truncation_side = self._side("truncation_side", "right")
+        longest = self.config.get("model_max_length")
+        self.max_length = int(longest) if isinstance(longest, (int, float)) and 0 < longest < 2**31 else None
+        added = self.writer.get_added_tokens_decoder()
+        self.special_ids = frozenset(place for place, token in added.items() if token.special)
+        self._tidy = bool(self.config.get("clean_up_tokenization_spaces", False)) and not isinstance(
+            self.writer.model, tokenizers.models.BPE
+        )
+
+    def _side(self, name: str, default: str) -> str:
+        side = self.config.get(name, default)
+        if side not in SIDES:
+            raise ValueError(f"{name}={side!r}; {nearest(str(side), SIDES)}")
+        return side
+
+    @classmethod
+    def load(cls, name: str | Path, *, offline: bool = False) -> Tokenizer:
+        """From a model folder or a hub id: tokenizer.json, vocab.json + merges.txt, vocab.txt or SentencePiece's."""
+        from anyformer.weights import hub
+
+        folder = hub.resolve(name, offline=offline)
+        words = vocabulary.read(folder)
+        return cls(
+            words.core, special=words.special, config=words.config, writer=words.writer,
+            unknown_from=words.unknown_from, doubles_space=words.doubles_space, folder=folder,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Ids go up to this, added tokens included."""
+        return self.writer.get_vocab_size()
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return self.writer.get_vocab()
+
+    def token(self, place: int) -> str | None:
+        return self.writer.id_to_token(place)
+
+    def id(self, token: str) -> int | None:
+        return self.writer.token_to_id(token)
+
+    # -- text to ids
+
+    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        return self._ids(self.core.encode(self._text(text), self._text(pair), add_special_tokens=add_special_tokens))
+
+    def _text(self, text: Any) -> Any:
+        """Text that UTF-8 can hold: half a surrogate pair, as a JSON escape may give, becomes U+FFFD."""
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            raise ValueError(f"text is a string, got {type(text).__name__}")
+        if not text.isascii() and _SURROGATE.search(text):
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return " " + text if self._doubles_space and text.startswith((" ", "▁")) else text
+
+    def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
+        if self._unknown_from is None:
+            return encoding.ids
+        unknown = self.unk_token_id
+        return [place if place < self._unknown_from else unknown for place in encoding.ids]  # type: ignore[misc]
+
+    def batch(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
+        max_length: int | None = None, add_special_tokens: bool = True,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """input_ids and attention_mask (B, T), padded to the longest; with pairs also token_type_ids.
+
+        Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay.
+        """
+        import torch
+
+        if isinstance(texts, str) or isinstance(pairs, str):
+            raise ValueError("batch takes a list of texts; a single one is encode(text)")
+        if pairs is not None and len(pairs) != len(texts):
+            raise ValueError(f"{len(texts)} texts and {len(pairs)} pairs")
+        side = self.padding_side if padding_side is None else padding_side
+        if side not in SIDES:
+            raise ValueError(f"padding_side={side!r}; {nearest(str(side), SIDES)}")
+        seconds: Sequence[str | None] = pairs if pairs is not None else [None] * len(texts)
+        rows = [self._encode(t, p, max_length, add_special_tokens) for t, p in zip(texts, seconds)]
+        T = max((len(row.ids) for row in rows), default=0)
+        pad = next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
+
+        def filled(values: Iterable[list[int]], fill: int) -> Tensor:
+            left = side == "left"
+            full = [[fill] * (T - len(v)) * left + v + [fill] * (T - len(v)) * (not left) for v in values]
+            return torch.tensor(full, dtype=torch.long).reshape(len(rows), T)
+
+        out = {
+            "input_ids": filled((self._ids(row) for row in rows), pad),
+            "attention_mask": filled(([1] * len(row.ids) for row in rows), 0),
+        }
+        if pairs is not None:
+            out["token_type_ids"] = filled((row.type_ids for row in rows), 0)
+        return out
+
+    def _encode(self, text: str, pair: str | None, max_length: int | None, special: bool) -> tokenizers.Encoding:
+        if max_length is None:
+            return self.core.encode(self._text(text), self._text(pair), add_special_tokens=special)
+        room = max_length - (self.core.num_special_tokens_to_add(pair is not None) if special else 0)
+        if room < 0:
+            raise ValueError(f"max_length={max_length} has no room for the special tokens")
+        first = self.core.encode(self._text(text), add_special_tokens=False)
+        second = None if pair is None else self.core.encode(self._text(pair), add_special_tokens=False)
+        a, b = len(first.ids), len(second.ids) if second is not None else 0
+        if a + b > room:  # the longer gives way until both are equal, then both
+            small = min(a, b)
+            large = max(small, room - small)
+            if small + large > room:
+                small, large = room // 2, room - room // 2
+            a, b = (small, large) if a <= b else (large, small)
+            if second is None:
+                a = room
+            for part, size in ((first, a), (second, b)):
+                if part is not None:
+                    part.truncate(size, direction=self.truncation_side)
+        return self.core.post_process(first, second, add_special_tokens=special)
+
+    # -- ids to text
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str:
+        """Bytes that make no whole character are shown as U+FFFD."""
+        text = self.writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
+        return tidied(text) if self._tidy else text
+
+    def batch_decode(self, rows: Iterable[Any], *, skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
+
+    def stream(self, stop: str | Sequence[str] | None = None, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        return StreamDecoder(self, stop, skip_special_tokens=skip_special_tokens)
+
+    # -- conversations
+
+    def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation, by the folder's chat template; see `anyformer.inputs.chat.encode`."""
+        from anyformer.inputs import chat
+
+        return chat.encode(self, messages, **options)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _ints(ids: Any) -> list[int]:
+    if isinstance(ids, int):
+        return [ids]
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+# -- spaces that tokenization left before punctuation, for vocabularies of words ---------------------------------------
+
+_TIDY = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def tidied(text: str) -> str:
+    for old in _TIDY:
+        text = text.replace(old, old.strip())
+    return text
+
+
+def settled(text: str) -> int:
+    """Up to where no text that follows can change how this is tidied: the last space after a word that is no part of
+    what is tidied."""
+    place = text.rfind(" ")
+    while place > 0 and (text[place - 1] in " '" or text[:place].endswith(" n") or text[:place] == "n"):
+        place = text.rfind(" ", 0, place)
+    return max(place, 0)
+
+
+# -- token by token ----------------------------------------------------------------------------------------------------
+
+
+class StreamDecoder:
+    """Text as its tokens arrive: never half a character, never a stop string or what may turn out to be one.
+
+    The pieces joined, `flush()` included, are `decode` of all tokens, cut before the first stop string; only a
+    character that the last tokens leave unfinished is left out. After a stop string `stopped` is that string, and
+    nothing more comes.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: str | Sequence[str] | None = None, *, skip_special_tokens: bool = True
+    ) -> None:
+        self.stop = [stop] if isinstance(stop, str) else list(stop or [])
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ValueError("stop strings must be text that is not empty")
+        self.stopped: str | None = None
+        self._tokenizer, self._skip = tokenizer, tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._before: list[int] = []  # tokens whose text is out: what follows is decoded beside them
+        self._new: list[int] = []
+        self._untidy = ""  # text that tidying may still change
+        self._held = ""  # text that may be the beginning of a stop string
+        kinds = _decoders(tokenizer.writer)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if "ByteLevel" in kinds else None
+        self._fallback = "ByteFallback" in kinds
+
+    def push(self, token: int) -> str:
+        """The text that is certain now; often that of this token, sometimes nothing, sometimes of several."""
+        token = int(token)
+        text = self._tokenizer.token(token)
+        if self.stopped is not None or text is None:
+            return ""
+        if token in self._skip:
+            if text in self.stop:  # a stop string that is a special token has no text of its own
+                rest = self._rest(self._settle(len(self._new)))
+                self.stopped = self.stopped or text
+                return rest
+            return ""
+        self._new.append(token)
+        if self._utf8 is not None:
+            self._utf8.decode(_bytes(text))
+            unfinished = bool(self._utf8.getstate()[0])
+        else:  # how a run of single bytes reads is known only when it is over
+            unfinished = self._fallback and _BYTE.fullmatch(text) is not None
+        return "" if unfinished else self._pass(self._settle(len(self._new)))
+
+    def flush(self) -> str:
+        """The rest, when no token follows."""
+        if self.stopped is not None:
+            return ""
+        if self._utf8 is not None and self._utf8.getstate()[0]:
+            return self._rest(self._settle(len(self._new)).removesuffix("\ufffd"))
+        whole = len(self._new)
+        if self._fallback and whole:
+            run = bytes(int(self._tokenizer.token(token)[3:5], 16) for token in self._run())  # type: ignore[index]
+            reader = codecs.getincrementaldecoder("utf-8")("replace")
+            reader.decode(run)
+            whole -= len(reader.getstate()[0])
+        return self._rest(self._settle(whole))
+
+    def _run(self) -> list[int]:
+        """The single bytes at the end of what is new."""
+        start = len(self._new)
+        while start and _BYTE.fullmatch(self._tokenizer.token(self._new[start - 1]) or ""):
+            start -= 1
+        return self._new[start:]
+
+    def _settle(self, count: int) -> str:
+        """The text of the first `count` new tokens, which are then no longer new."""
+        if not count:
+            return ""
+        decode = self._tokenizer.writer.decode
+        before = decode(self._before, skip_special_tokens=False)
+        text = decode([*self._before, *self._new[:count]], skip_special_tokens=False)[len(before) :]
+        self._before, self._new = self._new[:count], []
+        return text
+
+    def _rest(self, text: str) -> str:
+        out = self._pass(text, last=True)
+        out, self._held = out + self._held, ""
+        return out
+
+    def _pass(self, text: str, last: bool = False) -> str:
+        if self._tokenizer._tidy:
+            text = self._untidy + text
+            place = len(text) if last else settled(text)
+            text, self._untidy = tidied(text[:place]), text[place:]
+        if not self.stop:
+            return text
+        text = self._held + text
+        found = [(text.index(stop), stop) for stop in self.stop if stop in text]
+        if found:
+            place, self.stopped = min(found)
+            self._held = ""
+            return text[:place]
+        keep = max(_overlap(text, stop) for stop in self.stop)
+        text, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        return text
+
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _decoders(core: tokenizers.Tokenizer) -> set[str]:
+    """The names of the steps that make text from tokens."""
+    import json
+
+    if core.decoder is None:
+        return set()
+    step = json.loads(core.decoder.__getstate__())
+    return {str(part.get("type")) for part in (step, *step.get("decoders", ()))}
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: itself where it can be seen, else the next of those from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [byte for byte in range(256) if byte not in seen]
+    return {**{chr(byte): byte for byte in seen}, **{chr(256 + i): byte for i, byte in enumerate(other)}}
+
+
+_LETTERS = _alphabet()
+
+
+def _bytes(token: str) -> bytes:
+    """What a byte-level token stands for; an added token stands for its own text."""
+    try:
+        return bytes(_LETTERS[letter] for letter in token)
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,312 @@
+"""A tokenizer from the files of a model folder: tokenizer.json, or what was published before there was one.
+
+Older files hold the words alone and the rest was code, so what they mean depends on the tokenizer class that the
+folder names. A class that is not listed here is refused: its words would be read with another's rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from anyformer.inputs import sentencepiece
+from anyformer.weights.io import JSON_BYTES, read_json
+
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The files of a folder, understood: `core` reads text, `writer` makes it (where that is another vocabulary)."""
+
+    core: tokenizers.Tokenizer
+    config: dict[str, Any]
+    special: dict[str, str]
+    writer: tokenizers.Tokenizer | None = None
+    unknown_from: int | None = None  # ids from here on stand for words that the model does not have
+    doubles_space: bool = False  # see sentencepiece.doubles
+
+
+def named(folder: Path, config: dict[str, Any]) -> str:
+    """The tokenizer class that the folder names, without the suffix for speed; "" if none."""
+    name = config.get("tokenizer_class")
+    if not name and (folder / "config.json").is_file():
+        model = read_json(folder / "config.json")
+        name = model.get("tokenizer_class") or KINDS.get(str(model.get("model_type")), "")
+    if not name and (folder / "spec.json").is_file():
+        name = KINDS.get(str(read_json(folder / "spec.json").get("family")), "")
+    return str(name or "").removesuffix("Fast")
+
+
+# model_type -> tokenizer class, where the folder names none
+KINDS = {
+    "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "roberta": "RobertaTokenizer",
+    "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "t5": "T5Tokenizer",
+    "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
+    "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
+    "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
+}  # fmt: skip
+
+END = "<|endoftext|>"
+_ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
+            "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
+_QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
+# class -> special tokens that its folders need not name
+DEFAULTS: dict[str, dict[str, str]] = {
+    "": {}, "GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN, "GPTNeoXTokenizer": _GPT2,
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
+                     "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
+    **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
+}  # fmt: skip
+
+
+def read(folder: Path) -> Words:
+    config = _optional(folder / "tokenizer_config.json")
+    stored = _optional(folder / "special_tokens_map.json")
+    kind = named(folder, config)
+    special = dict(DEFAULTS.get(kind, {}))
+    for source in (stored, config):
+        for name in NAMES:
+            if name in source:
+                special.pop(name, None)
+                if text := content(source[name]):
+                    special[name] = text
+    file, make = find(folder, kind)
+    try:
+        words = make(folder, kind, config, special)
+        words.core.no_padding()
+        words.core.no_truncation()
+        add(words.core, folder, {**stored, **config}, words.special)
+        if file != "tokenizer.json":  # which has its own say on what stands at the ends
+            _bounds(words.core, words.config, words.special)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers raises bare Exceptions
+        reason = str(error)
+        raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
+    return words
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def content(token: Any) -> str | None:
+    """A token as configs write it: its text, or an object with the text in it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+Make = Callable[[Path, str, dict[str, Any], dict[str, str]], Words]
+
+
+def find(folder: Path, kind: str) -> tuple[str, Make]:
+    """Which files to read, and how."""
+
+    def there(*names: str) -> bool:
+        return all((folder / name).is_file() for name in names)
+
+    if there("tokenizer.json"):
+        return "tokenizer.json", from_json
+    if there("source.spm", "vocab.json"):
+        return "source.spm", marian
+    if there("vocab-src.json"):
+        raise ValueError(f"{folder}: FSMT's files (vocab-src.json, merges.txt) need Moses; give token ids instead")
+    model = next((name for name in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model") if there(name)), None)
+    ways: list[tuple[str, Make]] = []
+    if model is not None:
+        ways.append((model, pieces))
+    if there("vocab.json", "merges.txt"):
+        ways.append(("vocab.json", byte_pairs))
+    if there("vocab.txt"):
+        ways.append(("vocab.txt", word_pieces))
+    if not ways:
+        raise FileNotFoundError(f"{folder}: no tokenizer (tokenizer.json, vocab.json + merges.txt, vocab.txt, *.model)")
+    file, make = ways[0]
+    if kind not in SUPPORTED[make]:
+        raise ValueError(
+            f"{folder / file}: {kind} is read from a tokenizer.json alone; save one with transformers "
+            "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+        )
+    return file, make
+
+
+def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    path = folder / "tokenizer.json"
+    if path.stat().st_size > JSON_BYTES:
+        raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
+    return Words(tokenizers.Tokenizer.from_file(str(path)), config, special)
+
+
+# Qwen2's split into words: digits one by one.
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """Byte-level BPE: GPT-2, RoBERTa, Qwen2."""
+    for name in ("vocab.json", "merges.txt"):
+        if (folder / name).stat().st_size > JSON_BYTES:
+            raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
+    vocabulary = read_json(folder / "vocab.json")
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+    if bad := [line for line in lines if line.count(" ") != 1]:
+        raise ValueError(f"merges.txt: {bad[0]!r} is not a pair")
+    pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
+    space = bool(config.get("add_prefix_space", False))
+    core.decoder = decoders.ByteLevel()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    if kind == "Qwen2Tokenizer":
+        core.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
+        core.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    if DEFAULTS.get(kind) is _ROBERTA:
+        end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
+        core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
+    return Words(core, config, special)
+
+
+def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """BERT's WordPiece."""
+    special = {**_BERT, **special}
+    path = folder / "vocab.txt"
+    if path.stat().st_size > JSON_BYTES:
+        raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocabulary = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
+    for name in ("unk_token", "cls_token", "sep_token"):
+        if special[name] not in vocabulary:
+            raise ValueError(f"{name} {special[name]!r} is not among its words")
+    core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
+    core.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"), lowercase=bool(config.get("do_lower_case", True)),
+    )  # fmt: skip
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece(prefix="##")
+    start, end = special["cls_token"], special["sep_token"]
+    core.post_processor = processors.TemplateProcessing(
+        single=[start, "$A", end], pair=[start, "$A", end, "$B:1", f"{end}:1"],
+        special_tokens=[(start, vocabulary[start]), (end, vocabulary[end])],
+    )  # fmt: skip
+    return Words(core, config, special)
+
+
+def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """A SentencePiece model: Llama and Mistral, T5."""
+    name = next(n for n in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model") if (folder / n).is_file())
+    model = sentencepiece.read(folder / name)
+    t5 = DEFAULTS.get(kind) is _T5
+    extra = range(int(config.get("extra_ids", 100 if kind == "T5Tokenizer" else 0)) - 1, -1, -1)
+    core = sentencepiece.build(
+        model, extra=[f"<extra_id_{i}>" for i in extra], first_only=not t5 and not config.get("legacy", False)
+    )
+    special = {**{name: text for name, text in _LLAMA.items() if core.token_to_id(text) is not None}, **special}
+    if t5:
+        end = special["eos_token"]
+        core.post_processor = processors.TemplateProcessing(
+            single=["$A", end], pair=["$A", end, "$B", end], special_tokens=[(end, core.token_to_id(end))]
+        )
+    elif not config and "bos_token" in special:  # a bare model file: every published one wants its beginning marked
+        config = {"add_bos_token": True}
+    return Words(core, config, special, doubles_space=sentencepiece.doubles(core))
+
+
+def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
+    special = {**_T5, **special}
+    vocabulary = read_json(folder / "vocab.json")
+    if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
+        raise ValueError("separate vocabularies of the two languages are not supported")
+    size = len(vocabulary)
+    if sorted(vocabulary.values()) != list(range(size)):
+        raise ValueError("vocab.json does not number its words from 0 without a gap")
+    source = sentencepiece.read(folder / "source.spm")
+    words = sorted(vocabulary, key=vocabulary.__getitem__)
+    readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
+    scores = {text: score for text, score, kind in source.pieces if kind in readable}
+    # Words of the other language take no part in reading; pieces without an id do, and stand for the unknown word.
+    known = [(word, scores[word], sentencepiece.NORMAL) if word in scores else (f"\0{word}", -1e4, sentencepiece.UNUSED)
+             for word in words]  # fmt: skip
+    for name in ("unk_token", "eos_token", "pad_token"):
+        if special[name] not in vocabulary:
+            raise ValueError(f"{name} {special[name]!r} is not in vocab.json")
+        known[vocabulary[special[name]]] = (special[name], 0.0, sentencepiece.CONTROL)
+    homeless = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
+    unknown = vocabulary[special["unk_token"]]
+    for word in words:  # >>fr<<: the language to write
+        if word.startswith(">>") and word.endswith("<<"):
+            known[vocabulary[word]] = (word, 0.0, sentencepiece.USER_DEFINED)
+    core = sentencepiece.build(dataclasses.replace(source, pieces=known + homeless, unk_id=unknown))
+    end = special["eos_token"]
+    core.post_processor = processors.TemplateProcessing(
+        single=["$A", end], pair=["$A", "$B", end], special_tokens=[(end, vocabulary[end])]
+    )
+    writer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
+    writer.decoder = core.decoder
+    writer.add_special_tokens(sorted({special[name] for name in ("unk_token", "eos_token", "pad_token")}))
+    return Words(core, config, special, writer, size)
+
+
+def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
+    """Tokens that the configs add to the vocabulary, each at the id it must have; special ones are marked so."""
+    wanted: dict[int, Any] = {}
+    for token, place in _optional(folder / "added_tokens.json").items():
+        wanted[int(place)] = token
+    for place, token in (config.get("added_tokens_decoder") or {}).items():
+        wanted[int(place)] = token
+    there = core.get_added_tokens_decoder()
+    for place in sorted(wanted):
+        token, text = wanted[place], content(wanted[place])
+        if text is None or (place in there and there[place].content == text):
+            continue
+        fields = token if isinstance(token, dict) else {"special": text in special.values()}
+        options = {n: bool(fields[n]) for n in ("single_word", "lstrip", "rstrip", "normalized") if n in fields}
+        marked = bool(fields.get("special", False))
+        core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
+        if core.token_to_id(text) != place:
+            raise ValueError(f"added token {text!r} should have the id {place} and gets {core.token_to_id(text)}")
+    there = core.get_added_tokens_decoder()
+    marked_already = {token.content for token in there.values() if token.special}
+    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
+    core.add_special_tokens([
+        tokenizers.AddedToken(text, normalized=False, special=True)
+        for text in dict.fromkeys(texts) if text not in marked_already
+    ])  # fmt: skip
+
+
+def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
+    """`add_bos_token` and `add_eos_token` decide what stands at the ends, where a config has them."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos, eos = special.get("bos_token"), special.get("eos_token")
+    start = [bos] if config.get("add_bos_token") and bos else []
+    end = [eos] if config.get("add_eos_token") and eos else []
+    core.post_processor = processors.TemplateProcessing(
+        single=[*start, "$A", *end],
+        pair=[*start, "$A", *end, *(f"{t}:1" for t in start), "$B:1", *(f"{t}:1" for t in end)],
+        special_tokens=[(token, core.token_to_id(token)) for token in {*start, *end}],
+    )  # fmt: skip
+
+
+SUPPORTED: dict[Make, set[str]] = {
+    byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
+    word_pieces: {""} | {k for k, v in DEFAULTS.items() if v is _BERT},
+    pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},
+}

@@ -1,0 +1,61 @@
+"""Convolutions over time on (B, T, C), as matrix products or depthwise: no layout is changed on the way.
+
+B batch, T frames, C channels in, O channels out, k taps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """(B, T, C) with weights (O, C, k) -> (B, frames, O), no padding.
+
+    `stride` neighbouring taps together read plain rows of `stride` frames: one product for them without a copy.
+    """
+    (B, T, C), (O, _, k) = x.shape, weight.shape
+    n = (T - k) // stride + 1
+    if C == 1:
+        return F.linear(x[..., 0].unfold(1, k, stride), weight[:, 0], bias)
+    taps = weight.transpose(1, 2).reshape(O, k * C).t()  # (k C, O)
+    s, whole = stride, k - k % stride
+    pieces = [(t, x[:, t : t + n * s].reshape(B, n, s * C)) for t in range(0, whole, s)]
+    pieces += [(t, x[:, t : t + (n - 1) * s + 1 : s]) for t in range(whole, k)]
+    out = bias
+    for t, rows in pieces:
+        matrix = taps[t * C : t * C + rows.shape[-1]].expand(B, -1, -1)
+        out = torch.bmm(rows, matrix) if out is None else torch.baddbmm(out, rows, matrix)
+    assert out is not None
+    return out
+
+
+def convolve_over_time(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, norm_weight: Tensor, norm_bias: Tensor, eps: float
+) -> Tensor:
+    """One channel (B, T) with weights (O, 1, k) -> (B, frames, O), each channel then normalised over its row.
+
+    Mean and variance of W u follow from those of the windows u, which are few numbers: the norm becomes part of W.
+    """
+    taps = weight[:, 0].double()  # differences of neighbouring samples cancel: (O, k) in fp64 costs nothing
+    windows = x.double().unfold(1, weight.shape[-1], stride)
+    windows = windows - windows.mean(1, keepdim=True)
+    spread = torch.matmul(windows.transpose(1, 2), windows) / windows.shape[1]  # (B, k, k)
+    variance = (torch.matmul(taps, spread) * taps).sum(-1)
+    taps = taps * (torch.rsqrt(variance + eps) * norm_weight)[..., None]  # (B, O, k)
+    if bias is not None:
+        norm_bias = norm_bias + 0 * bias  # the mean takes it away: its gradient is zero, not missing
+    return torch.baddbmm(norm_bias, windows.to(x.dtype), taps.transpose(1, 2).to(x.dtype))
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tuple[int, int] = (0, 0)) -> Tensor:
+    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after."""
+    if padding[0] != padding[1]:
+        x, padding = F.pad(x, (0, 0, *padding)), (0, 0)
+    if x.device.type == "cpu":  # seen as an image one pixel high, (B, T, C) is channels-last: many times faster
+        image = x.transpose(1, 2).unsqueeze(2)
+        y = F.conv2d(image, weight.unsqueeze(2), bias, padding=(0, padding[0]), groups=x.shape[-1]).squeeze(2)
+    else:
+        y = F.conv1d(x.transpose(1, 2), weight, bias, padding=padding[0], groups=x.shape[-1])
+    return y.transpose(1, 2)

@@ -1,0 +1,240 @@
+"""The selective scan [Gu and Dao 2023]: h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] B[t],  y[t] = C[t] h[t].
+
+Three forms of one function: `scan_by_steps` (the definition), `scan` (training, prompts) and `scan_step` (one token).
+`scan` never holds the states of all tokens: it works through windows that fit a processor's cache, keeps the state at
+the start of each, and computes the rest again in the backward pass. A narrow model would leave the processor idle, so
+there a window is cut into segments that run side by side and are joined afterwards. Decays are only ever multiplied,
+never divided: no length overflows.
+
+B rows, T tokens, I channels, N states a channel; G segments of L steps in a window; all in fp32 (or fp64).
+x, dt (B, T, I)   A (N, I), negative   b, c (B, T, N)   state (B, N, I)   keep (B, T), 0 where a document begins
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# numbers that a step and a window should touch, for each thread of a processor; a GPU counts as so many threads
+SLAB, WINDOW, GPU = 2**14, 2**17, 256
+STEPS = 16  # in a window, at least
+SEGMENTS = 8  # fewer side by side are not worth joining
+
+
+def scan_by_steps(
+    x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The definition, a token at a time: what the other two are held against."""
+    h = x.new_zeros(x.shape[0], *A.shape) if state is None else state
+    outs = []
+    for t in range(x.shape[1]):
+        if keep is not None:
+            h = h * keep[:, t, None, None]
+        y, h = scan_step(x[:, t], dt[:, t], A, b[:, t], c[:, t], h)
+        outs.append(y)
+    return torch.stack(outs, dim=1), h
+
+
+def scan_step(x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token: x, dt (B, I), b, c (B, N) -> y (B, I) and the new state."""
+    h = torch.exp(dt[:, None] * A) * state + (dt * x)[:, None] * b[..., None]
+    return (c[:, None] @ h)[:, 0], h
+
+
+def scan(
+    x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None = None, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """y (B, T, I) and the last state, in windows."""
+    inputs = (x, dt, A, b, c, state)
+    train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    y, last, _ = _scan(x, dt, A, b, c, state, keep, train)
+    return y, last
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+class Plan:
+    """How B rows of T tokens are cut: `rows` at once, `segments` side by side, `steps` one after another."""
+
+    def __init__(self, x: Tensor, num_states: int) -> None:
+        B, self.T, I = x.shape
+        scale = GPU if x.is_cuda else torch.get_num_threads()
+        step = num_states * I  # numbers of one row that one step touches
+        self.rows = min(max(SLAB * scale // step, 1), B)
+        step *= self.rows
+        window = max(WINDOW * scale // step, STEPS)
+        self.segments = min(SLAB * scale // step, math.isqrt(min(window, self.T)))
+        if self.segments < SEGMENTS:
+            self.segments, self.steps, self.padded = 1, window, self.T
+        else:  # whole windows only: tokens with dt = 0 are added, which change no state
+            windows = -(-self.T // window)
+            self.steps = -(-self.T // (windows * self.segments))
+            self.padded = windows * self.segments * self.steps
+        self.size = self.segments * self.steps
+        self.windows = -(-self.padded // self.size)
+        self.B = B
+
+    def pad(self, x: Tensor, value: float = 0.0) -> Tensor:
+        more = (0, 0) * (x.dim() - 2) + (0, self.padded - self.T)
+        return x if self.padded == self.T else F.pad(x, more, value=value)
+
+    def blocks(self) -> Iterator[slice]:
+        for row in range(0, self.B, self.rows):
+            yield slice(row, min(row + self.rows, self.B))
+
+    def window(self, x: Tensor, rows: slice, w: int) -> Tensor:
+        """(B, T, ...) -> a view (L, R, G, ...) of window w, steps first."""
+        x = x[rows, w * self.size : (w + 1) * self.size]
+        return x.unflatten(1, (self.segments, -1)).movedim(2, 0)
+
+
+class Buffers:
+    """Room for the windows of a call, so that the same memory stays in the cache."""
+
+    def __init__(self, plan: Plan, like: Tensor, A: Tensor, *names: str) -> None:
+        shape = (plan.rows, plan.segments, *A.shape)
+        steps = min(plan.steps, plan.padded)
+        self.room = {n: like.new_empty((steps + (n == "h"), *shape)) for n in names}
+
+    def __call__(self, name: str, window: Tensor) -> Tensor:
+        """(L, R, G, N, I) for a window (L, R, G, ...); one step more for the states."""
+        steps, rows = window.shape[:2]
+        return self.room[name][: steps + (name == "h"), :rows]
+
+
+def _join(ends: Tensor, whole: Tensor, order: range) -> Tensor:
+    """Segments ran alone: what enters each, given what left them (R, G, N, I) and their decay from end to end."""
+    enters = torch.zeros_like(ends)
+    into, out, decay = enters.unbind(1), ends.unbind(1), whole.unbind(1)
+    for before, g in itertools.pairwise(order):
+        torch.addcmul(out[before], decay[before], into[before], out=into[g])
+    return enters
+
+
+def _states(
+    room: Buffers, dt: Tensor, dtx: Tensor, A: Tensor, b: Tensor, keep: Tensor | None, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The decay of each step (L, R, G, N, I) and the states (L + 1, R, G, N, I): before the first step, after each."""
+    a, h = room("a", dt), room("h", dt)
+    torch.mul(dt[..., None, :], A, out=a).exp_()
+    if keep is not None:
+        a.mul_(keep[..., None, None])
+    h[0] = 0
+    h[0, :, 0] = start  # first: it may be the last state of the window before, in the same buffer
+    torch.mul(dtx[..., None, :], b[..., None], out=h[1:])
+    _recur(h.unbind(0), a.unbind(0))
+    if a.shape[2] > 1:
+        running = a.clone()
+        _products(running.unbind(0))
+        enters = _join(h[-1], running[-1], range(a.shape[2]))
+        h[1:].addcmul_(running, enters)
+        h[0, :, 1:] = enters[:, 1:]
+    return a, h
+
+
+def _recur(h: Sequence[Tensor], a: Sequence[Tensor]) -> None:
+    """h[l + 1] += a[l] h[l], in order."""
+    for l, decay in enumerate(a):
+        h[l + 1].addcmul_(decay, h[l])
+
+
+def _products(a: Sequence[Tensor]) -> None:
+    """a[l + 1] *= a[l], in order (cumprod walks against the memory)."""
+    for before, each in itertools.pairwise(a):
+        each.mul_(before)
+
+
+@torch.library.custom_op("anyformer::selective_scan", mutates_args=())
+def _scan(
+    x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the last state, and (windows, B, N, I) the state at the start of each window where gradients will be asked."""
+    plan = Plan(x, A.shape[0])
+    dtx, dt, b, c = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c)
+    keep = None if keep is None else plan.pad(keep, 1.0)
+    y, last = torch.empty_like(dtx), x.new_empty(x.shape[0], *A.shape)
+    starts = x.new_empty(plan.windows if train else 0, *last.shape)
+    room = Buffers(plan, x, A, "a", "h")
+    for rows in plan.blocks():
+        h0 = torch.zeros_like(last[rows]) if state is None else state[rows]
+        for w in range(plan.windows):
+            if train:
+                starts[w, rows] = h0
+            dt_, dtx_, b_, c_ = (plan.window(t, rows, w) for t in (dt, dtx, b, c))
+            _, h = _states(room, dt_, dtx_, A, b_, None if keep is None else plan.window(keep, rows, w), h0)
+            plan.window(y, rows, w).copy_((c_[..., None, :] @ h[1:]).squeeze(-2))
+            h0 = h[-1, :, -1]
+        last[rows] = h0
+    return y[:, : plan.T].contiguous(), last, starts
+
+
+@_scan.register_fake
+def _(x, dt, A, b, c, state, keep, train):
+    shape = (x.shape[0], *A.shape)
+    return torch.empty_like(x), x.new_empty(shape), x.new_empty(Plan(x, A.shape[0]).windows if train else 0, *shape)
+
+
+@torch.library.custom_op("anyformer::selective_scan_backward", mutates_args=())
+def _scan_backward(
+    gy: Tensor, glast: Tensor, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, starts: Tensor,
+    keep: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, dt, A, b, c and the first state. With g[t] = C[t] gy[t] + a[t + 1] g[t + 1] the gradient of h[t],
+    every other one is a sum over what stands at t."""
+    plan = Plan(x, A.shape[0])
+    dtx, dt_all, b, c, gy = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c), plan.pad(gy)
+    keep = None if keep is None else plan.pad(keep, 1.0)
+    gdtx, gdt, gA = torch.empty_like(dtx), torch.empty_like(dtx), torch.zeros_like(A)
+    gb, gc, gstate = torch.empty_like(b), torch.empty_like(c), torch.empty_like(glast)
+    room = Buffers(plan, x, A, "a", "h", "g")
+    for rows in plan.blocks():
+        enters = glast[rows]
+        for w in reversed(range(plan.windows)):
+            dt_, dtx_, b_, c_, gy_ = (plan.window(t, rows, w) for t in (dt_all, dtx, b, c, gy))
+            kept = None if keep is None else plan.window(keep, rows, w)
+            a, h = _states(room, dt_, dtx_, A, b_, kept, starts[w, rows])
+            g = torch.mul(c_[..., None], gy_[..., None, :], out=room("g", dt_))
+            g[-1, :, -1] += enters
+            _recur(g.unbind(0)[::-1], a.unbind(0)[:0:-1])
+            if a.shape[2] > 1:
+                after = torch.ones_like(a)
+                after[:-1] = a[1:]
+                _products(after.unbind(0)[::-1])
+                g.addcmul_(after, _join(a[0] * g[0], a[0] * after[0], range(a.shape[2])[::-1]))
+            enters = a[0, :, 0] * g[0, :, 0]
+            plan.window(gc, rows, w).copy_((gy_[..., None, :] @ h[1:].mT).squeeze(-2))
+            plan.window(gb, rows, w).copy_((dtx_[..., None, :] @ g.mT).squeeze(-2))
+            plan.window(gdtx, rows, w).copy_((b_[..., None, :] @ g).squeeze(-2))
+            a.mul_(h[:-1]).mul_(g)  # the gradient of dt[t] A
+            gA += torch.mul(a, dt_[..., None, :], out=g).sum((0, 1, 2))
+            plan.window(gdt, rows, w).copy_(a.mul_(A).sum(-2))
+        gstate[rows] = enters
+    T = plan.T
+    gdtx, gdt = gdtx[:, :T], gdt[:, :T]
+    return gdtx * dt, torch.addcmul(gdt, gdtx, x), gA, gb[:, :T].contiguous(), gc[:, :T].contiguous(), gstate
+
+
+@_scan_backward.register_fake
+def _(gy, glast, x, dt, A, b, c, starts, keep):
+    return tuple(torch.empty_like(t) for t in (x, dt, A, b, c, glast))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, dt, A, b, c, state, keep, _ = inputs
+    ctx.had_state = state is not None
+    ctx.save_for_backward(x, dt, A, b, c, output[2], keep)
+
+
+def _backward(ctx: Any, gy: Tensor, glast: Tensor, _: Tensor) -> Any:
+    *grads, gstate = _scan_backward(gy, glast, *ctx.saved_tensors)
+    return *grads, gstate if ctx.had_state else None, None, None
+
+
+_scan.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,321 @@
+"""Sound: from a waveform to frames, what is hidden from a model that learns, and what follows a speech encoder.
+
+B batch, N samples, T frames, C channels of the stem, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context, leading_pads
+from anyformer.kernels.convolution import convolve, convolve_over_time
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.embed import Embedding
+from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.neck import Neck
+from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.position import add_position
+from anyformer.spec import Part, Site
+from anyformer.state import State
+
+
+class ConvolutionStem(Part):
+    """Strided convolutions over the samples, without padding [Baevski et al. 2020]. The norm is `group`: each channel
+    of the first layer over the whole row, or `layer`: every frame of every layer over its channels."""
+
+    widths: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    norm: Literal["group", "layer"] = "group"
+    activation: Activation = "gelu"
+    bias: bool = False
+
+    def check(self) -> None:
+        if not len(self.widths) == len(self.kernels) == len(self.strides) > 0:
+            sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.strides)} strides"
+            raise ValueError(f"ConvolutionStem: as many of each, and one or more: {sizes}")
+        if min(*self.widths, *self.kernels, *self.strides) < 1:
+            raise ValueError("ConvolutionStem: widths, kernels and strides are at least 1")
+
+    @property
+    def hop(self) -> int:
+        """Samples from one frame to the next."""
+        return math.prod(self.strides)
+
+    @property
+    def reach(self) -> int:
+        """Samples that one frame sees."""
+        reach = 1
+        for kernel, stride in zip(self.kernels[::-1], self.strides[::-1], strict=True):
+            reach = (reach - 1) * stride + kernel
+        return reach
+
+    def frames(self, num_samples: int) -> int:
+        return (num_samples - self.reach) // self.hop + 1
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionStemModule(self)
+
+
+class ConvolutionStemModule(nn.Module):
+    def __init__(self, part: ConvolutionStem) -> None:
+        super().__init__()
+        self.part = part
+        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
+        for i, (width, kernel, stride) in enumerate(zip(part.widths, part.kernels, part.strides, strict=True)):
+            before = part.widths[i - 1] if i else 1
+            self.convolutions.append(nn.Conv1d(before, width, kernel, stride, bias=part.bias))
+            if part.norm == "layer" or i == 0:
+                self.norms.append(nn.LayerNorm(width))  # of a group norm, only the two vectors
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """(B, N) -> (B, T, C)"""
+        x = samples[..., None]
+        for i, (convolution, stride) in enumerate(zip(self.convolutions, self.part.strides, strict=True)):
+            weight, bias = cast(Tensor, convolution.weight), cast("Tensor | None", convolution.bias)
+            if i == 0 and self.part.norm == "group":  # over the whole row, pads included
+                norm = cast(nn.LayerNorm, self.norms[0])
+                x = convolve_over_time(samples, weight, bias, stride, norm.weight, norm.bias, norm.eps)
+            else:
+                x = convolve(x, weight, bias, stride)
+                x = self.norms[i](x) if i < len(self.norms) else x
+            x = self.activation(x)
+        return x
+
+
+class SpecAugment(Part):
+    """Spans of frames are replaced by a learned vector and spans of channels by zero while training [Park et al. 2019].
+    About `time` of all frames are hidden, in spans of `time_span`, `time_least` spans a row or more; channels too."""
+
+    time: float = 0.05
+    time_span: int = 10
+    time_least: int = 2
+    channels: float = 0.0
+    channel_span: int = 10
+    channel_least: int = 0
+    active: bool = True  # otherwise nothing is hidden, and the vector is there for nothing
+
+    def check(self) -> None:
+        at_least(self, 0, "time", "time_least", "channels", "channel_least")
+        at_least(self, 1, "time_span", "channel_span")
+
+    def build(self, site: Site) -> nn.Module:
+        return SpecAugmentModule(self, site.width)
+
+
+class SpecAugmentModule(nn.Module):
+    def __init__(self, part: SpecAugment, width: int) -> None:
+        super().__init__()
+        self.part = part
+        # without a chance to hide anything, published checkpoints have no such vector
+        learned = part.time > 0 or part.channels > 0
+        self.mask_embedding = nn.Parameter(torch.empty(width), requires_grad=part.active) if learned else None
+
+    def forward(self, x: Tensor, real: Tensor | None, given: Tensor | None) -> Tensor:
+        """x (B, T, D); `real` (B, T) has the pads, `given` (B, T) the frames to hide, in training or not."""
+        part = self.part
+        if not part.active:
+            return x
+        if given is None and self.training and part.time:
+            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
+            given = spans(real, part.time, part.time_span, part.time_least)
+        if given is not None:
+            if self.mask_embedding is None:
+                raise ValueError("mask_time_indices need a vector, which this model has not: mask_time_prob is 0")
+            x = torch.where(given.bool()[..., None], self.mask_embedding.to(x.dtype), x)
+        if self.training and part.channels:
+            every = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
+            x = x.masked_fill(spans(every, part.channels, part.channel_span, part.channel_least)[:, None], 0)
+        return x
+
+
+def spans(real: Tensor, share: float, span: int, least: int) -> Tensor:
+    """(B, L) -> (B, L) True in random spans: share * length / span of them in a row (rounded up or down by one draw for
+    the batch), `least` or more, as many as fit, at different places that are equally likely."""
+    B, L = real.shape
+    if span > L:
+        raise ValueError(f"spans of {span} do not fit {L} places: give longer inputs or a shorter mask length")
+    starts = real.unfold(1, span, 1).all(-1)  # (B, L - span + 1) where a span has only real places
+    length = real.sum(-1)
+    wanted = (share * length / span + torch.rand((), device=real.device)).floor().clamp(min=least, max=L // span)
+    noise = torch.rand(starts.shape, device=real.device).masked_fill(~starts, 2.0)
+    rank = noise.argsort(-1).argsort(-1)
+    chosen = (rank < wanted[:, None]) & starts
+    return F.max_pool1d(F.pad(chosen.float(), (span - 1, span - 1)), span, 1).bool()
+
+
+class WaveformEmbedding(Embedding):
+    """Frames from the stem, normalised and projected to the model's width. Pads are silent, the rest is augmented."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask", "mask_time_indices")
+
+    stem: ConvolutionStem
+    norm: Norm = LayerNorm()
+    projection_dropout: float = 0.0
+    augment: SpecAugment = SpecAugment()
+    position: Part | None = None
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        chance(self, "projection_dropout", "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return WaveformEmbeddingModule(self, site)
+
+
+class WaveformEmbeddingModule(nn.Module):
+    def __init__(self, part: WaveformEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.stem = part.stem.build(site.child("stem"))
+        self.norm = part.norm.build(site.child("norm", width=part.stem.widths[-1]))
+        self.project = nn.Linear(part.stem.widths[-1], site.width)
+        self.augment = part.augment.build(site.child("augment"))
+        self.position = part.position.build(site.child("position")) if part.position else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        samples = inputs.get("input_values")
+        stem, reach = self.part.stem, self.part.stem.reach
+        if samples is None or samples.dim() != 2 or samples.shape[1] < reach:
+            shape = None if samples is None else tuple(samples.shape)
+            raise ValueError(f"input_values is (batch, samples) with {reach} samples or more, got {shape}")
+        ctx = frames_context(stem, samples, inputs.get("attention_mask"))
+        features = self.norm(self.stem(samples))
+        ctx.shared["extract_features"] = features
+        x = self.drop(self.project(features), self.part.projection_dropout)
+        x = self.augment(x, ctx.padding, inputs.get("mask_time_indices"))
+        if ctx.padding is not None:
+            x = x.masked_fill(~ctx.padding[..., None], 0)
+        if self.position is not None:
+            x = add_position(self.position, x, ctx)
+        return self.drop(x, self.part.dropout), ctx
+
+    def drop(self, x: Tensor, p: float) -> Tensor:
+        return F.dropout(x, p) if self.training and p else x
+
+
+def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) -> Context:
+    """A frame is real where all the samples it sees are."""
+    index = torch.arange(stem.frames(samples.shape[1]), device=samples.device)
+    if mask is not None and mask.shape != samples.shape:
+        raise ValueError(f"attention_mask is over samples, {tuple(samples.shape)}, got {tuple(mask.shape)}")
+    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+        return Context(index=index, positions=index[None])
+    count = F.pad(mask.bool().cumsum(-1), (1, 0))  # real samples before each
+    first = index * stem.hop
+    real = count[:, first + stem.reach] - count[:, first] == stem.reach
+    return Context(index=index, positions=(index[None] - leading_pads(real)).clamp(min=0), padding=real)
+
+
+# -- after the encoder ------------------------------------------------------------------------------------------------
+
+
+class ConvolutionAdapter(Part):
+    """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
+
+    width: int
+    depth: int = 3
+    kernel: int = 3
+    stride: int = 2
+    layer_drop: float = 0.0  # chance to skip a layer in training
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "kernel", "stride")
+        at_least(self, 0, "depth")
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionAdapterModule(self, site.width)
+
+
+class ConvolutionAdapterModule(nn.Module):
+    def __init__(self, part: ConvolutionAdapter, width: int) -> None:
+        super().__init__()
+        self.part = part
+        changes = part.width != width
+        self.project = nn.Linear(width, part.width) if changes else None
+        self.norm = nn.LayerNorm(part.width) if changes else None
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(part.width, 2 * part.width, part.kernel, part.stride, padding=1) for _ in range(part.depth)
+        )
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        length = torch.full(x.shape[:1], x.shape[1], device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
+        for _ in self.convolutions:  # the published count, which layers left out do not change
+            length = torch.div(length - 1, self.part.stride, rounding_mode="floor") + 1
+        if self.project is not None and self.norm is not None:
+            x = self.norm(self.project(x))
+        for convolution in self.convolutions:
+            if self.training and self.part.layer_drop and torch.rand(()) <= self.part.layer_drop:
+                continue
+            x = F.pad(x, (0, 0, 1, 1))
+            x = F.glu(convolve(x, convolution.weight, convolution.bias, self.part.stride), dim=-1)  # type: ignore[arg-type]
+        ctx.index = torch.arange(x.shape[1], device=x.device)
+        ctx.padding = ctx.index < length[:, None]
+        return x
+
+
+class SpeechNeck(Neck):
+    """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
+
+    norm: Norm
+    adapter: ConvolutionAdapter | None = None
+
+    def out_width(self, width: int) -> int:
+        return width if self.adapter is None else self.adapter.width
+
+    def build(self, site: Site) -> nn.Module:
+        return SpeechNeckModule(self, site)
+
+
+class SpeechNeckModule(nn.Module):
+    def __init__(self, part: SpeechNeck, site: Site) -> None:
+        super().__init__()
+        self.norm = part.norm.build(site.child("norm"))
+        self.adapter = part.adapter.build(site.child("adapter")) if part.adapter else None
+
+    def forward(self, states: list[Tensor], ctx: Context) -> Tensor:
+        x = self.norm(states[-1])
+        return x if self.adapter is None else self.adapter(x, ctx)
+
+
+class SpeechOutput(Head):
+    """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
+
+    def build(self, site: Site) -> nn.Module:
+        return SpeechOutputModule()
+
+
+class SpeechOutputModule(HeadModule):
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
+
+
+class FrameHead(Head):
+    """Scores of C labels for each frame; the labels are scores too (B, T, C), of which the highest counts."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+
+    def build(self, site: Site) -> nn.Module:
+        return FrameModule(self, site.width)
+
+
+class FrameModule(HeadModule):
+    def __init__(self, part: FrameHead, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, part.num_labels)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        logits, labels = self.out(x), inputs.get("labels")
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.reshape(-1, logits.shape[-1]).argmax(-1))
+        return {"loss": loss, "logits": logits}

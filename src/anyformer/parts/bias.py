@@ -1,0 +1,235 @@
+"""Positions inside the attention: the slot, and the schemes that add to the scores.
+
+B batch, T tokens, S keys seen, H heads, K head width, R distances told apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts import tree
+from anyformer.parts.check import at_least
+from anyformer.parts.constant import Constant
+from anyformer.spec import Part, Site
+
+
+class AttentionPosition(Part):
+    """A position scheme of the attention. `site.width` at build is the head width K."""
+
+
+class AttentionPositionModule(nn.Module):
+    has_values = False  # whether `values` has something to say; then only the eager kernel serves
+
+    def source(self, x: Tensor, ctx: Context) -> Tensor:
+        """What queries and keys are projected from: the input (B,T,D) itself unless a scheme turns it first."""
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Turns the queries (B,H,T,K) and the new keys (B,G,T,K) before keys are remembered."""
+        return q, k
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        """(the queries for the content term, what is added to the scaled scores: (1 or B, H, T, S)) for keys at row
+        places `places` (S,)."""
+        return q, None
+
+    def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
+        """What positions add to the mixed values, from the attention weights (B,H,T,S): (B,H,T,K)."""
+        raise NotImplementedError
+
+    def forward(self, index: Tensor, places: Tensor) -> Tensor:
+        """The bias (1 or B, H, T, S) for queries at `index` (T,) or (B, T) and keys at `places` (S,) or (B, S), where
+        it depends on nothing else: what the layers of a Stack can share."""
+        raise ValueError(f"{type(self).__name__} cannot be shared by a Stack: put it into the attention")
+
+
+def distance(index: Tensor, places: Tensor) -> Tensor:
+    """(1 or B, T, S) how far each key stands after each query."""
+    apart = places[..., None, :] - index[..., :, None]
+    return apart if apart.dim() == 3 else apart[None]
+
+
+def distance_in(ctx: Context, places: Tensor) -> Tensor:
+    """The same in one forward pass, for keys at row places `places` (S,)."""
+    index, keys = ctx.apart()
+    return distance(index, places if keys.dim() == 1 else keys[:, places])
+
+
+class BucketedBias(AttentionPosition):
+    """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
+
+    num_heads: int
+    num_buckets: int = 32
+    max_distance: int = 128
+    both_ways: bool = True  # an encoder tells left from right; a decoder never sees right
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads")
+        at_least(self, 4 if self.both_ways else 2, "num_buckets")
+        exact = self.num_buckets // (4 if self.both_ways else 2)
+        if self.max_distance <= exact:
+            raise ValueError(f"BucketedBias.max_distance is {self.max_distance}; it must be above {exact}")
+
+    def build(self, site: Site) -> nn.Module:
+        return BucketedBiasModule(self)
+
+
+class BucketedBiasModule(AttentionPositionModule):
+    def __init__(self, part: BucketedBias) -> None:
+        super().__init__()
+        self.part = part
+        self.table = nn.Embedding(part.num_buckets, part.num_heads)
+
+    def forward(self, index: Tensor, places: Tensor) -> Tensor:
+        return self.table(self.bucket(distance(index, places))).permute(0, 3, 1, 2)
+
+    def bucket(self, apart: Tensor) -> Tensor:
+        """Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`."""
+        num, bucket = self.part.num_buckets, torch.zeros_like(apart)
+        if self.part.both_ways:
+            num //= 2
+            bucket = (apart > 0).long() * num
+            apart = apart.abs()
+        else:
+            apart = (-apart).clamp(min=0)
+        exact = num // 2
+        far = torch.log(apart.float().clamp(min=1) / exact) / math.log(self.part.max_distance / exact)
+        far = (exact + (far * (num - exact)).long()).clamp(max=num - 1)
+        return bucket + torch.where(apart < exact, apart, far)
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        return q, self.table(self.bucket(distance_in(ctx, places))).permute(0, 3, 1, 2)
+
+
+class Distance(AttentionPosition):
+    """A scheme with one entry a distance key - query, those beyond `before` and `after` sharing the last one. With
+    `tree`, distances in a dependency tree (query - key depth, see `tree.distances`) instead of in the row."""
+
+    before: int
+    after: int | None = None  # as `before` unless said
+    tree: bool = False
+
+    def check(self) -> None:
+        at_least(self, 0, "before", "after")
+
+    @property
+    def size(self) -> int:
+        """R, how many distances are told apart."""
+        return self.before + 1 + (self.before if self.after is None else self.after)
+
+
+class DistanceModule(AttentionPositionModule):
+    def __init__(self, part: Distance) -> None:
+        super().__init__()
+        self.part = part
+
+    def clip(self, apart: Tensor) -> Tensor:
+        return (apart + self.part.before).clamp(0, self.part.size - 1)
+
+    def entries(self, ctx: Context, places: Tensor) -> Tensor:
+        """(1 or B, T, S) the entry of each query and key, by row or by tree, found once for all layers."""
+        part = self.part
+        if part.tree:
+            apart = ctx.once("tree distances", lambda: tree.distances(tree.parents_of(ctx)))
+            return ctx.once(f"tree entries {part.before} {part.size}", lambda: self.clip(apart))
+        key = f"distance entries {part.before} {part.size} {places.shape[0]}"
+        return ctx.once(key, lambda: self.clip(distance_in(ctx, places)))
+
+
+class DistanceBias(Distance):
+    """One learned scalar a head and distance, r_(i-j), added to the scores."""
+
+    num_heads: int
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "num_heads")
+
+    def build(self, site: Site) -> nn.Module:
+        return DistanceBiasModule(self)
+
+
+class DistanceBiasModule(DistanceModule):
+    def __init__(self, part: DistanceBias) -> None:
+        super().__init__(part)
+        self.table = nn.Embedding(part.size, part.num_heads)
+
+    def forward(self, index: Tensor, places: Tensor) -> Tensor:
+        if self.part.tree:
+            raise ValueError("DistanceBias over a tree reads the batch: put it into the attention, not on a Stack")
+        return self.table(self.clip(distance(index, places))).permute(0, 3, 1, 2)
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        return q, self.table(self.entries(ctx, places)).permute(0, 3, 1, 2)
+
+
+class RelativeVectors(Distance):
+    """A learned vector a distance, the same for all heads, added to the keys and to the values [Shaw et al. 2018].
+    Without `values` only the keys have one (wav2vec2-BERT). Values need the weights: the eager kernel."""
+
+    values: bool = True
+
+    def build(self, site: Site) -> nn.Module:
+        return RelativeVectorsModule(self, site.width)
+
+
+class RelativeVectorsModule(DistanceModule):
+    def __init__(self, part: RelativeVectors, head_width: int) -> None:
+        super().__init__(part)
+        self.has_values = part.values
+        self.key_table = nn.Embedding(part.size, head_width)
+        self.value_table = nn.Embedding(part.size, head_width) if part.values else None
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        # q . (k + a) = q . k + q . a; q . a for the R vectors there are, then each key picks its own
+        of_distance = torch.matmul(q, self.key_table.weight.T) * scale  # (B, H, T, R)
+        entries = self.entries(ctx, places)[:, None].expand(*q.shape[:3], -1)
+        return q, of_distance.gather(-1, entries)
+
+    def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
+        assert self.value_table is not None
+        entries = self.entries(ctx, places)[:, None].expand(weights.shape)
+        by_distance = weights.new_zeros(*weights.shape[:3], self.part.size).scatter_add(-1, entries, weights)
+        return torch.matmul(by_distance, self.value_table.weight)
+
+
+class Alibi(AttentionPosition):
+    """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
+
+    num_heads: int
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads")
+
+    def build(self, site: Site) -> nn.Module:
+        return AlibiModule(self)
+
+
+class AlibiModule(AttentionPositionModule):
+    def __init__(self, part: Alibi) -> None:
+        super().__init__()
+        self.slopes = Constant(lambda: alibi_slopes(part.num_heads))
+        self.key = f"alibi {part!r}"
+
+    def forward(self, index: Tensor, places: Tensor) -> Tensor:
+        return self.fall(distance(index, places))
+
+    def fall(self, apart: Tensor) -> Tensor:
+        return -self.slopes()[:, None, None] * apart.abs()[:, None]
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        key = f"{self.key} {places.shape[0]}"
+        return q, ctx.once(key, lambda: self.fall(distance_in(ctx, places)).to(q.dtype))
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """(H,) a geometric series down to 2^-8 for a power of two of heads; what is missing to another number comes from
+    the series for twice as many, every other one (the published rule, BLOOM's)."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
+    return torch.tensor(slopes + between)

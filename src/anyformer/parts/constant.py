@@ -1,0 +1,34 @@
+"""Tensors that are computed, not learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Constant(nn.Module):
+    """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
+    has it. On `meta` nothing is computed until the model moves to a real device."""
+
+    value: Tensor
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+        meta = torch.empty(0).device.type == "meta"
+        self.register_buffer("value", torch.empty(0) if meta else compute(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Constant:
+        try:
+            device = fn(self.value[:0]).device  # where the model is going
+        except NotImplementedError:  # off meta
+            device = fn(torch.empty(0, device="cpu")).device
+        if device.type != "meta":
+            with torch.device(device):
+                self.value = self.compute() if self.value.device.type == "meta" else self.value.to(device)
+        return self
+
+    def forward(self) -> Tensor:
+        return self.value

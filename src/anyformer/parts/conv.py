@@ -1,0 +1,50 @@
+"""Convolutions as token mixers. B batch, T frames, D width, k taps."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.convolution import depthwise
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.norm import BatchNorm, Norm
+from anyformer.spec import Part, Site
+
+
+class ConvolutionModule(Part):
+    """The Conformer's: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
+
+    kernel: int = 31
+    activation: Activation = "silu"
+    norm: Norm = BatchNorm()
+    bias: bool = False
+    causal: bool = False  # taps look back only
+    masked: bool = False  # pads are zero for the taps; otherwise they reach the frames beside them, as first published
+
+    def check(self) -> None:
+        if self.kernel < 1 or (self.kernel % 2 == 0 and not self.causal):
+            raise ValueError(f"ConvolutionModule.kernel is odd, so that frames keep their places; got {self.kernel}")
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionModuleModule(self, site)
+
+
+class ConvolutionModuleModule(nn.Module):
+    def __init__(self, part: ConvolutionModule, site: Site) -> None:
+        super().__init__()
+        width = site.width
+        self.part = part
+        self.gate = nn.Linear(width, 2 * width, bias=part.bias)
+        self.taps = nn.Conv1d(width, width, part.kernel, groups=width, bias=part.bias)
+        self.norm = part.norm.build(site.child("norm"))
+        self.out = nn.Linear(width, width, bias=part.bias)
+        self.activation = ACTIVATIONS[part.activation]
+        self.padding = (part.kernel - 1, 0) if part.causal else (part.kernel // 2, part.kernel // 2)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = F.glu(self.gate(x), dim=-1)
+        if self.part.masked and ctx.tokens is not None:
+            x = x.masked_fill(~ctx.tokens[..., None], 0)
+        x = depthwise(x, self.taps.weight, self.taps.bias, self.padding)
+        return self.out(self.activation(self.norm(x)))

@@ -1,0 +1,64 @@
+"""Several linear layers of one input as one product: one read of the input, one call, one thread team to wake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Joined(nn.Module):
+    """Linear layers side by side, (..., in) -> one (..., out) each. They stay where they are, with their addresses, and
+    their weights become views of one tensor, so saving, loading and counting see no difference. For inference: while
+    gradients are taken the layers are used one by one. Hooks on the single layers do not run."""
+
+    parts: tuple[Any, ...]
+    whole: nn.Module
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__()
+        self.__dict__["parts"] = parts  # not children: their addresses are elsewhere
+        self.sizes = [part.out_features for part in parts]
+        self.join()
+
+    @torch.no_grad()
+    def join(self) -> None:
+        self.__dict__["whole"] = side_by_side(self.parts)
+
+    def covers(self, *parts: nn.Module) -> bool:
+        """Whether these are still the layers that were joined, and no gradients are wanted."""
+        return not torch.is_grad_enabled() and parts == self.parts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.whole(x).split(self.sizes, dim=-1)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Joined:
+        super()._apply(fn, recurse)
+        self.join()  # the layers were moved or cast before: they have memory of their own again
+        return self
+
+
+def side_by_side(parts: tuple[Any, ...]) -> nn.Module:
+    first = parts[0]
+    if hasattr(first, "beside"):  # a quantised layer knows how
+        return first.beside(*parts[1:])
+    whole = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False, device="meta")
+    whole.weight = _one_tensor([p.weight for p in parts])
+    if any(p.bias is not None for p in parts):
+        for p in parts:  # a layer without a bias beside one that has it (Whisper's k)
+            if p.bias is None:
+                zeros = p.weight.new_zeros(p.out_features)
+                whole.bias = nn.Parameter(torch.cat([zeros if q.bias is None else q.bias for q in parts]), False)
+                break
+        else:
+            whole.bias = _one_tensor([p.bias for p in parts])
+    return whole.eval()
+
+
+def _one_tensor(tensors: list[nn.Parameter]) -> nn.Parameter:
+    whole = torch.cat(tuple(tensors))
+    for tensor, view in zip(tensors, whole.split([t.shape[0] for t in tensors]), strict=True):
+        tensor.data = view
+    return nn.Parameter(whole, requires_grad=False)

@@ -1,0 +1,118 @@
+"""Position schemes of speech models: relative sinusoids seen by every query, and a rotation before the projections.
+
+B batch, T queries, S keys, H heads, K head width, D = H K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
+from anyformer.spec import Site
+
+
+class RelativeSinusoids(AttentionPosition):
+    """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
+    vectors a head [Dai et al. 2019]."""
+
+    num_heads: int
+    base: float = 10000.0
+
+    def build(self, site: Site) -> nn.Module:
+        if self.num_heads * site.width % 2:
+            raise ValueError(f"{site.address}: RelativeSinusoids need an even width")
+        return RelativeSinusoidsModule(self, site.width)
+
+
+class RelativeSinusoidsModule(AttentionPositionModule):
+    def __init__(self, part: RelativeSinusoids, head_width: int) -> None:
+        super().__init__()
+        H, D = part.num_heads, part.num_heads * head_width
+        self.part, self.key = part, f"relative sinusoids {part.base} {D}"
+        self.project = nn.Linear(D, D, bias=False)
+        self.u = nn.Parameter(torch.empty(H, head_width))
+        self.v = nn.Parameter(torch.empty(H, head_width))
+
+    def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
+        """(T + S - 1, D): sines and cosines in turn, of every distance from the last query to the first key down."""
+        D = self.project.in_features
+        count = torch.arange(ctx.index.shape[0] + places.shape[0] - 1, device=places.device)
+        distance = (ctx.index[-1] - places[0] - count).float()
+        steps = torch.arange(0, D, 2, device=places.device).float()
+        angle = distance[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
+        return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        T, S = ctx.index.shape[0], places.shape[0]
+        table = ctx.once(f"{self.key} {S}", lambda: self.table(places, ctx, q.dtype))
+        r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, T + S - 1)
+        scores = torch.matmul((q + self.v[:, None]) * scale, r)
+        index, keys = ctx.apart()
+        if keys.dim() == 2:  # pads stand between the past and these tokens: each row has its own distances
+            column = ctx.index[-1] - places[0] - index[..., :, None] + keys[:, places][..., None, :]
+            scores = scores.gather(-1, column[:, None].expand(-1, scores.shape[1], -1, -1))
+        elif T > 1:
+            # query i finds key j at column T - 1 - i + j: rows one shorter, begun T - 1 later, line the keys up
+            scores = scores.flatten(2)[..., T - 1 : -1].unflatten(-1, (T, T + S - 2))[..., :S]
+        if scores.device.type == "cuda":
+            scores = scores.contiguous()  # its kernels ask for aligned rows
+        return q + self.u[:, None], scores
+
+
+class InputRope(Rope):
+    """The rotation turns what queries and keys are projected from, head by head, instead of themselves (the Conformer
+    of wav2vec 2.0). The frequencies are saved with the model."""
+
+    def check(self) -> None:
+        super().check()
+        if self.scaling is not None or self.fraction != 1.0:
+            raise ValueError("InputRope turns whole heads at the saved frequencies: no scaling, fraction 1")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % 2:
+            raise ValueError(f"{site.address}: InputRope turns pairs of channels, and a head has {site.width}")
+        return InputRopeModule(self, site.width)
+
+
+class SavedFrequencies(nn.Module):
+    """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
+
+    exact = ("value",)  # the loader does not round it
+    value: Tensor
+
+    def __init__(self, width: int, base: float) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+        self.register_buffer("value", frequencies(width, base, None))
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"value": lambda: frequencies(self.width, self.base, None)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SavedFrequencies:
+        moved = fn(self.value)
+        self.value = moved if moved.dtype == torch.float32 else self.value.to(moved.device)
+        return self
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+class InputRopeModule(RopeModule):
+    def __init__(self, part: InputRope, head_width: int) -> None:
+        super().__init__(part, head_width)
+        self.frequency = SavedFrequencies(self.width, part.base)  # type: ignore[assignment]
+        self.head_width = head_width
+
+    def source(self, x: Tensor, ctx: Context) -> Tensor:
+        cos, sin = ctx.once(self.key, lambda: self.tables(ctx, x.dtype))
+        heads = x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return self.turn(heads, cos, sin).transpose(1, 2).flatten(2)
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        return q, k

@@ -1,0 +1,208 @@
+"""Selective state spaces: a recurrence whose memory and forgetting depend on the token [Gu and Dao 2023].
+
+B rows, T tokens, D width, I inner width, N states a channel, R rank of the time step, K taps of the convolution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.convolution import depthwise
+from anyformer.kernels.scan import scan, scan_step
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.check import at_least, positive
+from anyformer.parts.init import Initializer
+from anyformer.spec import Part, Site
+from anyformer.state import Recurrent, RecurrentSpec
+
+
+class SelectiveState(Part):
+    """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
+    much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
+
+    width: int  # I
+    states: int = 16
+    taps: int = 4
+    rank: int | None = None  # of the time step; D / 16 rounded up unless said
+    activation: Activation = "silu"  # after the convolution; the gate is always silu
+    bias: bool = False  # of the projections in and out
+    conv_bias: bool = True
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "states", "taps", "rank")
+
+    def build(self, site: Site) -> nn.Module:
+        return SelectiveStateModule(self, site)
+
+
+class SelectiveStateModule(nn.Module):
+    starts: ClassVar[dict[str, float]] = {"skip": 1.0}
+
+    def __init__(self, part: SelectiveState, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        I, N = part.width, part.states
+        self.rank = part.rank or -(-site.width // 16)
+        self.up = nn.Linear(site.width, I, bias=part.bias)
+        self.gate = nn.Linear(site.width, I, bias=part.bias)
+        self.conv = nn.Conv1d(I, I, part.taps, groups=I, bias=part.conv_bias)
+        self.select = nn.Linear(I, self.rank + 2 * N, bias=False)  # what a token chooses: step, B, C
+        self.step = nn.Linear(self.rank, I, bias=False)
+        self.step_bias = nn.Parameter(torch.empty(I))
+        self.rate = nn.Parameter(torch.empty(I, N))  # A = -exp(rate): each state forgets at its own pace
+        self.skip = nn.Parameter(torch.empty(I))
+        self.down = nn.Linear(I, site.width, bias=part.bias)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def state_spec(self) -> RecurrentSpec:
+        I = self.part.width
+        shapes = (("window", (self.part.taps - 1, I)), ("state", (self.part.states, I)))
+        return RecurrentSpec(shapes, float32=("state",))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        slot = None if ctx.state is None else ctx.state.slots[self.address]
+        assert slot is None or isinstance(slot, Recurrent)
+        x = rows.pack(x)
+        gate, x = self.gate(x), self.convolve(self.up(x), rows, slot)
+        step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
+        # from here to the gate in fp32, whatever the model is
+        dt = F.softplus(self.step(step).float() + self.step_bias.float())
+        if rows.real is not None:
+            dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
+        A = -torch.exp(self.rate.float()).t().contiguous()
+        state = None if slot is None else slot.tensors["state"].expand(x.shape[0], -1, -1)
+        inputs = (x.float(), dt, A, b.float(), c.float())
+        if x.shape[1] == 1 and state is not None:
+            y, last = scan_step(*(t if t is A else t[:, 0] for t in inputs), state=state)  # type: ignore[misc]
+            y = y[:, None]
+        else:
+            y, last = scan(*inputs, state=state, keep=rows.keep)
+        if slot is not None:
+            slot.replace("state", last)
+        y = torch.addcmul(y, inputs[0], self.skip.float()) * F.silu(gate)
+        return rows.unpack(self.down(y.to(x.dtype)))
+
+    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None) -> Tensor:
+        """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
+        K, bias, past = self.part.taps, self.conv.bias, None
+        if slot is not None and K > 1:  # the last K - 1 tokens before, then these
+            past = x = torch.cat((slot.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if rows.age is None:
+            y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
+        else:
+            x = x if past is not None else F.pad(x, (0, 0, K - 1, 0))
+            T, taps = rows.age.shape[1], self.conv.weight[:, 0].unbind(-1)
+            y = x[:, K - 1 :] * taps[-1]
+            for back in range(1, K):  # what lies in another document is not seen
+                near = (rows.age >= back)[..., None].to(x.dtype)
+                y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
+            y = y if bias is None else y + bias
+        if slot is not None and past is not None:
+            slot.replace("window", rows.last(past, K - 1))
+        y = self.activation(y)
+        return y if rows.real is None else y * rows.real.to(y.dtype)
+
+
+# -- where tokens follow each other -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Rows:
+    """A batch as a recurrence reads it: real tokens first, pads behind them, so that no pad stands between two."""
+
+    real: Tensor | None = None  # (B, T, 1) 1 at real tokens, once packed
+    order: Tensor | None = None  # (B, T) where each packed token stood
+    back: Tensor | None = None  # (B, T) where each token is packed to
+    age: Tensor | None = None  # (B, T) real tokens of its document before it; past all taps in the first, which goes on
+    keep: Tensor | None = None  # (B, T) 0 where a new document begins
+
+    @classmethod
+    def of(cls, ctx: Context) -> Rows:
+        rows, tokens, documents = cls(), ctx.tokens, ctx.documents
+        if tokens is not None:
+            rows.real = tokens[..., None].float()
+            split = tokens[:, 1:] & ~tokens[:, :-1]  # a real token after a pad
+            if tokens.shape[1] > 1 and (torch.compiler.is_compiling() or bool(split.any())):
+                rows.order = (~tokens).int().argsort(dim=1, stable=True)
+                rows.back = rows.order.argsort(dim=1)
+                rows.real = rows.pack(rows.real)
+                documents = None if documents is None else documents.gather(1, rows.order)
+        if documents is not None:
+            new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=False)
+            if rows.real is not None:
+                new = new & rows.real[..., 0].bool()  # a pad begins nothing
+            rows.keep = (~new).float()
+            index = torch.arange(documents.shape[1], device=documents.device)
+            first = torch.where(new, index, -1).cummax(1).values
+            rows.age = torch.where(first < 0, torch.iinfo(torch.long).max, index - first)
+        return rows
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, T, D), real tokens first."""
+        return x if self.order is None else x.gather(1, self.order[..., None].expand_as(x))
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return x if self.back is None else x.gather(1, self.back[..., None].expand_as(x))
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        """The last `count` real tokens of x (B, count + T, I), 0 where they belong to an earlier document."""
+        T = x.shape[1] - count
+        if self.real is None:
+            end = torch.full((x.shape[0],), T, device=x.device)
+            x = x[:, T:].clone()  # a copy, so that the rest is freed
+        else:
+            end = self.real[..., 0].sum(1).long()
+            places = end[:, None] + torch.arange(count, device=x.device)
+            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+        if self.age is not None:
+            age = self.age.gather(1, (end - 1).clamp(min=0)[:, None])  # of the last real token
+            x = x * (age >= torch.arange(count - 1, -1, -1, device=x.device))[..., None]
+        return x
+
+
+# -- initialisation ---------------------------------------------------------------------------------------------------
+
+
+class Rates(Initializer):
+    """A = -1, -2, ..., -N in every channel, kept as a logarithm: the real S4D [Gu et al. 2022]."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        tensor.copy_(torch.arange(1, tensor.shape[1] + 1, device=tensor.device).log().expand_as(tensor))
+
+
+class StepWeight(Initializer):
+    """Up to scale / sqrt(R): uniform around 0, or that value everywhere."""
+
+    scale: float = 1.0
+    scheme: Literal["random", "constant"] = "random"
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        bound = self.scale / math.sqrt(tensor.shape[1])
+        if self.scheme == "constant":
+            tensor.fill_(bound)
+        else:
+            tensor.uniform_(-bound, bound, generator=generator)
+
+
+class StepBias(Initializer):
+    """softplus(bias), the time step of a token that chooses nothing, is log-uniform between `low` and `high`."""
+
+    low: float = 0.001
+    high: float = 0.1
+    floor: float = 1e-4
+
+    def check(self) -> None:
+        positive(self, "low", "high", "floor")
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        at = torch.rand(tensor.shape, generator=generator, device=tensor.device)
+        dt = torch.exp(at * (math.log(self.high) - math.log(self.low)) + math.log(self.low)).clamp(min=self.floor)
+        tensor.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus

@@ -1,0 +1,110 @@
+"""Mixing inside the windows of a grid, and a position bias over the offsets of a grid.
+
+B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.position import AttentionPosition, AttentionPositionModule
+from anyformer.spec import Part, Site
+
+
+class Windows(Part):
+    """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
+    up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
+    was there [Liu et al. 2021]."""
+
+    mixer: Part
+    size: int
+    shift: int = 0
+
+    def check(self) -> None:
+        if self.size < 1 or not 0 <= self.shift < self.size:
+            raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
+
+    def build(self, site: Site) -> nn.Module:
+        return WindowsModule(self, site)
+
+
+class WindowsModule(nn.Module):
+    def __init__(self, part: Windows, site: Site) -> None:
+        super().__init__()
+        self.size, self.shift = part.size, part.shift
+        self.mixer = part.mixer.build(site.child("mixer"))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        assert ctx.grid is not None and ctx.padding is None, "windows are cut from whole grids"
+        (rows, columns), size, shift = ctx.grid, self.size, self.shift
+        if min(ctx.grid) <= size:  # one window spans the shorter side: there is nothing to straddle
+            size, shift = min(ctx.grid), 0
+        x = x.unflatten(1, ctx.grid)
+        below, right = -rows % size, -columns % size
+        if below or right:  # zeros that are seen like any token, as published
+            x = F.pad(x, (0, 0, 0, right, 0, below))
+        if shift:
+            x = x.roll((-shift, -shift), (1, 2))
+        B, height, width, D = x.shape
+        inner = ctx.once(f"windows {size} {shift}", lambda: window_context(ctx, B, height, width, size, shift))
+        x = self.mixer(partition(x, size).view(-1, size * size, D), inner)
+        x = x.view(B, height // size, width // size, size, size, D).transpose(2, 3).reshape(B, height, width, D)
+        if shift:
+            x = x.roll((shift, shift), (1, 2))
+        return x[:, :rows, :columns].flatten(1, 2)
+
+
+def partition(x: Tensor, size: int) -> Tensor:
+    """(B, rows, columns, D) -> (B, N, T, D), windows and tokens in reading order"""
+    cut = x.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
+    return cut.flatten(3, 4).flatten(1, 2)
+
+
+def window_context(ctx: Context, B: int, height: int, width: int, size: int, shift: int) -> Context:
+    """What the mixer knows: rows of the batch are windows, and what a shift brought together are packed documents."""
+    index = torch.arange(size * size, device=ctx.index.device)
+    documents = None
+    if shift:
+        bands = []
+        for length in (height, width):  # three a side: untouched, the end of the grid, what came in round the edge
+            place = torch.arange(length, device=index.device)
+            bands.append((place >= length - size).long() + (place >= length - shift).long())
+        region = bands[0][:, None] * 3 + bands[1]
+        documents = partition(region[None, :, :, None], size)[0, ..., 0].repeat(B, 1)  # (B N, T)
+    return dataclasses.replace(
+        ctx, index=index, positions=index[None], documents=documents, grid=(size, size), shared={}
+    )
+
+
+class GridBias(AttentionPosition):
+    """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
+
+    num_heads: int
+    size: int
+
+    def build(self, site: Site) -> nn.Module:
+        return GridBiasModule(self)
+
+
+class GridBiasModule(AttentionPositionModule):
+    def __init__(self, part: GridBias) -> None:
+        super().__init__()
+        self.size = part.size
+        self.weight = nn.Parameter(torch.zeros((2 * part.size - 1) ** 2, part.num_heads))
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        rows = ctx.once(f"offsets {self.size}", lambda: self.rows(ctx, places))
+        return q, self.weight[rows].permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
+
+    def rows(self, ctx: Context, places: Tensor) -> Tensor:
+        """(T, T) the row of the table for each query and key."""
+        if ctx.grid is None or max(ctx.grid) > self.size:
+            raise ValueError(f"a position bias of {self.size} x {self.size} offsets cannot place a grid of {ctx.grid}")
+        row, column = places // ctx.grid[1], places % ctx.grid[1]
+        down, right = ((at[:, None] - at[None, :]) + self.size - 1 for at in (row, column))
+        return down * (2 * self.size - 1) + right

@@ -1,0 +1,70 @@
+"""Fused projections by address: q, k, v of an attention in one product, gate and up of a gated feed-forward in one.
+
+    fuse(model)                                       # every attention and gated feed-forward of any family
+    fuse(model, "decoder.layers.*.attention.op")      # some of them
+
+Outputs stay equal, parameters keep their addresses, and saving, loading in place, `.to()` and training go on as before:
+while gradients are taken the layers are used one by one. `unfuse` undoes it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from torch import nn
+
+from anyformer.parts.attention import AttentionModule
+from anyformer.parts.feedforward import GatedMLPModule
+from anyformer.parts.joined import Joined
+from anyformer.spec import nearest
+
+# where the joined layer stands, and what it joins
+SITES: dict[type, tuple[str, tuple[str, ...]]] = {
+    AttentionModule: ("qkv", ("q", "k", "v")),
+    GatedMLPModule: ("gate_up", ("gate", "up")),
+}
+
+
+def fuse(model: nn.Module, pattern: str = "*") -> nn.Module:
+    """Joins the projections of every module whose address matches `pattern`; the model is changed and returned."""
+    found = list(sites(model))
+    chosen = [site for site in found if fnmatch.fnmatchcase(site[0], pattern)]
+    if not chosen and pattern != "*":
+        known = dict.fromkeys(address for address, *_ in found)
+        raise ValueError(f"no attention or gated feed-forward matches {pattern!r}; {nearest(pattern, known)}")
+    for _, module, name, parts in chosen:
+        layers = [getattr(module, part) for part in parts]
+        if getattr(module, name) is None and joinable(layers):
+            setattr(module, name, Joined(*layers))
+    return model
+
+
+def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
+    """The layers on their own again, with memory of their own."""
+    for address, module, name, parts in sites(model):
+        if getattr(module, name) is not None and fnmatch.fnmatchcase(address, pattern):
+            setattr(module, name, None)
+            for part in parts:
+                for parameter in getattr(module, part).parameters():
+                    parameter.data = parameter.data.clone()
+    return model
+
+
+def sites(model: nn.Module) -> Any:
+    """(address, module, name of the joined layer, names of its parts) of all that could be joined."""
+    for address, module in model.named_modules():
+        for kind, (name, parts) in SITES.items():
+            # cross-attention reads its keys and values once a text: nothing to gain
+            if isinstance(module, kind) and not getattr(getattr(module, "part", None), "memory", False):
+                yield address, module, name, parts
+
+
+def joinable(layers: list[Any]) -> bool:
+    """Layers of one kind and one input; anything else (an adapter, say) is left alone."""
+    kinds = {type(layer) for layer in layers}
+    return (
+        len(kinds) == 1
+        and (kinds == {nn.Linear} or hasattr(layers[0], "beside"))
+        and len({(layer.in_features, layer.weight.dtype, layer.weight.device) for layer in layers}) == 1
+    )

@@ -1,0 +1,133 @@
+"""Int8 weights by address: a linear layer keeps one signed byte a weight and one scale an output channel.
+
+    quantize(model)                              # every linear layer, the head too: a quarter of fp32's memory
+    quantize(model, "decoder.*")                 # some of them
+
+A weight is round(w / scale), scale = largest |w| of its row / 127. On an x86 CPU each row of activations is rounded to
+8 bits too, with a scale of its own: that is what VNNI instructions multiply, and a batch changes no row; `exact=True`
+keeps the activations as they are there, and so does every other device. Inference only: the float weights are gone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.spec import nearest
+from anyformer.transforms.fuse import fuse, sites, unfuse
+
+
+@torch.no_grad()
+def quantize(model: Any, pattern: str = "*", *, exact: bool = False) -> Any:
+    """Every nn.Linear whose address matches `pattern` becomes an Int8Linear; the model is changed and returned. A head
+    tied to the token table is quantised, the table stays as it is. Fused projections stay fused."""
+    if model.training:
+        raise ValueError("int8 weights cannot be trained: model.eval() first")
+    linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
+    chosen = [address for address in linears if fnmatch.fnmatchcase(address, pattern)]
+    if not chosen:
+        raise ValueError(f"no linear layer matches {pattern!r}; {nearest(pattern, linears)}")
+    fused = [address for address, module, name, _ in sites(model) if getattr(module, name) is not None]
+    unfuse(model)
+    for address in chosen:
+        path, _, leaf = address.rpartition(".")
+        setattr(model.get_submodule(path), leaf, Int8Linear.of(linears[address], exact))
+    for address in fused:
+        fuse(model, address)
+    return model
+
+
+class Int8Linear(nn.Module):
+    """x (..., in) -> (..., out), the weights int8 with one scale an output channel."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, exact: bool = False) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("weight", weight)  # (out, in) int8
+        self.register_buffer("scale", scale)  # (out,) fp32
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.exact = exact
+        self.packed: Any = None  # the CPU kernel's own layout, made at the first call
+
+    @classmethod
+    def of(cls, linear: nn.Linear, exact: bool = False) -> Int8Linear:
+        weight = linear.weight.detach().float()
+        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        rounded = (weight / scale[:, None]).round().to(torch.int8)
+        return cls(rounded, scale, None if linear.bias is None else linear.bias.detach().clone(), exact)
+
+    def beside(self, *others: Int8Linear) -> Int8Linear:
+        """One layer that gives the outputs of this and the others, one after another."""
+        parts = (self, *others)
+        bias = None
+        if any(p.bias is not None for p in parts):
+            bias = torch.cat([p.scale.new_zeros(p.out_features) if p.bias is None else p.bias for p in parts])
+        weights, scales = torch.cat([p.weight for p in parts]), torch.cat([p.scale for p in parts])
+        return Int8Linear(weights, scales, bias, self.exact)
+
+    def dequantized(self) -> Tensor:
+        """(out, in) fp32: what the layer multiplies by."""
+        return self.weight.float() * self.scale[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.exact and x.is_cpu and x.numel() and not torch.compiler.is_compiling() and has_bytes():
+            return self.by_bytes(x)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if x.dtype == torch.float16:  # sums of whole numbers up to 127 are beyond its range
+            return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype)[:, None], bias)
+        # scales after the product: a compiler fuses the conversion into it and makes no float copy of the weights
+        out = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        return out if bias is None else out + bias
+
+    def by_bytes(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            self.packed = pack(self.weight, self.scale)
+        wide = x.float()
+        top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+        # with each row brought into [-1, 1], one step size is right for all of them
+        levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
+        out = _multiply()(wide / top, 1 / levels, 128, self.packed)
+        out = out * top if self.bias is None else torch.addcmul(self.bias, out, top)
+        return out.to(x.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Int8Linear:
+        scale = self.scale
+        super()._apply(fn, recurse)
+        if self.scale.dtype != torch.float32:  # .half() is for activations: 8 bits have no room for a rough scale
+            self.scale = scale.to(self.scale.device)
+        self.packed = None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "packed": None}
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+@functools.cache
+def has_bytes() -> bool:
+    """Whether torch was built with 8-bit products for this CPU (and still has them: their tensors are deprecated)."""
+    return "x86" in torch.backends.quantized.supported_engines and hasattr(torch, "_make_per_channel_quantized_tensor")
+
+
+@functools.cache
+def _multiply() -> Any:
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+
+
+def pack(weight: Tensor, scale: Tensor) -> Any:
+    zeros = torch.zeros(weight.shape[0], dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the deprecation
+        tensor = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+    return torch.ops.quantized.linear_prepack(tensor, None)

@@ -1,0 +1,464 @@
+"""The command line: C1, and X1 and X2 on whole model folders as a user meets them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import cli, families
+from anyformer.weights.io import Checkpoint, write_checkpoint
+
+CONFIG = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+COMMAND = [sys.executable, "-m", "anyformer"]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-2 as Hugging Face would store it."""
+    folder = tmp_path_factory.mktemp("published") / "gpt2"
+    spec = families.find("gpt2").read(CONFIG)
+    af.save(af.build(spec, seed=3), folder, format="hf")
+    return folder
+
+
+@pytest.fixture
+def model(published: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in published.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def one_line(result: tuple[int, str, str], *words: str) -> None:
+    """A user's mistake: exit code 2, nothing on stdout, one line on stderr with these words in it."""
+    code, out, err = result
+    assert (code, out) == (2, ""), result
+    assert err.count("\n") == 1 and err.endswith("\n") and "Traceback" not in err, err
+    for word in words:
+        assert word in err, err
+
+
+def words(value: object) -> str:
+    """The name of a test: the command it runs."""
+    return " ".join(value)[:60] or "alone" if isinstance(value, list) else ""
+
+
+# -- starting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["--help"], 0), (["--version"], 0), ([], 0), (["count", "--help"], 0), (["zoom"], 2), (["zoo", "--jsn"], 2),
+     (["count"], 2), (["--hlp"], 2), (["convert", "a", "b", "--format", "hff"], 2), (["count", "./nowhere"], 2)],
+    ids=words,
+)  # fmt: skip
+def test_help_and_mistakes_answer_at_once_without_torch(arguments: list[str], code: int) -> None:
+    taken = []
+    for _ in range(4):  # the machine may be busy with something else
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-X", "importtime", "-m", "anyformer", *arguments],
+                              capture_output=True, text=True)  # fmt: skip
+        taken.append(time.perf_counter() - start)
+        assert done.returncode == code
+        timed = [line for line in done.stderr.splitlines() if line.startswith("import time")]
+        imported = {line.rpartition("|")[2].strip() for line in timed}
+        assert "anyformer.cli" in imported and not imported & {"torch", "numpy", "rich", "huggingface_hub"}
+        if taken[-1] < 1:
+            break
+    assert min(taken) < 1
+
+
+def test_version(run) -> None:
+    assert run("--version") == (0, f"anyformer {af.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_help_names_every_verb(run, arguments: tuple[str, ...]) -> None:
+    code, out, err = run(*arguments)
+    assert code == 0 and err == "" and all(f"  {verb} " in out for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_help(run, verb: str) -> None:
+    code, out, err = run(verb, "--help")
+    assert code == 0 and err == "" and f"usage: anyformer {verb}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [(["zooo"], "did you mean 'zoo'?"), (["cuont", "gpt2"], "did you mean 'count'?"),
+     (["zoo", "--jsno"], "did you mean '--json'?"), (["--versoin"], "did you mean '--version'?"),
+     (["zoo", "--family", "gpt"], "did you mean 'gpt2'?"), (["count", "gtp2"], "did you mean 'gpt2'?"),
+     (["count", "gpt2", "--dtype", "bfloat"], "did you mean 'bfloat16'?"),
+     (["count", "gpt2", "--set", "decoder.dept=3"], "did you mean 'depth'?"),
+     (["count", "gpt2", "--set", "decoder.depth=3", "width=8"], "did you mean '--set width=8'?"),
+     (["convert", "a", "b", "--ofline"], "did you mean '--offline'?"),
+     (["convert", "a", "b", "--format", "hff"], "did you mean 'hf'?")],
+    ids=words,
+)  # fmt: skip
+def test_mistakes_name_the_nearest(run, arguments: list[str], nearest: str) -> None:
+    one_line(run(*arguments), nearest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["count"], "NAME"), (["count", "gpt2", "gpt2-xl"], "'gpt2-xl'"), (["convert", "a"], "DST"),
+     (["count", "gpt2", "--set", "depth"], "PATH=VALUE"), (["count", "gpt2", "--set", "decoder.depth=many"], "'many'"),
+     (["count", "gpt2", "--depth", "x"], "--depth"), (["count", "gpt2", "--depth", "0"], "--depth"),
+     (["count", "gpt2", "--set", "decoder.depth=1e12"], "layers"),
+     (["count", "gpt2", "--set", "decoder.norm=" + "[" * 100_000], "nested too deeply"),
+     (["count", "no/such/folder"], "no such file or folder"), (["count", "nothing.json"], "no such file or folder")],
+    ids=words,
+)  # fmt: skip
+def test_other_mistakes_are_one_line(run, arguments: list[str], word: str) -> None:
+    one_line(run(*arguments), word)
+
+
+def test_the_line_is_one_line_whatever_it_quotes(run) -> None:
+    one_line(run("count", "gpt2\n\x1b[31m" + "x" * 10_000), "more characters")
+
+
+def test_interrupts_bugs_and_full_disks(run, monkeypatch) -> None:
+    def fail(error: BaseException) -> None:
+        def raises(arguments: object) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "dispatch", raises)
+
+    monkeypatch.delenv("ANYFORMER_DEBUG", raising=False)
+    fail(KeyboardInterrupt())
+    assert run() == (130, "", "anyformer: stopped\n")
+    fail(OSError(errno.ENOSPC, "No space left on device"))
+    one_line(run(), "No space left on device")
+    fail(PermissionError(errno.EACCES, "Permission denied", "/x/y"))
+    one_line(run(), "/x/y: Permission denied")
+    fail(ConnectionError("the hub cannot be reached"))
+    one_line(run(), "the hub cannot be reached")
+    fail(TypeError("what now"))
+    code, out, err = run()
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "bug" in err and "ANYFORMER_DEBUG" in err and "what now" in err
+    monkeypatch.setenv("ANYFORMER_DEBUG", "1")
+    code, _, err = run()
+    assert code == 1 and "Traceback" in err and err.splitlines()[-1].startswith("anyformer: ")
+    fail(ValueError("a mistake"))
+    code, _, err = run()
+    assert code == 2 and "Traceback" in err
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    done = subprocess.run(f"{sys.executable} -m anyformer --help | true", shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# -- zoo and count ----------------------------------------------------------------------------------------------------
+
+
+def test_zoo_lists_every_name(run) -> None:
+    code, out, err = run("zoo", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "") and [row["name"] for row in rows] == [name for name, _ in families.names()]
+    gpt2 = next(row for row in rows if row["name"] == "gpt2")
+    assert (gpt2["parameters"], gpt2["published"], gpt2["family"]) == (124_439_808, 124e6, "gpt2") and gpt2["about"]
+
+
+def test_zoo_of_a_family_is_plain_aligned_text_in_a_pipe(run) -> None:
+    code, out, err = run("zoo", "--family", "gpt2")
+    header, *rows = out.splitlines()
+    assert (code, err) == (0, "") and out.isascii() and "\x1b" not in out
+    assert [row.split()[0] for row in rows] == list(families.find("gpt2").sizes)
+    end = header.index("parameters") + len("parameters")
+    assert all(row[end - 1] in "KMBT" and row[end] == " " for row in rows)
+
+
+def test_count_by_part(run) -> None:
+    code, out, err = run("count", "gpt3-175b", "--json", "--depth", "9", "--dtype", "bfloat16")
+    counted, expected = json.loads(out), af.count(af.spec("gpt3-175b"))
+    assert (code, err) == (0, "") and counted["parameters"] == expected.parameters == sum(counted["parts"].values())
+    assert counted["bytes"] == 2 * expected.parameters
+    assert counted["parts"]["decoder.layers.attention.op.q"] == 96 * (12288 * 12288 + 12288)
+    assert counted["tied"] == {"head.out.weight": "embedding.tokens.weight"}
+    code, out, err = run("count", "gpt3-175b", "--depth", "1")
+    assert [line.split()[0] for line in out.splitlines()[:4]] == ["part", "embedding", "decoder", "total"]
+    assert f"{expected.parameters:,}" in out and "counted once" in out
+
+
+def test_count_with_other_values(run, published: Path, tmp_path: Path) -> None:
+    def parameters(*arguments: object) -> int:
+        code, out, err = run("count", *arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)["parameters"]
+
+    spec = af.spec(published)
+    assert parameters(published) == af.count(spec).parameters
+    deeper = af.override(spec, {"decoder.depth": 5, "decoder.norm": {"kind": "RMSNorm"}})
+    expected = af.count(deeper).parameters
+    assert parameters(published, "--set", "decoder.depth=5", "--set", 'decoder.norm={"kind": "RMSNorm"}') == expected
+    af.save(af.build(deeper), tmp_path / "deeper")
+    assert parameters(tmp_path / "deeper" / "spec.json") == parameters(tmp_path / "deeper") == expected
+    # text that is no JSON is text
+    assert parameters(published, "--set", "decoder.layers.feedforward.op.activation=relu") == af.count(spec).parameters
+
+
+def test_a_terminal_gets_a_drawn_table_and_a_sign_of_life() -> None:
+    pty = pytest.importorskip("pty")
+    main, other = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen([*COMMAND, "count", "gpt2"], stdout=other, stderr=other, env=environment)
+    os.close(other)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(main)
+    assert process.wait() == 0
+    assert b"\x1b[" in shown and "─".encode() in shown and b"124,439,808" in shown and b"counting gpt2" in shown
+
+
+# -- convert ----------------------------------------------------------------------------------------------------------
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    with Checkpoint(folder) as checkpoint:
+        return {name: checkpoint.read(name).clone() for name in checkpoint.names}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+def test_convert_there_and_back_is_bit_identical(run, published: Path, tmp_path: Path, monkeypatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    ours, theirs = tmp_path / "deep" / "er" / "ours", tmp_path / "theirs"
+    theirs.mkdir()  # an empty folder is as good as none
+    code, out, err = run("convert", published, ours, "--offline")
+    assert (code, err) == (0, "") and out.count("\n") == 1 and "GPT2LMHeadModel" in out and "float32" in out
+    assert sorted(path.name for path in ours.iterdir()) == ["model.safetensors", "spec.json"]
+    assert run("convert", ours, theirs, "--format", "hf")[0] == 0
+    assert same(tensors(published), tensors(theirs))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (published, theirs))
+    assert before == after
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "theirs"]
+
+
+def test_convert_to_another_dtype(run, published: Path, tmp_path: Path) -> None:
+    assert run("convert", published, tmp_path / "half", "--dtype", "bfloat16", "--format", "hf")[0] == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors(tmp_path / "half").values())
+    assert af.load(tmp_path / "half").dtype == torch.bfloat16
+    one_line(run("convert", published, tmp_path / "other", "--dtype", "bfloat"), "did you mean 'bfloat16'?")
+
+
+def test_convert_never_writes_over_anything(run, published: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    one_line(run("convert", published, tmp_path / "file"), "is a file")
+    one_line(run("convert", published, tmp_path / "file" / "below"), "file")
+    one_line(run("convert", published, tmp_path / "full"), "not empty")
+    one_line(run("convert", published, published), "not empty")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_write_that_fails_leaves_nothing(run, published: Path, tmp_path: Path, there: bool, monkeypatch) -> None:
+    """A limit on the size of files stands in for a disk that is full."""
+    target = tmp_path / "out"
+    if there:
+        target.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        result = run("convert", published, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    one_line(result, "File too large")
+    assert list(tmp_path.rglob("*")) == ([target] if there else [])
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("anyformer.checkpoint.write_json", full)  # the weights are written by then
+    one_line(run("convert", published, target), "No space left on device")
+    assert list(tmp_path.rglob("*")) == ([target] if there else [])
+
+
+def test_a_folder_that_may_not_be_written(run, published: Path, tmp_path: Path) -> None:
+    one_line(run("convert", published, "/proc/anyformer/out"), "/proc")
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    one_line(run("convert", published, tmp_path / "locked"), "Permission denied")
+    one_line(run("convert", published, tmp_path / "locked" / "out"), "Permission denied")
+
+
+# -- bad models: X1, X2 -----------------------------------------------------------------------------------------------
+
+
+def change_config(**values: object) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+    return spoil
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        held = tensors(folder)
+        change(held)
+        write_checkpoint(folder, held)
+
+    return spoil
+
+
+def raw(name: str, content: bytes | str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return spoil
+
+
+def header(content: object, length: int | None = None) -> Callable[[Path], None]:
+    text = json.dumps(content).encode()
+    return raw("model.safetensors", (len(text) if length is None else length).to_bytes(8, "little") + text)
+
+
+def truncate(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def pickled(folder: Path) -> None:
+    """A pickle that would leave a mark when it is read."""
+
+    class Mark:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return os.system, (f"touch {folder / 'ran'}",)
+
+    import pickle
+
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Mark()))
+
+
+def index_that_leaves(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    index = {"weight_map": {"wte.weight": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated weights": (truncate, "model.safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    "empty weights": (raw("model.safetensors", b""), "truncated"),
+    "huge header": (header({}, 2**62), "truncated"),
+    "header that is no JSON": (raw("model.safetensors", (4).to_bytes(8, "little") + b"{{{{"), "not valid JSON"),
+    "tensor out of bounds": (
+        header({"wte.weight": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}), "outside"
+    ),
+    "100,000 tensors": (lambda folder: header({f"t{i}": {} for i in range(100_000)})(folder), "tensors"),
+    "nested header": (
+        raw("model.safetensors", (200_000).to_bytes(8, "little") + b'{"":' * 50_000), "nested too deeply"
+    ),
+    "pickled weights": (pickled, "pickled weights can run code and are refused"),
+    "index that leaves the folder": (index_that_leaves, "outside.safetensors"),
+    "missing tensor": (change_weights(lambda held: held.pop("transformer.h.1.mlp.c_fc.weight")),
+                       "missing decoder.layers.1.feedforward.op.up.weight"),
+    "surplus tensor": (change_weights(lambda held: held.update(extra=torch.zeros(2))), "unexpected extra"),
+    "wrong shape": (change_weights(lambda held: held.update({"transformer.h.0.ln_1.weight": torch.ones(7)})),
+                    "wrong shape decoder.layers.0.attention.pre_norm.weight"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "config that is no JSON": (raw("config.json", "{"), "config.json: not valid JSON"),
+    "config that is a list": (raw("config.json", "[]"), "expected a JSON object"),
+    "nested config": (raw("config.json", '{"a":' * 100_000), "nested too deeply"),
+    "nested value": (
+        raw("config.json", '{"model_type": "gpt2", "task_specific_params":' + '{"a":' * 400 + "1" + "}" * 401), ""
+    ),
+    "huge config": (lambda folder: raw("config.json", b" " * (64 * 2**20 + 1))(folder), "larger than"),
+    "config of millions of values": (
+        lambda folder: raw("config.json", "[" + "1," * 5_000_000 + "1]")(folder), "values"
+    ),
+    "key given twice": (raw("config.json", '{"model_type": "gpt2", "n_layer": 1, "n_layer": 2}'), "given twice"),
+    "no model_type": (change_config(model_type=None), "model_type"),
+    "unknown model_type": (change_config(model_type="gpt22"), "did you mean 'gpt2'?"),
+    "unknown architecture": (change_config(architectures=["GPT2LMHeadModels"]), "did you mean 'GPT2LMHeadModel'?"),
+    "unknown field": (change_config(n_layers=3), "did you mean 'n_layer'?"),
+    "value of the wrong kind": (change_config(n_layer="two"), "config.json"),
+    "architectures of the wrong kind": (change_config(architectures=5), "config.json"),
+    "no heads": (change_config(n_head=0), "config.json"),
+    "a million million layers": (change_config(n_layer=10**12), "layers"),
+    "spec.json of a part": (raw("spec.json", '{"anyformer": 1, "kind": "LayerNorm"}'), "not a whole model"),
+    "spec.json of an unknown kind": (
+        raw("spec.json", '{"anyformer": 1, "kind": "DecoderModle"}'), "did you mean 'DecoderModel'?"
+    ),
+    "spec.json of another format": (raw("spec.json", '{"anyformer": 99, "kind": "DecoderModel"}'), "format"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SPOILED)
+def test_bad_models_are_one_line_and_nothing_is_written(run, model: Path, tmp_path: Path, fault: str) -> None:
+    spoil, words = SPOILED[fault]
+    spoil(model)
+    before = sorted(tmp_path.rglob("*"))
+    start = time.process_time()
+    result = run("convert", model, tmp_path / "out", "--offline")
+    if words or result[0]:  # without words: may be fine, must not be a traceback
+        one_line(result, words)
+        assert sorted(tmp_path.rglob("*")) == before
+    assert time.process_time() - start < 10
+
+
+def test_folders_and_ids_that_are_not_there(run, tmp_path: Path, monkeypatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    one_line(run("convert", tmp_path / "nowhere", tmp_path / "out"), "does not exist")
+    one_line(run("convert", "nobody/nothing-of-that-name", tmp_path / "out", "--offline"), "not in the cache")
+    one_line(run("convert", "no body", tmp_path / "out", "--offline"), "neither a folder nor a hub id")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_code_of_a_checkpoint_runs(run, model: Path, tmp_path: Path) -> None:
+    """`auto_map` names classes in Python files beside the weights; transformers imports them where it is told to."""
+    (model / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    change_config(auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Evil"})(model)
+    assert run("count", model)[0] == 0
+    assert run("convert", model, tmp_path / "out")[0] == 0
+    assert not (tmp_path / "ran").exists() and "modeling_evil" not in sys.modules
+    assert not list((tmp_path / "out").glob("*.py"))

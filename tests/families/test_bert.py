@@ -1,0 +1,116 @@
+"""What published BERT folders hold that today's classes do not write: old names, leftovers, a bias under two names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.bert import CASES
+from catalogue import Case, close, folder, make_inputs, ours, published
+from safetensors.torch import load_file, save_file
+
+import anyformer as af
+from anyformer import families
+
+BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias")
+BY_ID = {case.id: case for case in CASES}
+# config.json of google-bert/bert-base-uncased, and what bert-base-multilingual-cased has beside it
+UNCASED = {
+    "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": False,
+    "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
+    "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert",
+    "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "position_embedding_type": "absolute",
+    "transformers_version": "4.6.0.dev0", "type_vocab_size": 2, "use_cache": True, "vocab_size": 30522,
+}  # fmt: skip
+MULTILINGUAL = {
+    "directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "vocab_size": 119547,
+}  # fmt: skip
+
+
+def edited(case: Case, target: Path, change: Any) -> Path:
+    """A copy of the published folder of a case with other tensors."""
+    shutil.copytree(folder(case), target)
+    tensors = load_file(target / "model.safetensors")
+    save_file({k: v.clone() for k, v in change(tensors).items()}, target / "model.safetensors")
+    return target
+
+
+def test_old_names_and_leftovers(tmp_path) -> None:
+    """bert-base-uncased is stored so: LayerNorm.gamma and beta, a pooler, a next-sentence head, both biases."""
+    case = BY_ID["BertForMaskedLM"]
+
+    def age(tensors):
+        out = {k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+               for k, v in tensors.items()}  # fmt: skip
+        out |= {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+        out |= {"cls.seq_relationship.weight": torch.ones(2, 32), "cls.seq_relationship.bias": torch.ones(2)}
+        out["bert.embeddings.position_ids"] = torch.arange(96)[None]
+        out["cls.predictions.decoder.weight"] = out["bert.embeddings.word_embeddings.weight"]
+        return {**out, "cls.predictions.decoder.bias": out["cls.predictions.bias"]}
+
+    model, expected = af.load(edited(case, tmp_path / "old", age)), ours(case).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("id", ["BertForMaskedLM", "BertForPreTraining", "BertForMaskedLM-untied"])
+@pytest.mark.parametrize("name", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
+def test_the_output_bias_under_either_name(id: str, name: str, tmp_path) -> None:
+    """Older files hold one of the two names, tied or not; where today's hold both, the decoder's is in use."""
+    case = BY_ID[id]
+    model, inputs = ours(case), make_inputs(case)
+    bias = (model.head.lm if hasattr(model.head, "lm") else model.head).out.bias
+
+    def move(tensors):
+        return {**{k: v for k, v in tensors.items() if k not in BIASES}, name: bias.detach()}
+
+    with torch.no_grad():
+        close(af.load(edited(case, tmp_path / "m", move))(**inputs)[0], published(case)[0](**inputs)[0])
+
+
+def test_published_configs() -> None:
+    family = families.find("bert")
+    for config in (UNCASED, {**UNCASED, **MULTILINGUAL}):
+        assert family.write(family.read(config)).items() >= config.items()
+    assert af.count(family.read(UNCASED)).parameters == 109_514_298
+    assert af.count(af.spec("bert-base")).parameters == 110_106_428
+    assert family.read({**UNCASED, "architectures": ["BertModel"]}).head.pool.activation == "tanh"
+
+
+@pytest.mark.parametrize(
+    "bad", [
+        {"position_embedding_type": "relative_key_query"}, {"pooler_type": "mean"}, {"add_cross_attention": True},
+        {"type_vocab_size": 0}, {"hidden_size": 770},
+        {"architectures": ["BertForQuestionAnswering"], "num_labels": 3},
+    ], ids=json.dumps,
+)  # fmt: skip
+def test_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=[*bad][-1]):
+        families.find("bert").read({**UNCASED, **bad})
+
+
+@pytest.mark.parametrize("id", ["BertModel", "BertForSequenceClassification", "BertForNextSentencePrediction"])
+def test_the_first_token_is_found_behind_pads(id: str) -> None:
+    case = BY_ID[id]
+    model, ids = ours(case), make_inputs(case)["input_ids"]
+    field = "pooler_output" if id == "BertModel" else "logits"
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        plain = model(input_ids=ids)[field]
+        padded = torch.cat((torch.zeros_like(ids), ids), dim=1)
+        close(model(input_ids=padded, attention_mask=torch.cat((mask * 0, mask), dim=1))[field], plain)
+
+
+def test_dropout_is_where_the_published_classes_have_it() -> None:
+    spec = ours(BY_ID["BertForSequenceClassification-odd"]).spec
+    layer = spec.encoder.layers.steps
+    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.2, 0.3)
+    assert layer["attention"].dropout == layer["feedforward"].dropout == 0.3 and layer["attention"].op.dropout == 0
+    assert ours(BY_ID["BertForTokenClassification-odd"]).spec.head.dropout == 0.2
+    assert ours(BY_ID["BertForTokenClassification"]).spec.head.dropout == 0.1  # hidden_dropout_prob stands in
+    assert all(ours(BY_ID[id]).spec.head.pool.dropout == 0 for id in ("BertModel", "BertForPreTraining"))

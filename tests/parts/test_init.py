@@ -1,0 +1,163 @@
+"""Initialisation: the same for one seed, independent of everything else, and no parameter left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import families
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.model import DecoderModel
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import LMHead
+from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value, Xavier
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Learned
+from anyformer.spec import walk
+
+D = 64
+
+
+def spec_of(init: dict[str, Initializer] | None = None, depth: int = 3, **more: Any) -> DecoderModel:
+    norm = LayerNorm()
+    block = Block(
+        attention=Sublayer(op=Attention(num_heads=4), pre_norm=norm),
+        feedforward=Sublayer(op=MLP(width=4 * D), pre_norm=norm),
+    )
+    return DecoderModel(
+        width=D, embedding=TextEmbedding(tokens=Tokens(vocab_size=100), position=Learned(length=50)),
+        decoder=Stack(layers=block, depth=depth, norm=norm), head=LMHead(vocab_size=100),
+        init={"*": Normal(std=0.02)} if init is None else init, **more,
+    )  # fmt: skip
+
+
+def weights(spec: Any, **options: Any) -> dict[str, torch.Tensor]:
+    return dict(af.build(spec, **options).state_dict())
+
+
+def test_one_seed_one_model() -> None:
+    a, b, c = weights(spec_of(), seed=3), weights(spec_of(), seed=3), weights(spec_of(), seed=4)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not any(torch.equal(a[n], c[n]) for n in a if not n.endswith("bias") and "norm" not in n)
+
+
+def test_the_global_generator_is_neither_read_nor_moved() -> None:
+    torch.manual_seed(0)
+    a, after = weights(spec_of()), torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(3), after)
+    torch.manual_seed(99)
+    b = weights(spec_of())
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_other_layers_change_nothing() -> None:
+    """A weight depends on the seed and its address, not on what is built before it."""
+    short, long = weights(spec_of(depth=2)), weights(spec_of(depth=5))
+    assert all(torch.equal(long[name], short[name]) for name in short)
+    steps = dict(spec_of().decoder.layers.items())
+    other = Block(feedforward=steps["feedforward"], attention=steps["attention"])
+    turned = af.override(spec_of(), {"decoder.layers": other})
+    a, b = weights(spec_of()), weights(turned)
+    assert set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_no_two_parameters_are_alike() -> None:
+    drawn = [t for n, t in weights(spec_of()).items() if t.dim() > 1 and t.shape == (D, D)]
+    assert len(drawn) == 12
+    assert len({float(t[0, 0]) for t in drawn}) == 12
+
+
+def test_defaults_and_order_of_rules() -> None:
+    rules = {"*.up.weight": Value(value=2.0), "*.weight": Value(value=3.0), "decoder.layers.0.*": Value(value=4.0)}
+    got = weights(spec_of({**rules, "*": Value(value=9.0)}))
+    assert (got["decoder.layers.0.feedforward.op.up.weight"] == 2).all(), "the first pattern wins"
+    assert (got["decoder.norm.weight"] == 3).all(), "a description's pattern goes before the defaults"
+    assert (got["decoder.layers.0.attention.op.q.bias"] == 4).all()
+    assert (got["decoder.layers.1.attention.op.q.bias"] == 0).all(), "a default goes before '*'"
+    plain = weights(spec_of({"*": Value(value=9.0)}))
+    assert (plain["decoder.norm.weight"] == 1).all() and (plain["embedding.position.weight"] == 9).all()
+    # '*' is last wherever it is written
+    first = weights(spec_of({"*": Value(value=9.0), **rules}))
+    assert all(torch.equal(first[name], got[name]) for name in got)
+
+
+def test_a_parameter_that_no_rule_names() -> None:
+    with pytest.raises(ValueError, match="no initialisation rule names embedding.tokens.weight"):
+        weights(spec_of({"*.o.weight": Value(value=0.0)}))
+    with pytest.raises(ValueError, match="embedding.tokens.weight: "):
+        weights(spec_of({"embedding.tokens.weight": Broken(), "*": Normal(std=1.0)}))
+
+
+class Broken(Initializer):
+    def fill(self, tensor: torch.Tensor, generator: torch.Generator, depth: int) -> None:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("rule", "mean", "std"), [
+    (Normal(std=0.3), 0.0, 0.3),
+    (Normal(std=0.3, mean=1.0), 1.0, 0.3),
+    (Normal(std=0.3, residual=True), 0.0, 0.3 / math.sqrt(2 * 3)),
+    (Uniform(low=-1.0, high=3.0), 1.0, 4 / math.sqrt(12)),
+    (Value(value=0.7), 0.7, 0.0),
+    (Xavier(), 0.0, math.sqrt(2 / (5 * D))),
+    (Xavier(gain=0.5, normal=True), 0.0, 0.5 * math.sqrt(2 / (5 * D))),
+    (Kaiming(), 0.0, math.sqrt(2 / D)),
+    (Kaiming(gain=1.0, normal=False), 0.0, math.sqrt(1 / D)),
+], ids=repr)  # fmt: skip
+def test_distributions(rule: Initializer, mean: float, std: float) -> None:
+    """As torch.nn.init's, for the matrix D -> 4 D."""
+    spec = spec_of({"*.up.weight": rule, "*": Normal(std=1.0)})
+    matrix = weights(spec)["decoder.layers.1.feedforward.op.up.weight"]
+    assert matrix.mean() == pytest.approx(mean, abs=0.03 * std + 1e-6)
+    assert matrix.std() == pytest.approx(std, rel=0.02, abs=1e-6)
+
+
+def test_a_tied_parameter_follows_its_owner() -> None:
+    ties = (("head.out.weight", "embedding.tokens.weight"),)
+    rules = {"head.*": Value(value=5.0), "*": Normal(std=0.02)}
+    tied, untied = af.build(spec_of(rules, ties=ties)), af.build(spec_of(rules))
+    assert tied.head.out.weight is tied.embedding.tokens.weight
+    assert torch.equal(tied.embedding.tokens.weight, untied.embedding.tokens.weight)
+    assert (untied.head.out.weight == 5).all()
+
+
+def test_the_padding_row_is_zero() -> None:
+    spec = af.override(spec_of(), {"embedding.tokens.padding_index": 7})
+    table = weights(spec)["embedding.tokens.weight"]
+    assert not table[7].any() and table[6].any()
+
+
+@pytest.mark.parametrize("model_type", sorted(families.catalogue()))
+def test_every_family_fills_every_parameter(model_type: str) -> None:
+    """Each named description, made small: NaN is left nowhere where memory was not filled."""
+    family = families.catalogue()[model_type]
+    for name in list(family.sizes)[:1]:
+        spec = af.spec(name)
+        shrink = {path: 2 for path, part in walk(spec) if hasattr(part, "depth")}
+        small = af.override(spec, {f"{path}.depth" if path else "depth": n for path, n in shrink.items()})
+        if sum(p.numel() for p in af.build(small, device="meta").parameters()) > 200e6:
+            pytest.skip("two layers are too large for this machine")
+        with filled_with_nan():
+            model = af.build(small)
+        for address, tensor in model.state_dict().items():
+            assert not tensor.is_floating_point() or tensor.isfinite().all(), address
+
+
+class filled_with_nan:
+    """torch.empty gives NaN, so that what nobody fills shows."""
+
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        self.before = torch.utils.deterministic.fill_uninitialized_memory
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+    def __exit__(self, *error: Any) -> None:
+        torch.utils.deterministic.fill_uninitialized_memory = self.before
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,48 @@
+"""Small things that the tests of parts share: filled modules, contexts, tolerances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.spec import Part, Site
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
+    """The same shape and values, relative to the largest where that is above 1."""
+    a, b = a.detach(), b.detach()
+    assert a.shape == b.shape, f"{tuple(a.shape)} is not {tuple(b.shape)}"
+    scale = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+    worst = float((a - b).abs().max()) if b.numel() else 0.0
+    assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
+
+
+def made(part: Part, width: int, seed: int = 0, **site: Any) -> Any:
+    """The module of a part, every parameter random."""
+    return filled(part.build(Site(width=width, address="here", **site)), seed)
+
+
+@torch.no_grad()
+def filled(module: nn.Module, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return module.eval()
+
+
+def context(length: int, *, padding: Tensor | None = None, **more: Any) -> Context:
+    """A forward pass over `length` tokens with nothing before them."""
+    index = torch.arange(length)
+    positions = index[None]
+    if padding is not None:
+        positions = (positions - (padding.cumsum(-1) == 0).sum(-1, keepdim=True)).clamp(min=0)
+    return Context(index=index, positions=positions, padding=padding, **more)
+
+
+def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) -> None:
+    """One graph without breaks, and the same answer."""
+    torch._dynamo.reset()
+    close(torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs), function(*inputs), tolerance)

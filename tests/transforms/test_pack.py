@@ -1,0 +1,92 @@
+"""Packed weights: the same outputs at every batch size, and never stale ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.transforms.fuse import fuse
+from anyformer.transforms.pack import PackedLinear, pack, unpack
+from small import close
+from tiny import CONFIGS, inputs_of, model_of
+
+
+def layer(bias: bool = True) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(48, 40, bias=bias).requires_grad_(False)
+
+
+@pytest.mark.parametrize("shape", [(48,), (1, 48), (2, 48), (8, 1, 48), (2, 31, 48), (65, 48), (0, 48)])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_products(shape: tuple[int, ...], bias: bool) -> None:
+    linear, x = layer(bias), torch.randn(shape)
+    expected = linear(x)
+    close(pack(torch.nn.Sequential(linear))(x), expected)
+
+
+@torch.no_grad()
+def test_weights_changed_in_place_are_packed_again() -> None:
+    model, x = pack(torch.nn.Sequential(layer())), torch.randn(8, 48)
+    before = model(x)
+    assert "_kept" in model[0].__dict__, "nothing was packed"
+    model[0].weight.mul_(2)
+    close(model(x) - model[0].bias, 2 * (before - model[0].bias))
+    model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()})
+    close(model(x), torch.nn.functional.linear(x, model[0].weight, model[0].bias))
+    close(copy.deepcopy(model)(x), model(x), 0)
+    close(model.double()(x.double()), torch.nn.functional.linear(x.double(), model[0].weight, model[0].bias), 1e-12)
+
+
+@torch.no_grad()
+def test_a_joined_layer_changed_by_its_parts_is_packed_again() -> None:
+    model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")
+    model(**inputs)
+    assert "_kept" in model.decoder.layers[0].attention.op.qkv.whole.__dict__
+    other = model_of("llama")
+    for some in (model, other):
+        some.decoder.layers[0].attention.op.k.weight.mul_(-1.5)
+    close(model(**inputs).logits, other(**inputs).logits)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_models(family: str, fused: bool) -> None:
+    model, inputs = model_of(family), inputs_of(family)
+    before, names = model(**inputs).logits, list(model.state_dict())
+    if fused:
+        fuse(model)
+    assert pack(model) is model
+    close(model(**inputs).logits, before)
+    assert list(model.state_dict()) == names
+    if fused and family != "bert":
+        assert type(model.decoder.layers[0].attention.op.qkv.whole) is PackedLinear
+    unpack(model)
+    assert not any(isinstance(m, PackedLinear) for m in model.modules())
+    close(model(**inputs).logits, before)
+
+
+def test_a_batch_writes_the_same() -> None:
+    model, ids = model_of("gpt2"), inputs_of("gpt2")["input_ids"]
+    options = {"max_new_tokens": 8, "eos_token_id": None}
+    expected = af.generate(model, input_ids=ids, **options)
+    pack(fuse(model))
+    assert torch.equal(af.generate(model, input_ids=ids, **options), expected)
+    assert torch.equal(af.generate(model, input_ids=ids[:1], **options), expected[:1])
+
+
+def test_training_goes_on() -> None:
+    plain, packed, inputs = model_of("gpt2"), pack(model_of("gpt2")), inputs_of("gpt2")
+    for model in (plain, packed):
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    for (name, a), (_, b) in zip(plain.named_parameters(), packed.named_parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad), name
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="no linear layer matches 'decoder.q'"):
+        pack(model_of("gpt2"), "decoder.q")

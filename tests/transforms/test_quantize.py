@@ -1,0 +1,143 @@
+"""Int8 weights: rounding as said, rows that do not see each other, real text that stays about as likely."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.transforms import quantize as quantizing
+from anyformer.transforms.quantize import Int8Linear, quantize
+from small import close
+from tiny import inputs_of, model_of
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def layer(out: int = 48, width: int = 64, bias: bool = True) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(width, out, bias=bias).requires_grad_(False)
+
+
+def test_weights_are_rounded_by_channel() -> None:
+    linear = layer()
+    linear.weight[3] *= 100  # one loud channel costs the others nothing
+    linear.weight[5] = 0
+    q = Int8Linear.of(linear)
+    assert q.weight.dtype == torch.int8
+    assert q.weight.abs().amax(1).tolist() == [127 if row != 5 else 0 for row in range(48)]  # every channel's range
+    assert bool((q.dequantized() - linear.weight).abs().le(q.scale[:, None] / 2 * 1.0001).all())
+    assert torch.equal(q.dequantized()[5], linear.weight[5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
+def test_product(dtype: torch.dtype, bias: bool, exact: bool) -> None:
+    linear, x = layer(bias=bias), torch.randn(3, 5, 64) * torch.tensor([0.01, 1.0, 300.0])[:, None, None]
+    q = Int8Linear.of(linear, exact).to(dtype)
+    got = q(x.to(dtype))
+    assert got.dtype == dtype and got.shape == (3, 5, 48)
+    weight = q.dequantized()
+    expected = torch.nn.functional.linear(x.to(dtype).float(), weight, None if q.bias is None else q.bias.float())
+    # activations: half a step of 1/127 of the largest, for each of 64 products, most of which cancel
+    rounding = x.abs().amax(-1, keepdim=True) / 254 * weight.norm(dim=1) * 4 if not exact else 0
+    eps = 2**-20 if dtype == torch.float32 else float(torch.finfo(dtype).eps) * 8
+    assert bool(((got.float() - expected).abs() <= rounding + eps * x.abs().amax(-1, keepdim=True) + eps).all())
+
+
+def test_a_batch_changes_no_row() -> None:
+    q = Int8Linear.of(layer())
+    x = torch.randn(6, 64) * torch.logspace(-3, 3, 6)[:, None]
+    together = q(x)
+    for row, alone in enumerate(x):
+        assert torch.equal(q(alone[None])[0], together[row])
+
+
+def test_odd_inputs() -> None:
+    q = Int8Linear.of(layer())
+    close(q(torch.zeros(2, 64)), q.bias.expand(2, -1))
+    assert q(torch.zeros(0, 64)).shape == (0, 48)
+    assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "a NaN is never hidden"
+
+
+def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, x = Int8Linear.of(layer()), torch.randn(4, 64)
+    fine = (q(x) - Int8Linear.of(layer(), exact=True)(x)).abs().max()
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    rough = (q(x) - Int8Linear.of(layer(), exact=True)(x)).abs().max()
+    assert fine < rough < 8 * fine
+
+
+def test_other_devices_and_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, x = Int8Linear.of(layer()), torch.randn(4, 64)
+    monkeypatch.setattr(quantizing, "has_bytes", lambda: False)
+    close(q(x), torch.nn.functional.linear(x, q.dequantized(), q.bias))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
+def test_models(family: str) -> None:
+    model, inputs = model_of(family), inputs_of(family)
+    with torch.no_grad():
+        before = model(**inputs).logits
+        table = model.embedding.tokens.weight.clone()
+        assert quantize(model) is model
+        assert not any(type(m) is torch.nn.Linear for m in model.modules())
+        assert torch.equal(model.embedding.tokens.weight, table), "the tied token table stays"
+        after = model(**inputs).logits
+        assert float((after - before).norm() / before.norm()) < 0.03
+        torch._dynamo.reset()
+        exact = quantize(model_of(family), exact=True)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).logits
+        close(compiled, exact(**inputs).logits, 1e-5)
+
+
+def test_generation_with_int8_weights() -> None:
+    model = quantize(model_of("gpt2"))
+    ids = inputs_of("gpt2")["input_ids"]
+    cached = af.generate(model, input_ids=ids, max_new_tokens=8, eos_token_id=None)
+    assert torch.equal(cached, af.generate(model, input_ids=ids, max_new_tokens=8, eos_token_id=None, use_cache=False))
+    assert torch.equal(cached[:1], af.generate(model, input_ids=ids[:1], max_new_tokens=8, eos_token_id=None))
+    again = copy.deepcopy(model)
+    assert torch.equal(cached, af.generate(again, input_ids=ids, max_new_tokens=8, eos_token_id=None))
+
+
+def test_patterns_and_mistakes() -> None:
+    model = quantize(model_of("llama"), "decoder.*")
+    assert type(model.head.out) is torch.nn.Linear and type(model.decoder.layers[0].attention.op.q) is Int8Linear
+    with pytest.raises(ValueError, match=r"no linear layer matches 'decoder.layers.0.attention.op.qq'; .*\.q"):
+        quantize(model_of("llama"), "decoder.layers.0.attention.op.qq")
+    with pytest.raises(ValueError, match="eval"):
+        quantize(model_of("llama").train())
+
+
+def test_real_weights_on_real_text(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stories260K: a fluent story stays one, and its own text about as likely."""
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    import stories
+
+    monkeypatch.delitem(sys.modules, "stories")
+    model, encode = stories.load(shared_data / "weights" / "stories260K")
+    prompt = torch.tensor([encode("Once upon a time")])
+    text = af.generate(model, input_ids=prompt, max_new_tokens=200, eos_token_id=None)[0].tolist()
+    assert encode.decode(text).startswith(" Once upon a time, there was a little girl named Lily.")
+    sampled = af.generate(
+        model, input_ids=torch.ones(3, 1, dtype=torch.long), max_new_tokens=255, do_sample=True, top_k=0, seed=0,
+        eos_token_id=None,
+    ).flatten().tolist()  # fmt: skip
+    before = stories.perplexity(model, sampled, 256)
+    assert 2 < before < 6
+    quantize(model)
+    assert abs(stories.perplexity(model, sampled, 256) / before - 1) < 0.02
+
+
+@pytest.mark.gpu
+def test_gpu() -> None:
+    linear, x = layer().cuda().bfloat16(), torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
+    q = Int8Linear.of(linear).cuda()
+    expected = torch.nn.functional.linear(x.float(), q.dequantized(), linear.bias.float())
+    close(q(x).float(), expected, 0.02)

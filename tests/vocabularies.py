@@ -1,0 +1,111 @@
+"""Small vocabularies of every kind, trained here: folders as models publish them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+WORDS = """The quick brown fox jumps over the lazy dog. It's a naïve café, isn't it? Don't say "we've", said the dog;
+they're 42 dogs and 1,234 foxes! Die Füchse springen über den faulen Hund. 素早い茶色の狐 이것은 🦊🦙 emoji. Привет!
+def f(x):\n    return x + 1\n\n\tA tab, and   three spaces. transformers transform transformed transforming."""
+CORPUS = [line for line in WORDS.split("\n") for _ in range(3)] + WORDS.split()
+TEXTS = [
+    "The fox says hello.", "", " ", "  two  spaces, and one at the end ", "naïve café 🦙🇩🇪 日本語 हिन्दी",
+    "it's don't 'm .",
+    "x = 1\n\n\treturn", "unseen words: zyzzyva", "ﬁ ｆｕｌｌ ½ İ ẞ", "\u200d \u00a0x", "🦊", "a", "1234", WORDS,
+]  # fmt: skip
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def byte_trainer(size: int, special: list[str]) -> Any:
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    return trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False)
+
+
+def gpt2(folder: Path, **config: Any) -> Path:
+    """vocab.json + merges.txt, byte-level."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    roberta = config.get("tokenizer_class") == "RobertaTokenizer"
+    special, last = (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]) if roberta else (["<|endoftext|>"], [])
+    core.train_from_iterator(CORPUS, byte_trainer(400, special))
+    state = json.loads(core.to_str())["model"]
+    vocabulary = {**state["vocab"], **{token: len(state["vocab"]) + i for i, token in enumerate(last)}}
+    write(folder, "vocab.json", vocabulary)
+    write(folder, "merges.txt", "\n".join(["#version: 0.2", *(" ".join(pair) for pair in state["merges"]), ""]))
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", **config})
+    return folder
+
+
+def bert(folder: Path, **config: Any) -> Path:
+    """vocab.txt, WordPiece."""
+    core = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=config.get("do_lower_case", True))
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    core.train_from_iterator(CORPUS, trainer)
+    vocabulary = core.get_vocab()
+    write(folder, "vocab.txt", "".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.__getitem__)))
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
+    return folder
+
+
+def pieces(folder: Path, name: str, kind: str, config: dict[str, Any] | None = None, **options: Any) -> Path:
+    """A SentencePiece model file."""
+    import sentencepiece
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "corpus.txt").write_text("\n".join(line.strip() for line in CORPUS * 4), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "corpus.txt"), model_prefix=str(folder / "trained"), model_type=kind, minloglevel=2,
+        hard_vocab_limit=False, **options,
+    )  # fmt: skip
+    (folder / "trained.model").rename(folder / name)
+    if config is not None:
+        write(folder, "tokenizer_config.json", config)
+    return folder
+
+
+# as Meta and Google trained theirs
+LLAMA = {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
+         "character_coverage": 0.98, "vocab_size": 420}  # fmt: skip
+T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 180}
+
+
+def llama(folder: Path, **config: Any) -> Path:
+    return pieces(folder, "tokenizer.model", "bpe", {"tokenizer_class": "LlamaTokenizer", **config}, **LLAMA)
+
+
+def t5(folder: Path, **config: Any) -> Path:
+    return pieces(folder, "spiece.model", "unigram", {"tokenizer_class": "T5Tokenizer", **config}, **T5)
+
+
+def whole(folder: Path) -> Path:
+    """tokenizer.json with truncation and padding left on in it, as some published ones have."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterator(CORPUS, byte_trainer(350, ["<s>", "</s>"]))
+    core.enable_truncation(4)
+    core.enable_padding(length=9)
+    folder.mkdir(parents=True, exist_ok=True)
+    core.save(str(folder / "tokenizer.json"))
+    end = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": False, "rstrip": False}
+    write(folder, "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": end, "pad_token": None,
+        "add_bos_token": True, "padding_side": "left", "model_max_length": 1e30,
+        "added_tokens_decoder": {"350": {"content": "<|end|>", "special": True, "normalized": False, "lstrip": False,
+                                         "rstrip": False, "single_word": False}},
+        "additional_special_tokens": ["<|end|>"],
+    })  # fmt: skip
+    return folder
