@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from catalogue import cases
+from catalogue import cases, every_case
 
 from anyformer import families
 from anyformer.families.family import COMMON, GENERATION, Inert, Only
@@ -31,7 +31,7 @@ def other_values(value: Any) -> list[Any]:
 def test_every_config_field_is_accounted_for() -> None:
     transformers = pytest.importorskip("transformers")
     for model_type, family in families.catalogue().items():
-        mine = [case for case in cases() if case.model_type == model_type]
+        mine = [case for case in every_case() if case.model_type == model_type]
         fields = set(transformers.AutoConfig.for_model(model_type).to_dict())
         silent = []
         for name in sorted(fields - GENERATION):
