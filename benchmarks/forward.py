@@ -94,6 +94,20 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048,
         "vocab_size": 32,
     },
+    "mixtral": {  # 8x7b an eighth as wide and deep, its vocabulary too
+        "vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 1,
+    },
+    "switch_transformers": {  # base-8 with 4 + 4 of its 12 + 12 layers
+        "d_ff": 3072, "num_layers": 4, "num_decoder_layers": 4, "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 2, "decoder_start_token_id": 0,
+    },
+    "deepseek_v3": {  # its 256 small experts become 32, everything narrow
+        "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "kv_lora_rank": 128,
+        "q_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 32,
+        "first_k_dense_replace": 1,
+    },
     "mamba": {"hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 50280},  # 130m with 6 of its 24 layers
 }  # fmt: skip
 
@@ -107,6 +121,13 @@ CASES = (
     Case("marian", "MarianMTModel", "base, 8 x 64 -> 64 padded", pair(8, 64, 64)),
     Case("swin", "SwinForImageClassification", "tiny, 8 x 224 x 224", floats("pixel_values", 8, 3, 224, 224)),
     Case("wav2vec2-conformer", "Wav2Vec2ConformerForCTC", "6 layers of 512, 2 x 4 s", floats("input_values", 2, 64000)),
+    Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 1 x 128", tokens(1, 128)),
+    Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
+    Case(
+        "switch_transformers", "SwitchTransformersForConditionalGeneration", "4 + 4 layers of base-8, 8 x 64",
+        pair(8, 64, 32),
+    ),
+    Case("deepseek_v3", "DeepseekV3ForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
     Case("mamba", "MambaForCausalLM", "6 layers of 130M, 4 x 256", tokens(4, 256)),
 )
 

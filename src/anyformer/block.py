@@ -34,11 +34,14 @@ class Sublayer(Part):
     post_norm: Norm | None = None  # on the branch
     out_norm: Norm | None = None  # after the add
     residual: Residual = ADD
+    normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
     dropout: float = 0.0  # on the branch
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
     def check(self) -> None:
         chance(self, "dropout", "drop_path")
+        if self.normed_skip and self.pre_norm is None:
+            raise ValueError("Sublayer.normed_skip needs a pre_norm")
 
     def build(self, site: Site) -> nn.Module:
         return SublayerModule(self, site)
@@ -52,7 +55,7 @@ class SublayerModule(nn.Module):
         self.post_norm = part.post_norm.build(site.child("post_norm")) if part.post_norm else None
         self.residual = part.residual.build(site.child("residual"))
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
-        self.reads_memory = getattr(part.op, "memory", False)
+        self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1)
@@ -60,6 +63,8 @@ class SublayerModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.reads_memory and ctx.memory is None:
             return x  # a decoder used alone passes over its cross-attention, as published ones do
+        if self.normed_skip and self.pre_norm is not None:
+            x = self.pre_norm(x)
         x = self.residual(x, self.branch(x, ctx))
         return x if self.out_norm is None else self.out_norm(x)
 
@@ -67,7 +72,7 @@ class SublayerModule(nn.Module):
         """What this step adds."""
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
-        y = self.op(x if self.pre_norm is None else self.pre_norm(x), ctx)
+        y = self.op(x if self.pre_norm is None or self.normed_skip else self.pre_norm(x), ctx)
         if self.post_norm is not None:
             y = self.post_norm(y)
         if self.training:
@@ -112,6 +117,11 @@ class Block(Steps):
 class Parallel(Steps):
     """Steps that all read the same input; their branches are added together (GPT-J, GPT-NeoX)."""
 
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        if any(getattr(step, "normed_skip", False) for step in steps.values()):
+            raise ValueError("Parallel: steps side by side add to one input; none can have a normed_skip")
+
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
 
@@ -145,8 +155,10 @@ class Stack(Part):
     layers: Block | Mapping[str, Block]
     depth: int
     pattern: tuple[str, ...] = ()
+    order: tuple[int, ...] | None = None  # which layer runs at each step, where some run more than once (ALBERT)
     position: AttentionPosition | None = None  # one bias shared by all layers (T5)
     norm: Norm | None = None  # after the last layer
+    project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
     dropout: float = 0.0  # after that
     layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
     shows: Literal["inputs", "outputs"] = "inputs"  # of each layer, as hidden states; after the norm is always there
@@ -154,15 +166,24 @@ class Stack(Part):
 
     def check(self) -> None:
         at_least(self, 0, "depth")
+        at_least(self, 1, "project")
         chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):
             raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
+        if self.order is not None and {*self.order} != {*range(self.depth)}:
+            raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
         for kind in self.pattern:
             if kind not in self.layers:  # type: ignore[operator]
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
 
     def out_width(self, width: int) -> int:
+        width = self.project or width
         return width if self.neck is None else self.neck.out_width(width)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The layers as they run, one after another."""
+        return tuple(range(self.depth)) if self.order is None else self.order
 
     def layer(self, i: int) -> Block:
         """The description of layer i."""
@@ -211,8 +232,9 @@ class StackModule(nn.Module):
         )
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.project = nn.Linear(site.width, part.project, bias=False) if part.project else None
         self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
-        self.neck = part.neck.build(site.child("neck", depth=part.depth)) if part.neck else None
+        self.neck = part.neck.build(site.child("neck", depth=len(part.steps))) if part.neck else None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         states = []  # of every layer, where the neck asks for them
@@ -222,7 +244,10 @@ class StackModule(nn.Module):
         # a neck may change the context, and layers may be run again in the backward pass: they keep their own
         own = ctx if self.neck is None else dataclasses.replace(ctx)
         dtype, inputs = x.dtype, self.part.shows == "inputs"
-        for layer in self.layers:
+        if ctx.state is not None and len(self.part.steps) > len(self.layers):
+            raise ValueError("layers that run more than once have no memory for each time; give use_cache=False")
+        for i in self.part.steps:
+            layer = self.layers[i]
             if keep and inputs:
                 ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
             if self.part.neck is not None and self.part.neck.every_layer:
@@ -236,6 +261,8 @@ class StackModule(nn.Module):
             x = x.to(dtype)
         if self.norm is not None:
             x = self.norm(x)
+        if self.project is not None:
+            x = self.project(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         if keep:

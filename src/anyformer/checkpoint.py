@@ -20,12 +20,14 @@ from anyformer.parts.init import computed, initialise
 from anyformer.spec import FORMAT, encode, from_json, nearest
 from anyformer.weights import hub
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.pieces import Pieces, opened
 from anyformer.weights.rules import Rename, Step, match, plan
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "source.spm", "target.spm", "vocab-src.json",
-    "vocab-tgt.json", "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
+    "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def load(
     folder = hub.resolve(name, offline=offline, revision=revision)
     spec = read_spec(folder)
     ours = (folder / "spec.json").is_file()
-    with Checkpoint(folder) as checkpoint:
+    with opened(folder) as checkpoint:
         family = None if ours else families.find(spec.family)
         model = skeleton(spec)
         spec = untied(model, checkpoint, family)
@@ -114,7 +116,7 @@ def load(
     return model if strict else (model, report)
 
 
-def untied(model: TransformerModule, checkpoint: Checkpoint, family: Family | None) -> Model:
+def untied(model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Family | None) -> Model:
     """The description without the ties that the checkpoint contradicts: both tensors are stored, and they differ.
     Published configs cannot always say so (T5 1.1), and transformers decides by the tensors too."""
     spec = model.spec
@@ -140,7 +142,7 @@ def untied(model: TransformerModule, checkpoint: Checkpoint, family: Family | No
     return spec if ties == spec.ties else spec.replace(ties=ties)
 
 
-def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     named: Any = dtype
@@ -155,7 +157,9 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint) 
     return getattr(torch, str(named).removeprefix("torch."))
 
 
-def fill(model: TransformerModule, checkpoint: Checkpoint, family: Family | None, dtype: torch.dtype) -> Report:
+def fill(
+    model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Family | None, dtype: torch.dtype
+) -> Report:
     """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported.
 
     Tied names stand for one tensor: whichever of them the checkpoint has fills it.
@@ -227,7 +231,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         raise ValueError(f"unknown format {format!r}; {nearest(format, ('anyformer', 'hf'))}")
     folder, spec = Path(folder), model.spec
     tied = {name for name, _ in spec.ties}
-    ours = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if name not in tied}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
         text, content = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}
@@ -245,11 +249,33 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     write_checkpoint(folder, tensors)
     write_json(folder / text, content)
     (folder / ("config.json" if text == "spec.json" else "spec.json")).unlink(missing_ok=True)
+    copy_tokenizer(model, folder)
+
+
+def save_description(model: TransformerModule, folder: Path) -> None:
+    """What `save` writes beside the weights."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    write_json(folder / "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(model.spec, dtype))})
+    copy_tokenizer(model, folder)
+
+
+def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
     source = getattr(model, "folder", None)
     if source is not None and source.resolve() != folder.resolve():
         for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
+
+
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by address; a layer with an adapter counts as the plain layer that does the same."""
+    state = dict(model.state_dict())
+    for address, module in model.named_modules():
+        if hasattr(module, "effective"):
+            state[f"{address}.weight"] = module.effective()
+            for name in module.extras:
+                del state[f"{address}.{name}"]
+    return state
 
 
 def _with_dtype(spec: Model, dtype: str) -> Model:

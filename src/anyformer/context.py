@@ -23,6 +23,7 @@ class Capture:
 
     attentions: bool = False
     hidden_states: bool = False
+    router_logits: bool = False
     seen: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)
 
     def add(self, kind: str, value: Tensor) -> None:
@@ -43,10 +44,13 @@ class Context:
     memory_documents: Tensor | None = None  # (B, M)
     state: State | None = None
     bias: Tensor | None = None  # (1, H, T, S) a position bias shared by the layers of a stack (T5)
+    global_tokens: Tensor | None = None  # (B, T) True where a token sees all and is seen by all (Longformer)
+    num_global: int | None = None  # the most of them in a row, where that is known beforehand
     grid: tuple[int, int] | None = None  # (rows, columns) of an image, when tokens are laid out so
     kernel: str = "auto"
     capture: Capture | None = None
     shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    losses: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)  # what routers say, a layer each
 
     @property
     def tokens(self) -> Tensor | None:

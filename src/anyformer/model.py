@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from anyformer.block import Stack, Stages
 from anyformer.context import Capture, Context
 from anyformer.kernels.attention import KERNELS
+from anyformer.kernels.recording import recording
 from anyformer.parts.embed import Embedding
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import ClassifyHead, Head, HeadModule, Outputs
 from anyformer.parts.init import Initializer
 from anyformer.spec import Part, Site, Table, nearest, override, walk
 from anyformer.state import State
@@ -132,6 +133,8 @@ class TransformerModule(nn.Module):
         self.spec = spec
         tree = any(getattr(part, "tree", False) for _, part in walk(spec))
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
+        if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
+            self.common = (*self.common, "output_router_logits")  # type: ignore[misc]
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
     # -- inputs and outputs ---------------------------------------------------------------------------------------
@@ -139,8 +142,16 @@ class TransformerModule(nn.Module):
     def known_inputs(self) -> tuple[str, ...]:
         raise NotImplementedError
 
-    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+    def hidden(
+        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        """The last hidden states (B, T, D) that a head reads, with their context and what else was said on the way."""
         raise NotImplementedError
+
+    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+        x, ctx, said = self.hidden(inputs, capture, state)
+        out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
+        return {**out, **said}
 
     def forward(self, *args: Tensor, **inputs: Any) -> Any:
         known, state_name = self.inputs, self.spec.state_name
@@ -155,7 +166,8 @@ class TransformerModule(nn.Module):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
         defaults = self.spec.source
-        want = [inputs.pop(n, defaults.get(n) or False) for n in ("output_attentions", "output_hidden_states")]
+        asked = ("output_attentions", "output_hidden_states", "output_router_logits")
+        want = [inputs.pop(n, defaults.get(n) or False) for n in asked]
         capture = Capture(*want) if any(want) else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
@@ -182,7 +194,7 @@ class TransformerModule(nn.Module):
 
     def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
         """Half precision never returns NaN silently: the first module whose output has one is named."""
-        if torch.compiler.is_compiling():
+        if recording():
             return
         half = [v for v in out.values() if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16)]
         if any(bool(v.isnan().any()) for v in half):
@@ -266,7 +278,9 @@ class OneStackModule(TransformerModule):
             *self.common,
         )  # fmt: skip
 
-    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
+    def hidden(
+        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
         x, ctx = self.embedding(inputs, state)
         ctx.kernel, ctx.capture = self.kernel, capture
         memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
@@ -278,7 +292,7 @@ class OneStackModule(TransformerModule):
         x = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[0])
-        return self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
+        return x, ctx, {}
 
 
 class EncoderDecoderModule(TransformerModule):
@@ -309,38 +323,47 @@ class EncoderDecoderModule(TransformerModule):
         ctx.kernel, ctx.capture = self.kernel, capture
         return self.encoder(x, ctx), ctx
 
-    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
-        reading = Capture(capture.attentions, capture.hidden_states) if capture else None
+    def hidden(
+        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        reading = Capture(capture.attentions, capture.hidden_states, capture.router_logits) if capture else None
         memory, padding = inputs.get("encoder_outputs"), inputs.get("attention_mask")
         read: dict[str, Any] = {}  # what else the encoder says
+        routed = None  # the logits of its routers
         if memory is not None:
             memory, read = _encoder_outputs(memory)
+            routed = read.get("router_logits")
         elif state is not None and state.memory is not None:
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
-            memory, _ = self.encode(inputs, reading)
+            memory, source = self.encode(inputs, reading)
+            routed = source.losses.get("router_logits")
         if state is not None:
             state.memory, state.memory_padding = memory, padding
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         ctx.kernel, ctx.capture = self.kernel, capture
         ctx.memory, ctx.memory_padding, ctx.memory_documents = memory, _mask(padding), inputs.get("document_ids")
+        if routed:
+            ctx.losses["encoder_router_logits"] = list(routed)
         x = self.decoder(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[0])
-        out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
         if reading is not None and reading.seen:
             read = {kind: tuple(values) for kind, values in reading.seen.items()}
-        return {**out, "encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
+        said = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
+        return x, ctx, said
 
     def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
-        names = {"attentions": "decoder_attentions", "hidden_states": "decoder_hidden_states"}
-        return {names.get(kind, kind): tuple(values) for kind, values in capture.seen.items()}
+        ours = ("attentions", "hidden_states", "router_logits")
+        return {f"decoder_{kind}" if kind in ours else kind: tuple(v) for kind, v in capture.seen.items()}
 
     def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs named decoder_*, or the labels (or the source) moved one to the right."""
         mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
         if "input_ids" not in mine and "inputs_embeds" not in mine:
-            given = inputs.get("labels", inputs.get("input_ids") if self.spec.reads_source else None)
+            # a label of the whole text is no token
+            labels = None if isinstance(self.spec.head, ClassifyHead) else inputs.get("labels")
+            given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels
             if given is None:
                 raise ValueError("give decoder_input_ids (or labels) beside the encoder's input_ids")
             mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))
@@ -367,13 +390,13 @@ def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
     """The memory, and the encoder's captured states, of a tensor, a tuple or an encoder's named outputs."""
     if isinstance(given, Tensor):
         return given, {}
-    kinds = ("hidden_states", "attentions")
+    kinds = ("hidden_states", "attentions", "router_logits")
     named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
     return given[0], {kind: named.get(kind) for kind in kinds}
 
 
 def _mask(mask: Tensor | None) -> Tensor | None:
     """A padding mask as booleans, or None where it hides nothing."""
-    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+    if mask is None or (not recording() and bool(mask.all())):
         return None
     return mask.bool()

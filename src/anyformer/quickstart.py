@@ -1,50 +1,52 @@
-"""`make quickstart`: a small GPT from its description, its parts, one run, and one part swapped."""
+"""`make quickstart`: a small GPT, from its description to text that it writes, in minutes on a CPU.
+
+What happens is `anyformer train quickstart` and `anyformer generate`: the parts of the description are shown, the model
+is trained on what every machine with Python has, and a part is swapped in the end.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyformer as af
+from anyformer import cli
+from anyformer.cli.train import changed, train
+from anyformer.recipes import recipe
 from anyformer.spec import Part, walk
 
-TEXT = "Anything you can tokenize, you can feed to a Transformer."
-SMALL = {  # GPT-2's description, by address: bytes for tokens, four narrow layers
-    "width": 128,
-    "embedding.tokens.vocab_size": 256,
-    "embedding.position.length": 256,
-    "decoder.depth": 4,
-    "decoder.layers.attention.op.num_heads": 4,
-    "decoder.layers.attention.op.head_width": 32,
-    "decoder.layers.feedforward.op.width": 512,
-    "head.vocab_size": 256,
-}
-GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 341, "activation": "silu"}}  # [Shazeer 2020]
+GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
+PROMPT = "The following functions"
 
 
-def main() -> None:
-    spec = af.override(af.spec("gpt2"), SMALL)
-    show_parts(spec)
-    model = af.build(spec, seed=0).eval()
-    print(f"\n{run(model)}")
-    swapped = af.build(af.override(spec, GATED), seed=0).eval()
-    print(f"the same with a gated feed-forward: {af.count(swapped.spec).parameters:,} parameters\n{run(swapped)}")
-    print("\nnext: `anyformer zoo` lists what there is; `anyformer count gpt3-175b` counts it; README.md has the tour")
+def main(arguments: Sequence[str] = ()) -> None:
+    """Arguments are PATH=VALUE of the recipe, and a folder with --out."""
+    parser = cli.Parser(prog="python -m anyformer.quickstart", description=__doc__)
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
+    parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
+    options = parser.parse(arguments)
+    start = time.perf_counter()
+    run = af.override(recipe("quickstart"), dict(changed(text) for text in options.set))
+    folder = unused(Path(options.out))
+    show_parts(run.model)
+    print(f"\n$ anyformer train quickstart --out {folder}", flush=True)
+    trainer = train(run, folder, resume=False)
+    print(f"\n$ anyformer generate {folder} '{PROMPT}' --do-sample --top-k 50 --seed 1", flush=True)
+    cli.dispatch(["generate", str(folder), PROMPT, "--do-sample", "--top-k", "50", "--seed", "1"])
+    swapped = af.count(af.override(trainer.model.spec, GATED)).parameters
+    print(f"\na part swapped: with a gated feed-forward it has {swapped:,} parameters and trains as it is, by")
+    print("  anyformer train quickstart --out runs/gated \\")
+    print("    --set 'model.decoder.layers.feedforward.op={\"kind\": \"GatedMLP\", \"width\": 512}'")
+    print(f"\n{time.perf_counter() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 
-def run(model: Any) -> str:
-    """One pass over some bytes, put in a line."""
-    import torch
-
-    ids = torch.tensor([list(TEXT.encode())])
-    with torch.no_grad():
-        model(input_ids=ids)  # the first pass warms up
-        start = time.perf_counter()
-        out = model(input_ids=ids, labels=ids)
-    taken = 1e3 * (time.perf_counter() - start)
-    shapes = f"input_ids {tuple(ids.shape)} -> logits {tuple(out.logits.shape)}"
-    return f"{shapes}, loss {out.loss:.2f} (untrained: ln 256 = 5.55), {taken:.1f} ms"
+def unused(folder: Path) -> Path:
+    """The folder, or the first of its name with a number that holds no run."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 10_000)))
+    return next(name for name in names if not (name / "run.json").exists())
 
 
 def show_parts(spec: Any) -> None:
@@ -79,5 +81,10 @@ def kind(part: Part) -> str:
     return f"{type(part).__name__} x {depth}" if depth else type(part).__name__
 
 
+def command() -> int:
+    """As `anyformer` does it: a mistake is one line and exit code 2."""
+    return cli.guarded(lambda: main(sys.argv[1:]))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(command())

@@ -31,6 +31,17 @@ class KeyValueSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class LatentSpec:
+    """One vector of every token seen, that all heads share: what its keys and values are made from (MLA)."""
+
+    width: int
+    float32: bool = False  # whatever the model is
+
+    def shape(self, tokens: int) -> tuple[int, int, int]:
+        return 1, tokens, self.width
+
+
+@dataclasses.dataclass(frozen=True)
 class CrossSpec:
     """Keys and values of the memory, computed once."""
 
@@ -66,6 +77,20 @@ class Slot:
         """A copy that goes its own way. Tensors that are replaced, never written into, are shared."""
         copy = object.__new__(type(self))
         copy.__dict__ = {**self.__dict__, "tensors": dict(self.tensors)}
+        return copy
+
+    def adopt(self, other: Slot, length: int) -> None:
+        """Takes over, in place, what a growing slot of the same mixer holds after `length` tokens."""
+        for name, tensor in other.tensors.items():
+            if name in self.tensors:
+                self.tensors[name].copy_(tensor)
+            else:
+                self.tensors[name] = tensor.clone()
+
+    def growing(self, length: int) -> Slot:
+        """A growing copy of what is held after `length` tokens."""
+        copy = Slot()
+        copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return copy
 
     def join(self, others: Sequence[Slot], longest: int) -> None:
@@ -121,9 +146,30 @@ class StaticKeyValue(Slot):
         values.index_copy_(2, index, v)
         return keys, values, torch.arange(keys.shape[2], device=keys.device)
 
+    def reorder(self, rows: Tensor) -> None:
+        """In place where the number of rows stays, so that a recorded step finds its tensors where they were."""
+        old, same = self.tensors, len(rows) == self.tensors["k"].shape[0]
+        super().reorder(rows)
+        if same:
+            self.tensors = {name: old[name].copy_(tensor) for name, tensor in self.tensors.items()}
+
     def fork(self) -> Slot:
         copy = super().fork()
         copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return copy
+
+    def places(self, length: int) -> Tensor | slice:
+        """Where the tokens that are held after `length` of them stand, the first to the last."""
+        return slice(0, length)
+
+    def adopt(self, other: Slot, length: int) -> None:
+        for name, tensor in self.tensors.items():
+            tensor.zero_()  # what an earlier text left may be anything, and 0 times anything may not be 0
+            tensor[:, :, self.places(length)] = other.tensors[name][:, :, -tensor.shape[2] :]
+
+    def growing(self, length: int) -> Slot:
+        copy = GrowingKeyValue()
+        copy.tensors = {name: tensor[:, :, self.places(length)].clone() for name, tensor in self.tensors.items()}
         return copy
 
 
@@ -131,6 +177,16 @@ class RingKeyValue(StaticKeyValue):
     """(B, G, L, K) where L is the window: the token at row place p stands at p modulo L."""
 
     can_truncate = False
+
+    def places(self, length: int) -> Tensor | slice:
+        keys = self.tensors["k"]
+        return torch.arange(max(length - keys.shape[2], 0), length, device=keys.device) % keys.shape[2]
+
+    def growing(self, length: int) -> Slot:
+        copy = super().growing(length)
+        assert isinstance(copy, GrowingKeyValue)
+        copy.window, copy.can_truncate = self.tensors["k"].shape[2], False
+        return copy
 
     def extend(self, k: Tensor, v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = self.tensors["k"], self.tensors["v"]
@@ -170,15 +226,17 @@ class Recurrent(Slot):
         """What holds nothing (the window of a convolution of one tap) has no rows of its own."""
         for name, tensor in self.tensors.items():
             empty = tensor.numel() == 0
-            self.tensors[name] = (
-                tensor.new_zeros(len(rows), *tensor.shape[1:]) if empty else tensor.index_select(0, rows)
-            )
+            new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if empty else tensor.index_select(0, rows)
+            self.tensors[name] = tensor.copy_(new) if self.static and new.shape == tensor.shape else new
 
     def fork(self) -> Slot:
         copy = super().fork()
         if self.static:
             copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return copy
+
+    def growing(self, length: int) -> Slot:
+        return Recurrent({name: tensor.clone() for name, tensor in self.tensors.items()}, static=False)
 
     def join(self, others: Sequence[Slot], longest: int) -> None:
         for name in self.tensors:
@@ -214,12 +272,19 @@ class State:
                     shape = (batch_size, *spec.shape(capacity))
                     empty = [torch.zeros(shape, dtype=dtype, device=device) for _ in "kv"]
                     slots[address] = (RingKeyValue if ring else StaticKeyValue)(*empty)
+            elif isinstance(spec, LatentSpec):
+                if capacity is None:
+                    slots[address] = GrowingKeyValue()
+                    continue
+                kind = torch.float32 if spec.float32 else dtype
+                latent = torch.zeros(batch_size, *spec.shape(capacity), dtype=kind, device=device)
+                slots[address] = StaticKeyValue(latent, latent[..., :0])
             elif isinstance(spec, RecurrentSpec):
                 kinds = {name: torch.float32 if name in spec.float32 else dtype for name, _ in spec.shapes}
                 zeros = {n: torch.zeros(batch_size, *s, dtype=kinds[n], device=device) for n, s in spec.shapes}
                 slots[address] = Recurrent(zeros, capacity is not None)
             else:
-                slots[address] = Slot()
+                slots[address] = spec.slot(batch_size, capacity, device) if hasattr(spec, "slot") else Slot()
         length: int | Tensor = 0 if capacity is None else torch.zeros((), dtype=torch.long, device=device)
         return cls(slots, length=length, capacity=capacity)
 
@@ -232,8 +297,8 @@ class State:
         return slot.extend(k, v, self.length + k.shape[2])
 
     def advance(self, num_tokens: int) -> None:
-        """The step is done: its tokens are past now."""
-        self.length = self.length + num_tokens
+        """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
+        self.length += num_tokens
 
     @property
     def nbytes(self) -> int:
@@ -267,15 +332,36 @@ class State:
         dropped = int(self.length) - length
         for slot in self.slots.values():
             slot.truncate(dropped)
-        self.length = self.length - dropped
+        self.length -= dropped
         if self.capacity is None and self.padding is not None:
             self.padding = self.padding[:, :length]
 
     def fork(self) -> State:
         """A copy that goes its own way: two texts after one prompt."""
         slots = {address: slot.fork() for address, slot in self.slots.items()}
-        copy = State(slots, length=self.length, capacity=self.capacity)
+        length = self.length.clone() if isinstance(self.length, Tensor) else self.length
+        copy = State(slots, length=length, capacity=self.capacity)
         copy.padding, copy.memory, copy.memory_padding = self.padding, self.memory, self.memory_padding
+        return copy
+
+    def adopt(self, other: State) -> None:
+        """A static state takes over, in place, what a growing one of as many rows holds."""
+        assert isinstance(self.length, Tensor) and isinstance(other.length, int)
+        for address, slot in self.slots.items():
+            slot.adopt(other.slots[address], other.length)
+        self.length.fill_(other.length)
+        for name in PER_ROW[1:]:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None or theirs is None:
+                setattr(self, name, None if theirs is None else theirs.clone())
+            else:
+                mine.copy_(theirs)
+
+    def growing(self) -> State:
+        """A growing copy of a static state, to go on from; which tokens are real is for the caller to say."""
+        length = int(self.length)
+        copy = State({address: slot.growing(length) for address, slot in self.slots.items()}, length=length)
+        copy.memory, copy.memory_padding = self.memory, self.memory_padding
         return copy
 
     @staticmethod
@@ -314,9 +400,9 @@ PER_ROW = ("padding", "memory", "memory_padding")
 
 def declarations(model: nn.Module) -> Iterator[tuple[str, object]]:
     """(address, state spec) of every mixer that remembers something; the encoder of a pair reads once and need not."""
-    pair = hasattr(model, "encoder") and hasattr(model, "decoder")
+    read_once = ("encoder.", "embedding") if hasattr(model, "encoder") and hasattr(model, "decoder") else ()
     for address, module in model.named_modules():
-        if hasattr(module, "state_spec") and not (pair and address.startswith("encoder.")):
+        if hasattr(module, "state_spec") and not address.startswith(read_once):
             spec = module.state_spec()
             if spec is not None:
                 yield address, spec

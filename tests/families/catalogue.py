@@ -22,7 +22,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts import audio, image
+from anyformer.parts import audio, detect, image, summary
 from anyformer.parts import head as heads
 
 # the environment's own folder: models are built once a worker and thrown away with it
@@ -81,7 +81,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
         if name.endswith("running_var"):
             tensor.copy_(1 + 0.5 * torch.rand(tensor.shape, generator=generator))
         elif tensor.dim() > 1:
-            tensor.copy_(noise * (0.7 / max(tensor[0].numel(), 1) ** 0.5))
+            inputs = tensor.shape[-1] if "experts" in name else tensor[0].numel()  # (experts, outputs, inputs)
+            tensor.copy_(noise * (0.7 / max(inputs, 1) ** 0.5))
         else:
             tensor.copy_(noise * scale + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
 
@@ -137,7 +138,7 @@ def is_causal(spec: Any) -> bool:
 
 def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, labels: bool = False) -> dict[str, Any]:
     """Inputs of the right names and shapes for any model, from its description alone."""
-    spec = spec_of(case)
+    spec, length = spec_of(case), case.inputs.get("length", length)
     generator = torch.Generator().manual_seed(seed)
 
     def ids(vocab_size: int, *shape: int) -> Tensor:
@@ -148,11 +149,16 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
     if is_text(spec):
         shape = (batch, 3, length) if isinstance(spec.head, heads.MultipleChoiceHead) else (batch, length)
         out["input_ids"] = ids(spec.embedding.tokens.vocab_size, *shape)
+        for place, token in case.inputs.get("input_ids", {}).items():  # what a text must have
+            out["input_ids"][..., place] = token
+        if getattr(spec.embedding, "global_tokens", "") == "none":
+            out["global_attention_mask"] = (torch.rand(shape, generator=generator) < 0.15).long()
+            out["global_attention_mask"][..., length // 2] = 1
         if spec.embedding.segments:
             out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
         if is_encoder_decoder(spec):
             vocab = spec.decoder_embedding.tokens.vocab_size
-            out["decoder_input_ids"] = ids(vocab, batch, max(length - 4, 1))
+            out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
@@ -187,9 +193,16 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
         case heads.NextSentenceHead():
             return {"labels": below(2, batch)}
         case heads.PretrainingHead():
-            return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), "next_sentence_label": below(2, batch)}
+            return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), spec.head.inputs[1]: below(2, batch)}
         case heads.MultipleChoiceHead():
             return {"labels": below(3, batch)}
+        case summary.DoubleHead():
+            # one score a text: the texts of a batch are the choices
+            width = spec.head.summary.width or spec.width
+            choice = below(batch, 1) if width == 1 else below(width, batch)
+            return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), "mc_labels": choice}
+        case detect.DetectHead():
+            return {"labels": below(2, *tokens.shape)}
         case heads.SpanHead():
             return {"start_positions": below(tokens.shape[1], batch), "end_positions": below(tokens.shape[1], batch)}
         case audio.FrameHead(num_labels=n):
@@ -204,7 +217,7 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     return {}
 
 
-PER_ROW = {"pooler_output", "seq_relationship_logits"}
+PER_ROW = {"pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits"}
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:

@@ -11,7 +11,7 @@ from catalogue import Case, cases, close, folder, is_encoder_decoder, make_input
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.parts.head import LMHead
+from anyformer.parts.head import ClassifyHead, LMHead
 
 PAIRS = [case for case in cases() if is_encoder_decoder(spec_of(case))]
 over_pairs = pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.id)
@@ -34,6 +34,10 @@ def test_outputs_come_in_the_published_order(case: Case) -> None:
 def test_encoder_outputs_in_every_form(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     inputs = make_inputs(case)
+    if isinstance(spec_of(case).head, ClassifyHead):
+        with pytest.raises(ValueError, match="give input_ids"):
+            mine(decoder_input_ids=inputs["input_ids"], encoder_outputs=torch.zeros(2, 5, spec_of(case).width))
+        pytest.skip("the end of the text is found in input_ids, by the published class too")
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     inputs["attention_mask"][1, -5:] = 0
     expected = mine(**inputs)
@@ -63,6 +67,8 @@ def test_decoder_reads_moved_labels(case: Case) -> None:
             mine(**inputs)
         return
     expected, found = theirs(**inputs), mine(**inputs)
+    if spec.head is None:
+        return close(found[0], expected[0])
     close(found.loss, expected.loss)
     close(found[1], expected[1])
 

@@ -554,7 +554,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: BucketedBias(num_heads=2, max_distance=8), "BucketedBias.max_distance is 8; it must be above 8"),
     (lambda: DistanceBias(num_heads=2, before=-1), "DistanceBias.before is -1"),
     (lambda: RelativeVectors(before=2, after=-2), "RelativeVectors.after is -2"),
-    (lambda: Rope(fraction=0.3).build(Site(width=10, address="a.b")), "a.b: Rope turns pairs"),
+    (lambda: Rope().build(Site(width=5, address="a.b")), "a.b: Rope turns pairs"),
     (lambda: Convolutional(groups=3).build(Site(width=8)), "not a multiple of 3 groups"),
     (lambda: Attention(num_heads=4, position=Alibi(num_heads=8)), "Attention.position has 8 heads"),
 ])  # fmt: skip

@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from anyformer._version import __version__
@@ -22,6 +22,8 @@ VERBS = {
     "count": "parameters and memory of a description, by part",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
+    "train": "trains a model by a recipe, or goes on with one that was stopped",
+    "eval": "how good a model is: loss and published metrics on a data set",
 }
 LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
 
@@ -84,8 +86,13 @@ def dispatch(arguments: Sequence[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    return guarded(lambda: dispatch(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Runs it; whatever goes wrong is one line and an exit code."""
     try:
-        dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        command()
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be answered
         return 0
     except SystemExit as stop:  # argparse after --help and --version

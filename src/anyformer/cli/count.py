@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         result: dict[str, Any] = {
             "name": options.name, "family": spec.family, "architecture": spec.architecture, "parameters": total,
-            "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts, "tied": dict(spec.ties),
+            "active": counted.active, "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts, "tied": dict(spec.ties),
             "note": spec.note,
         }  # fmt: skip
         print(json.dumps(result, indent=1))
@@ -55,6 +55,8 @@ def run(options: argparse.Namespace) -> None:
     rows = [(part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)) for part, size in parts.items()]
     rows.append(("total", f"{total:,}", "", bytes_of(total * each)))
     table(("part", "parameters", "share", dtype), rows, right=(1, 2, 3), total=True)
+    if counted.active < total:
+        print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
     for name, owner in spec.ties:
         print(f"{name} is {owner}: counted once")
     if spec.note:

@@ -37,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu (the default), cuda, cuda:1, mps")
     parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"of attention: {', '.join(KERNELS)}")
+    parser.add_argument("--compile", action="store_true", default=None, help="compile first: for long texts, or many")
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
 
 
@@ -76,6 +77,11 @@ def run(options: argparse.Namespace) -> None:
 
         model = load(folder, dtype=options.dtype, device=options.device)
     model.kernel = options.kernel
+    if options.compile:
+        from anyformer.transforms.fuse import fuse
+        from anyformer.transforms.pack import pack
+
+        pack(fuse(model))
     written, start = 0, time.perf_counter()
     for row in ids:
         result = write(model, tokenizer, row, settings, options)
@@ -176,7 +182,8 @@ def write(
     streaming = stored.num_beams == 1
     out = generate(
         model, input_ids=torch.tensor([ids], device=model.device), return_dict=True, output_scores=False,
-        stream=arrived if streaming else None, tokenizer=tokenizer, stop_strings=options.stop, **settings,
+        stream=arrived if streaming else None, tokenizer=tokenizer, stop_strings=options.stop, compile=options.compile,
+        **settings,
     )  # fmt: skip
     if not streaming:
         for token in out.sequences[0, -out.log_probs.shape[1] :].tolist():

@@ -19,10 +19,16 @@ class Count:
 
     parts: dict[str, int]  # address of a parameter -> its size
     remembered: tuple[object, ...] = ()  # what each mixer keeps between decoding steps
+    idle: int = 0  # parameters that a token passes by: experts it does not go to
 
     @property
     def parameters(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses."""
+        return self.parameters - self.idle
 
     def memory(self, bytes_per_parameter: int = 4) -> int:
         """Bytes of the weights alone."""
@@ -52,4 +58,8 @@ def count(spec: Model) -> Count:
         if id(parameter) not in seen and address not in tied:
             seen.add(id(parameter))
             parts[address] = parameter.numel()
-    return Count(parts, tuple(each for _, each in declarations(model)))
+    idle = 0
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False) if hasattr(module, "unused") else ():
+            idle += round(parameter.numel() * module.unused)
+    return Count(parts, tuple(each for _, each in declarations(model)), idle)

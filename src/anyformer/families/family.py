@@ -193,7 +193,7 @@ class Family:
             valid = nearest(architecture, self.architectures)
             raise ValueError(f"{self.name} config: architecture {architecture!r} is not supported; {valid}")
         values = SimpleNamespace(**{name: config.get(name, field.default) for name, field in known.items()})
-        values.architecture, values.num_labels = architecture, num_labels(config)
+        values.architecture, values.num_labels = architecture, num_labels(config, known["num_labels"].default or 2)
         try:
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
@@ -230,10 +230,10 @@ class Family:
         return self.read({**size.config}).replace(note=size.note, source={})
 
 
-def num_labels(config: Mapping[str, Any]) -> int:
+def num_labels(config: Mapping[str, Any], default: int) -> int:
     if config.get("id2label") is not None:
         return len(config["id2label"])
-    return config.get("num_labels") or config.get("_num_labels") or 2
+    return config.get("num_labels") or config.get("_num_labels") or default
 
 
 def first_difference(a: Part, b: Part) -> str:

@@ -1,10 +1,11 @@
-"""The heads that published decoders share, by the ending of the class name."""
+"""The heads that published decoders and encoders share, by the ending of the class name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool, SpanHead, TagHead
+from anyformer.families.family import Absent
+from anyformer.parts.head import ClassifyHead, Head, LMHead, MultipleChoiceHead, Pool, SpanHead, TagHead
 
 
 def decoder_head(c: Any) -> Head | None:
@@ -19,3 +20,32 @@ def decoder_head(c: Any) -> Head | None:
         dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
         return TagHead(num_labels=c.num_labels, dropout=dropout)
     return SpanHead() if name.endswith("ForQuestionAnswering") else None
+
+
+def encoder_head(
+    c: Any, lm: LMHead, classify: Pool, choose: Pool, base: Head | None = None, *, dropout: float, span: float = 0.0
+) -> Head | None:
+    """Language model, a label for the text, one a token (after `dropout`), a choice, a span; `base` for the rest."""
+    name = c.architecture
+    if name.endswith("ForMaskedLM"):
+        return lm
+    if name.endswith(("LMHeadModel", "ForCausalLM")):
+        return lm.replace(shift=True)
+    if name.endswith("ForSequenceClassification"):
+        return ClassifyHead(num_labels=c.num_labels, pool=classify, problem=c.problem_type)
+    if name.endswith("ForMultipleChoice"):
+        return MultipleChoiceHead(pool=choose)
+    if name.endswith("ForTokenClassification"):
+        return TagHead(num_labels=c.num_labels, dropout=dropout)
+    if name.endswith("ForQuestionAnswering"):
+        if c.num_labels != 2:
+            raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+        return SpanHead(dropout=span)
+    return base
+
+
+def tag_dropout(spec: Any) -> float:
+    """Reads back the dropout before a tagging head."""
+    if not isinstance(spec.head, TagHead):
+        raise Absent
+    return spec.head.dropout

@@ -47,14 +47,15 @@ ALIASES = {
 }  # fmt: skip
 
 
-def stack(c: Any, side: str) -> Stack:
-    """The encoder or the decoder of a config."""
+def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
+    """The encoder or the decoder of a config, its norms after each add, or before each step and once at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
     if c.d_model % heads:
         raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
 
     def step(op: Any) -> Sublayer:
-        return Sublayer(op=op, out_norm=norm, dropout=c.dropout)
+        place = {"pre_norm" if pre_norm else "out_norm": norm}
+        return Sublayer(op=op, dropout=c.dropout, **place)  # type: ignore[arg-type]
 
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=heads, dropout=c.attention_dropout, **kind))
@@ -64,7 +65,8 @@ def stack(c: Any, side: str) -> Stack:
         steps["cross"] = attention(memory=True)
     activation, inner = activation_named(c.activation_function), getattr(c, f"{side}_ffn_dim")
     steps["feedforward"] = step(MLP(width=inner, activation=activation, dropout=c.activation_dropout))
-    return Stack(layers=Block(**steps), depth=getattr(c, f"{side}_layers"), layer_drop=getattr(c, f"{side}_layerdrop"))
+    depth, drop = getattr(c, f"{side}_layers"), getattr(c, f"{side}_layerdrop")
+    return Stack(layers=Block(**steps), depth=depth, norm=norm if pre_norm else None, layer_drop=drop)
 
 
 def check_padding(c: Any, *vocab_sizes: int) -> None:
@@ -75,6 +77,7 @@ def check_padding(c: Any, *vocab_sizes: int) -> None:
 def rules(spec: Model) -> list[Rule]:
     """Embeddings, positions and layers; heads are named by each family."""
     alone = isinstance(spec, DecoderModel)
+    norm = "out_norm" if spec.decoder.norm is None else "pre_norm"  # type: ignore[attr-defined]
     # MarianMTModel leaves its position tables out of what it saves
     position = Unwritten if spec.architecture == "MarianMTModel" else Rename
     found: list[Rule] = []
@@ -87,9 +90,10 @@ def rules(spec: Model) -> list[Rule]:
             found.append(Rename(f"~{side}.embed_tokens.weight", f"{embedding}.tokens.weight"))
             found.append(position(f"~{side}.embed_positions.weight", f"{embedding}.position.weight"))
         for theirs, step in (("self_attn", "attention"), ("encoder_attn", "cross")):
-            found.append(Rename(f"{layer}.{theirs}_layer_norm.{{p}}", f"{ours}.{step}.out_norm.{{p}}"))
+            found.append(Rename(f"{layer}.{theirs}_layer_norm.{{p}}", f"{ours}.{step}.{norm}.{{p}}"))
             found += [Rename(f"{layer}.{theirs}.{n}_proj.{{p}}", f"{ours}.{step}.op.{n}.{{p}}") for n in "qkv"]
             found.append(Rename(f"{layer}.{theirs}.out_proj.{{p}}", f"{ours}.{step}.op.o.{{p}}"))
-        for theirs, name in (("fc1", "op.up"), ("fc2", "op.down"), ("final_layer_norm", "out_norm")):
+        for theirs, name in (("fc1", "op.up"), ("fc2", "op.down"), ("final_layer_norm", norm)):
             found.append(Rename(f"{layer}.{theirs}.{{p}}", f"{ours}.feedforward.{name}.{{p}}"))
+        found.append(Rename(f"~{side}.layer_norm.{{p}}", f"{side}.norm.{{p}}"))
     return found

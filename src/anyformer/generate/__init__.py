@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.generate import assisted, beams, contrastive, single
+from anyformer.generate import assisted, beams, contrastive, ctc, fast, single
 from anyformer.generate.config import settings_for
 from anyformer.generate.dice import Dice
 from anyformer.generate.job import Ending, Job
@@ -21,6 +21,7 @@ from anyformer.generate.scores import steps
 from anyformer.generate.settings import Settings
 from anyformer.generate.stepper import Stepper
 from anyformer.model import Output
+from anyformer.parts.head import CTCHead
 from anyformer.state import State
 
 __all__ = ["Settings", "generate"]
@@ -33,16 +34,24 @@ def generate(
     model: Any, input_ids: Tensor | None = None, *, attention_mask: Tensor | None = None,
     inputs_embeds: Tensor | None = None, past_key_values: State | None = None, assistant_model: Any = None,
     return_dict: bool | None = None, return_dict_in_generate: bool | None = None,
-    stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None, **options: Any,
+    stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None, compile: bool | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Sequences of token ids (B, T), prompt included (an encoder's is not). With return_dict, an Output that also has
     scores, log_probs, finish_reasons ("stop" or "length"), past_key_values to go on from, and for beams
     sequences_scores and beam_indices. `stream` is called with the new tokens (B,) of each step.
 
+    `compile=True` compiles the step that writes a token, once a batch size and rough length; on CUDA a step is recorded
+    as a graph without being asked, unless `compile=False`.
+
     Inputs of the model that are not named here (pixel_values, decoder_input_ids, encoder_outputs, ...) go to it as they
     are; everything else in `options` is a field of `Settings`.
     """
     head: Any = model.spec.head
+    if isinstance(head, CTCHead) and not model.training:
+        given = {name: options.pop(name) for name in list(options) if name in model.known_inputs()}
+        given |= {} if attention_mask is None else {"attention_mask": attention_mask}
+        fields = ctc.write(model, given, options)
+        return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]
     if not model.remembers or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
         raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
     if model.training:
@@ -65,13 +74,13 @@ def generate(
     prompt = prompt_of(model, {name: value for name, value in inputs.items() if value is not None}, s)
     check_assistant(model, assistant_model, s, prompt)
     max_length = room(model, s, prompt, past_key_values)
-    fields = write(model, s, prompt, past_key_values, max_length, assistant_model, told, stream, tokenizer)
+    fields = write(model, s, prompt, past_key_values, max_length, assistant_model, told, stream, tokenizer, compile)
     return Output(fields) if told else fields["sequences"]
 
 
 def write(
     model: Any, s: Settings, prompt: Prompt, state: State | None, max_length: int, assistant: Any, told: bool,
-    stream: Callable[[Tensor], None] | None, tokenizer: Any,
+    stream: Callable[[Tensor], None] | None, tokenizer: Any, compiled: bool | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Reads the prompt and writes on in the way the settings ask for."""
     device, P, V = prompt.ids.device, prompt.ids.shape[1], model.spec.head.vocab_size
@@ -88,6 +97,7 @@ def write(
         encoded = Prompt(read, read, prompt.source.get("attention_mask"), None, {}).written(s.pad, V).clamp(max=V)
     rules = steps(s, P, max_length, encoded if stepper.pair else ids, device)
     stepper.repeat(copies)
+    fast.quicken(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
     job = Job(
         settings=s, stepper=stepper, prompt=prompt.ids, ids=ids.repeat_interleave(copies, 0),
         scores=scores.repeat_interleave(copies, 0), places=prompt.places().repeat_interleave(copies), steps=rules,
@@ -99,10 +109,13 @@ def write(
         job.draft.begin(prompt.aligned, prompt.mask)
         job.draft.repeat(copies)
     if s.num_beams > 1:
-        return beams.search(job)
-    if s.contrastive:
-        return contrastive.search(job)
-    return (assisted if assistant is not None or s.prompt_lookup_num_tokens else single).write(job)
+        fields = beams.search(job)
+    elif s.contrastive:
+        fields = contrastive.search(job)
+    else:
+        fields = (assisted if assistant is not None or s.prompt_lookup_num_tokens else single).write(job)
+    stepper.check_finite(fields["sequences"])
+    return fields
 
 
 def check_assistant(model: Any, assistant: Any, s: Settings, prompt: Prompt) -> None:

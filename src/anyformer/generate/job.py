@@ -30,9 +30,20 @@ class Ending:
     def stopped(self, ids: Tensor) -> Tensor:
         done = torch.isin(ids[:, -1], self.eos)
         if self.stops:
-            texts = [self.tokenizer.decode(row[self.prompt_length :].tolist()) for row in ids]
+            texts = [self.end(row[self.prompt_length :].tolist()) for row in ids]
             done = done | torch.tensor([any(stop in text for stop in self.stops) for text in texts], device=ids.device)
         return done
+
+    def end(self, tokens: list[int]) -> str:
+        """The end of a text, as much of it as a stop string that its last token completes can reach back: decoding all
+        of it at every token would cost the square of its length."""
+        longest = max(map(len, self.stops))
+        count = 2 * longest + 8
+        while True:
+            text = self.tokenizer.decode(tokens[-count:])
+            if len(text) > 2 * longest or count >= len(tokens):
+                return text
+            count *= 2  # tokens without text of their own
 
     def __call__(self, ids: Tensor) -> Tensor:
         if ids.shape[1] >= self.max_length:
@@ -62,6 +73,11 @@ class Job:
     @property
     def prompt_length(self) -> int:
         return self.ids.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is always the next, and the tokens are all that is wanted."""
+        return not (self.told or self.steps or self.ended.stops or self.settings.do_sample)
 
     @property
     def max_length(self) -> int:
@@ -125,6 +141,6 @@ class Report:
                 "scores": tuple(self.scores) or None, "logits": tuple(self.logits) or None,
                 "log_probs": torch.stack(self.log_probs, 1),
                 "finish_reasons": ["stop" if stop else "length" for stop in self.by_stop.tolist()],
-                "past_key_values": self.job.stepper.state,
+                "past_key_values": self.job.stepper.result(),
             }  # fmt: skip
         return out

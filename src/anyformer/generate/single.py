@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyformer.generate import fast
 from anyformer.generate.job import Job, Report
 
 
 def write(job: Job) -> dict[str, Any]:
+    if job.stepper.recording is not None and job.plain:
+        return fast.write(job)
     ids, raw, report = job.ids, job.scores, Report(job)
     while True:
         processed = job.process(ids, raw)

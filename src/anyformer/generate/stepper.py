@@ -39,6 +39,7 @@ class Stepper:
         self.read_ids: Tensor | None = None  # (B, T) kept where nothing is remembered
         self.embeds: Tensor | None = None  # (B, T, D) in their place
         self.rows = self.length = 0  # of tokens read, pads counted
+        self.recording: Any = None  # of single steps (generate/fast.py), where one was made
         self.wants_hidden = False
         self.hidden: Tensor | None = None  # (B, tokens of the last call, D) the last layer's, where they are wanted
 
@@ -90,6 +91,9 @@ class Stepper:
         if self.segments is not None:  # what is written belongs to the segment that the prompt ended in
             more = max(self.length + n - self.segments.shape[1], 0)
             self.segments = torch.cat((self.segments, self.segments[:, -1:].expand(-1, more)), dim=1)
+        if self.recording is not None and n == keep == 1:
+            self.length += 1
+            return self.recording.read(tokens[:, 0])[:, None]
         if self.state is not None:
             return self._run(tokens, None, n, keep)
         assert self.read_ids is not None
@@ -122,12 +126,29 @@ class Stepper:
             self.hidden = layers[-1]
         return out.logits.float()
 
+    def check_finite(self, ids: Tensor) -> None:
+        """A recorded step cannot stop at a NaN: where there was one, the text (B, T) is read again to say where."""
+        if self.recording is not None and bool(self.recording.buffers.broken):
+            memory = self.state.memory if self.pair and self.state is not None else None
+            memory = None if memory is None else memory[: ids.shape[0]]
+            self.model(**{f"{self.prefix}input_ids": ids}, encoder_outputs=memory, use_cache=False)
+            raise FloatingPointError("a recorded step gave scores that are NaN")
+
+    def result(self) -> State | None:
+        """The state to go on from: the caller's own, whatever is written next."""
+        if self.recording is None or self.state is None:
+            return self.state
+        state = self.state.growing()
+        state.padding = self.mask
+        return state
+
     # -- going back, and to other rows ----------------------------------------------------------------------------
 
     def fork(self) -> Stepper:
         """A copy that goes its own way."""
         copy = object.__new__(Stepper)
-        copy.__dict__ = {**self.__dict__, "state": None if self.state is None else self.state.fork()}
+        state = None if self.state is None else self.state.fork()
+        copy.__dict__ = {**self.__dict__, "state": state, "recording": None}
         return copy
 
     @property

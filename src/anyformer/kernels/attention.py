@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.kernels import decode
 from anyformer.spec import nearest
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -30,6 +31,7 @@ class Visible:
         batch_size: int = 1, everything: bool = False, causal: bool = False,
     ) -> None:  # fmt: skip
         self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
+        self.sizes = index.shape[0], keys.shape[0]
         self.everything = everything  # no restriction at all
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
         self._dense: Tensor | None = None
@@ -40,8 +42,8 @@ class Visible:
         """(1 or B, 1, T, S), True where visible."""
         if self._dense is None:
             b = torch.arange(self.batch_size, device=self.index.device)[:, None, None]
-            seen = self.allows(b, self.index[:, None], self.keys)
-            self._dense = seen.expand(self.batch_size, self.index.shape[0], self.keys.shape[0])[:, None]
+            seen, shape = self.allows(b, self.index[:, None], self.keys), (self.batch_size, *self.sizes)
+            self._dense = (seen if seen.shape == shape else seen.expand(shape))[:, None]
         return self._dense
 
     def biased(self, bias: Tensor) -> Tensor:
@@ -63,8 +65,7 @@ class Visible:
                 return self.allows(b, self.index[q], self.keys[k])
 
             batch = None if self.batch_size == 1 else self.batch_size
-            sizes = self.index.shape[0], self.keys.shape[0]
-            self._block = create_block_mask(mask_mod, batch, None, *sizes, device=str(self.index.device))
+            self._block = create_block_mask(mask_mod, batch, None, *self.sizes, device=str(self.index.device))
         return self._block
 
 
@@ -90,6 +91,8 @@ def attend(
         return _eager(q, k, v, visible, bias, scale, dropout, softcap, values)
     if kernel == "flex":
         return _flex(q, k, v, visible, bias, scale, dropout, softcap), None
+    if bias is None and not visible.everything and decode.fits(q, v):
+        return decode.decode(q, k, v, visible.dense(), scale), None
     return _sdpa(q, k, v, visible, bias, scale, dropout), None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ def _bad(value: Any) -> bool:
 
 
 @torch.no_grad()
-def first_nonfinite(model: nn.Module, inputs: dict[str, Any]) -> str | None:
-    """The address of the first module whose output is not finite, in the order they run; None if all are."""
+def first_nonfinite(
+    model: nn.Module, inputs: dict[str, Any], run: Callable[[], object] | None = None
+) -> str | None:
+    """The address of the first module whose output is not finite, in the order they run; None if all are. `run` is
+    another way to run it than on its inputs."""
     found: list[str] = []
 
     def watch(address: str) -> Any:
@@ -36,7 +40,7 @@ def first_nonfinite(model: nn.Module, inputs: dict[str, Any]) -> str | None:
 
     handles = [m.register_forward_hook(watch(address)) for address, m in model.named_modules() if address]
     try:
-        model.run(dict(inputs), None, None)  # type: ignore[operator]
+        run() if run is not None else model.run(dict(inputs), None, None)  # type: ignore[operator]
     finally:
         for handle in handles:
             handle.remove()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.convolution import convolve, convolve_over_time
+from anyformer.kernels.recording import recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.embed import Embedding
@@ -206,7 +207,7 @@ def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) 
     index = torch.arange(stem.frames(samples.shape[1]), device=samples.device)
     if mask is not None and mask.shape != samples.shape:
         raise ValueError(f"attention_mask is over samples, {tuple(samples.shape)}, got {tuple(mask.shape)}")
-    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+    if mask is None or (not recording() and bool(mask.all())):
         return Context(index=index, positions=index[None])
     count = F.pad(mask.bool().cumsum(-1), (1, 0))  # real samples before each
     first = index * stem.hop

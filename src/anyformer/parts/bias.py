@@ -201,6 +201,7 @@ class Alibi(AttentionPosition):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
     num_heads: int
+    unpadded: bool = False  # distances count real tokens alone, so that holes in the mask take no room (BLOOM)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")
@@ -213,7 +214,7 @@ class AlibiModule(AttentionPositionModule):
     def __init__(self, part: Alibi) -> None:
         super().__init__()
         self.slopes = Constant(lambda: alibi_slopes(part.num_heads))
-        self.key = f"alibi {part!r}"
+        self.unpadded, self.key = part.unpadded, f"alibi {part!r}"
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
         return self.fall(distance(index, places))
@@ -223,7 +224,13 @@ class AlibiModule(AttentionPositionModule):
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         key = f"{self.key} {places.shape[0]}"
-        return q, ctx.once(key, lambda: self.fall(distance_in(ctx, places)).to(q.dtype))
+        return q, ctx.once(key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))
+
+    def apart(self, ctx: Context, places: Tensor) -> Tensor:
+        if not self.unpadded or ctx.padding is None:
+            return distance_in(ctx, places)
+        real = ctx.padding.cumsum(-1)
+        return distance(real[:, ctx.index], real[:, places])
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
+from anyformer.kernels.recording import recording
 from anyformer.parts.check import at_least, chance
+from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.spec import Part, Site
@@ -50,7 +52,7 @@ class TokensModule(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         try:
-            if ids.device.type == "cuda" and not torch.compiler.is_compiling():
+            if ids.device.type == "cuda" and not recording():
                 self.check(ids)  # the device could only abort
             x = super().forward(ids)
         except IndexError:
@@ -77,7 +79,11 @@ class TextEmbedding(Embedding):
     token_segments: bool = False  # segments are tokens of the same table (GPT-2)
     norm: Norm | None = None
     dropout: float = 0.0
+    projected: bool = False  # into the model's width even where the tokens have it already (ALBERT)
+    project_first: bool = False  # narrower tokens are widened before positions join, without a bias (OPT-350M)
+    unpadded: bool = False  # positions count real tokens alone, and pads stand just before the first (OPT)
     uncounted: int | None = None  # a token id that takes up no position (RoBERTa's and FSMT's padding)
+    first_position: int = 0  # what a caller's position_ids call the first position (RoBERTa's 2)
     unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
     scale: float | None = None  # of the token vectors, or of the vectors given in their place
 
@@ -92,14 +98,18 @@ class TextEmbedding(Embedding):
 class TextEmbeddingModule(nn.Module):
     def __init__(self, part: TextEmbedding, site: Site) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.address = part, site.address
         width = part.tokens.width or site.width
-        inner = site.child("", width=width)
+        inner = site if part.project_first else site.child("", width=width)
         self.tokens = part.tokens.build(site)
         self.position = part.position.build(inner) if part.position else None
-        self.segments = nn.Embedding(part.segments, width) if part.segments else None
+        self.segments = nn.Embedding(part.segments, inner.width) if part.segments else None
         self.norm = part.norm.build(inner) if part.norm else None
-        self.project = nn.Linear(width, site.width) if width != site.width else None
+        narrow = width != site.width or part.projected
+        self.project = nn.Linear(width, site.width, bias=not part.project_first) if narrow else None
+
+    def state_spec(self) -> MarkSpec | None:
+        return None if self.part.uncounted is None else MarkSpec()
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         ids, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
@@ -115,7 +125,16 @@ class TextEmbeddingModule(nn.Module):
                 inputs = {**inputs, "attention_mask": ids != self.part.unseen}
         if self.part.scale is not None:
             x = x * self.part.scale
-        ctx = text_context(x, inputs, state, ids if self.part.uncounted is not None else None, self.part.uncounted)
+        if self.part.project_first and self.project is not None:
+            x = self.project(x)
+        if self.part.first_position and inputs.get("position_ids") is not None:
+            inputs = {**inputs, "position_ids": inputs["position_ids"] - self.part.first_position}
+        counted = None
+        if self.part.uncounted is not None:  # where vectors are given, each of them counts
+            counted = x.new_ones(x.shape[:2], dtype=torch.bool) if ids is None else ids != self.part.uncounted
+        ctx = text_context(x, inputs, state, counted, self.address)
+        if self.part.unpadded and inputs.get("position_ids") is None and ctx.documents is None:
+            ctx.positions = real_positions(ctx)
         segments = inputs.get("token_type_ids")
         if self.segments is not None:
             table = self.segments.weight
@@ -123,38 +142,48 @@ class TextEmbeddingModule(nn.Module):
         elif segments is not None:
             if not self.part.token_segments:
                 raise ValueError("this model has no segments: token_type_ids cannot be honoured")
-            x = x + self.tokens(segments)
+            kind = self.tokens(segments)
+            x = x + (kind if self.part.scale is None else kind * self.part.scale)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
         if self.norm is not None:
             x = self.norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
-        return (x if self.project is None else self.project(x)), ctx
+        return (x if self.project is None or self.part.project_first else self.project(x)), ctx
+
+
+def real_positions(ctx: Context) -> Tensor:
+    """(1 or B, T) how many real tokens stand before each real one; -1 for pads."""
+    if ctx.padding is None:
+        return ctx.positions
+    return (ctx.padding.cumsum(-1) * ctx.padding - 1)[:, ctx.index]
 
 
 def text_context(
-    x: Tensor, inputs: dict[str, Any], state: State | None, ids: Tensor | None = None, uncounted: int | None = None
+    x: Tensor, inputs: dict[str, Any], state: State | None, counted: Tensor | None = None, address: str = ""
 ) -> Context:
-    """Where each token of x (B, T, D) stands, given the masks and what was seen before."""
+    """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
+    under `address`: which tokens take up a position, where not all do."""
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.length
     index = torch.arange(T, device=device) + past
     padding = _padding(inputs.get("attention_mask"), B, T, state)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")
+    number = None
+    if counted is not None:
+        if padding is not None:  # pads on the left are not counted, whatever their id
+            counted = counted & (index >= leading_pads(padding))
+        slot = None if state is None else state.slots[address]
+        number = (slot.extend(counted, index) if isinstance(slot, Marks) else counted).cumsum(-1)[:, index]
     if positions is None:
         positions = index[None]
-        if uncounted is not None and ids is not None:
-            counted, before = ids != uncounted, past
-            if padding is not None:  # pads on the left are not counted, whatever their id
-                pads = leading_pads(padding)
-                counted, before = counted & (index >= pads), (past - pads).clamp(min=0)
-            number = counted.cumsum(-1)
+        if counted is not None and number is not None:
             if documents is not None:  # counted from 1 in each document
                 number = number - (number - counted.long()).gather(-1, first_of_document(documents))
             # (number - 1) where counted, -1 elsewhere: the row just before the first position
-            positions = (number + before) * counted - 1
+            positions = number * counted - 1
         elif documents is not None:
             positions = positions - first_of_document(documents)
         elif padding is not None:
@@ -196,7 +225,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         mask = torch.cat((before, mask), dim=1)
     if mask.shape != (B, past + T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
-    if not torch.compiler.is_compiling() and bool(mask.all()):
+    if not recording() and bool(mask.all()):
         mask = None
     if state is not None:
         state.padding = mask

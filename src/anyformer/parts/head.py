@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Context
+from anyformer.context import Context, leading_pads
+from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.balance import Balance
 from anyformer.parts.norm import Norm
 from anyformer.spec import Part, Site
 
@@ -77,6 +79,7 @@ class LMHead(Head):
     transform: Transform | None = None
     scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
     offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
+    balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
     idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
 
     def build(self, site: Site) -> nn.Module:
@@ -106,6 +109,23 @@ class LMHeadModule(HeadModule):
         scores = self.out(x if self.part.scale is None else x * self.part.scale)
         return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
 
+    def loss_sum(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed loss of the labels that are not -100, for training: the scores are never held all at once."""
+        if self.part.shift:
+            labels = next_labels(labels, ctx)
+        if x.is_cpu and not torch.compiler.is_compiling():  # other devices would wait for a size that depends on data
+            asked = labels != IGNORED
+            x, labels = x[asked], labels[asked]
+        if self.transform is not None:
+            x = self.transform(x)
+        if self.part.scale is not None:
+            x = x * self.part.scale
+        out: Any = self.out
+        weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
+        if self.offset is not None:
+            bias = self.offset if bias is None else bias + self.offset
+        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
+
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         keep, labels = inputs.get("logits_to_keep"), inputs.get("labels")
         if keep is not None and not (isinstance(keep, int) and keep == 0):
@@ -116,7 +136,11 @@ class LMHeadModule(HeadModule):
             if self.part.shift:
                 labels = next_labels(labels, ctx)
             loss = cross_entropy(logits, labels)
-        return {"loss": loss, "logits": logits}
+        if self.part.balance is None or ctx.capture is None or not ctx.capture.router_logits:
+            return {"loss": loss, "logits": logits}
+        terms = self.part.balance.terms(ctx)
+        loss = None if loss is None else loss + self.part.balance.total(terms)
+        return {"loss": loss, "logits": logits, **terms}
 
 
 class VocabularyOutput(Head):
@@ -157,6 +181,7 @@ class PretrainingHead(Head):
     """BERT's two objectives at once: masked tokens and next sentence."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+    output: ClassVar[str] = "seq_relationship_logits"
 
     lm: LMHead
     pool: Pool
@@ -165,21 +190,29 @@ class PretrainingHead(Head):
         return PretrainingModule(self, site)
 
 
+class SentenceOrderHead(PretrainingHead):
+    """Masked tokens, and which of two pieces of a text came first [Lan et al. 2020]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
+    output: ClassVar[str] = "sop_logits"
+
+
 class PretrainingModule(HeadModule):
     lm: Any
 
     def __init__(self, part: PretrainingHead, site: Site) -> None:
         super().__init__()
+        self.pair_label, self.pair_output = part.inputs[1], part.output
         self.lm = part.lm.build(site.child("lm"))
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         logits, related = self.lm.scores(x), self.out(self.pool(x, ctx, inputs))
-        labels, next_label, loss = inputs.get("labels"), inputs.get("next_sentence_label"), None
+        labels, next_label, loss = inputs.get("labels"), inputs.get(self.pair_label), None
         if labels is not None and next_label is not None:
             loss = cross_entropy(logits, labels) + cross_entropy(related, next_label)
-        return {"loss": loss, "prediction_logits": logits, "seq_relationship_logits": related}
+        return {"loss": loss, "prediction_logits": logits, self.pair_output: related}
 
 
 # -- one vector for a sequence ----------------------------------------------------------------------------------------
@@ -187,9 +220,11 @@ class PretrainingModule(HeadModule):
 
 class Pool(Part):
     """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one."""
+    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text)."""
 
-    take: Literal["first", "last", "mean"] = "first"
+    take: Literal["first", "last", "mean", "token"] = "first"
+    token: int | None = None
+    input_dropout: float = 0.0  # before the dense layer (RoBERTa)
     dense: bool = False
     activation: Activation = "identity"
     dropout: float = 0.0
@@ -219,12 +254,31 @@ class PoolModule(nn.Module):
             else:  # pads do not count
                 real = ctx.tokens[..., None].to(x.dtype)
                 x = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        elif self.part.take == "token":
+            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
         else:
             x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs.get("input_ids"))]
+        if self.training and self.part.input_dropout:
+            x = F.dropout(x, self.part.input_dropout)
         if self.dense is not None:
             x = self.dense(x)
         x = self.activation(x)
         return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
+
+    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
+        is not, the same place in their texts."""
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None:
+            raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
+        found = ids == self.part.token
+        if not torch.compiler.is_compiling() and not bool(found.any(-1).all()):
+            raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
+        place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
+        if ids.shape[1] != x.shape[1]:
+            place = place if mask is None else place - leading_pads(mask)[:, 0]
+            place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
+        return place.clamp(max=x.shape[1] - 1)
 
     def last(self, x: Tensor, ids: Tensor | None) -> Tensor | int:
         """The rightmost token that is not padding; without ids to look at, the last of all."""
@@ -361,16 +415,21 @@ class SpanHead(Head):
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
 
+    dropout: float = 0.0
+
     def build(self, site: Site) -> nn.Module:
-        return SpanModule(site.width)
+        return SpanModule(site.width, self.dropout)
 
 
 class SpanModule(HeadModule):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         self.out = nn.Linear(width, 2)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        if self.training and self.dropout:
+            x = F.dropout(x, self.dropout)
         start, end = self.out(x).unbind(-1)
         loss, names = None, ("start_positions", "end_positions")
         if all(inputs.get(name) is not None for name in names):

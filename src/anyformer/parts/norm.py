@@ -23,9 +23,10 @@ class LayerNorm(Norm):
 
     eps: float = 1e-5
     bias: bool = True
+    affine: bool = True  # False: neither scale nor bias is learned
 
     def build(self, site: Site) -> nn.Module:
-        return nn.LayerNorm(site.width, eps=self.eps, bias=self.bias)
+        return nn.LayerNorm(site.width, eps=self.eps, elementwise_affine=self.affine, bias=self.bias)
 
 
 class RMSNorm(Norm):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.kernels.recording import recording
 from anyformer.parts import tree
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.bias import (
@@ -57,10 +58,11 @@ class Learned(AbsolutePosition):
 
     length: int
     offset: int = 0
+    padding: bool = False  # the row before position 0, for padding, starts at zero and never learns (RoBERTa)
 
     def check(self) -> None:
         at_least(self, 1, "length")
-        at_least(self, 0, "offset")
+        at_least(self, 1 if self.padding else 0, "offset")
 
     def build(self, site: Site) -> nn.Module:
         return LearnedModule(self, site.width)
@@ -68,7 +70,7 @@ class Learned(AbsolutePosition):
 
 class LearnedModule(nn.Embedding):
     def __init__(self, part: Learned, width: int) -> None:
-        super().__init__(part.length + part.offset, width)
+        super().__init__(part.length + part.offset, width, padding_idx=part.offset - 1 if part.padding else None)
         self.length, self.offset = part.length, part.offset
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class LearnedModule(nn.Embedding):
 
 def check_positions(positions: Tensor, length: int) -> None:
     """One clear line instead of an index error deep inside; nothing to check while compiling."""
-    if not torch.compiler.is_compiling() and (last := int(positions.max())) >= length:
+    if not recording() and (last := int(positions.max())) >= length:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
 
 
@@ -124,7 +126,7 @@ class SinusoidalModule(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         table = self.weight if self.part.stored else self.table()
-        if not torch.compiler.is_compiling() and (last := int(positions.max())) >= self.part.length:
+        if not recording() and (last := int(positions.max())) >= self.part.length:
             table = self.rows(last + 1).to(table)
         return table[positions + self.part.offset if self.part.offset else positions]
 
@@ -380,8 +382,8 @@ class Rope(AttentionPosition):
             raise ValueError(f"Rope.fraction is {self.fraction}; it must be in (0, 1]")
 
     def build(self, site: Site) -> nn.Module:
-        width = int(site.width * self.fraction)
-        if width < 2 or width % 2:
+        width = int(site.width * self.fraction)  # an odd one is made even (GPT-NeoX), where the head has the room
+        if width < 1 or width + width % 2 > site.width or (width % 2 and isinstance(self.scaling, YarnScaling)):
             raise ValueError(f"{site.address}: Rope turns pairs of channels, and {width} of {site.width} are to turn")
         return RopeModule(self, site.width)
 
@@ -390,15 +392,16 @@ class RopeModule(AttentionPositionModule):
     def __init__(self, part: Rope, head_width: int) -> None:
         super().__init__()
         self.part, self.key = part, f"rope {part!r} {head_width}"
-        self.width = int(head_width * part.fraction)
-        self.frequency = Constant(lambda: frequencies(self.width, part.base, part.scaling))
+        self.series = int(head_width * part.fraction)  # the frequencies fall over so many channels
+        self.width = self.series + self.series % 2
+        self.frequency = Constant(lambda: frequencies(self.series, part.base, part.scaling))
         self.attention_factor = attention_factor(part.scaling)
 
     def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin, (1 or B, 1, T, width / 2)."""
         frequency, scaling = self.frequency(), self.part.scaling
         if isinstance(scaling, DynamicScaling):
-            frequency = dynamic_frequencies(self.width, self.part.base, scaling, ctx.positions.max() + 1)
+            frequency = dynamic_frequencies(self.series, self.part.base, scaling, ctx.positions.max() + 1)
         angle = ctx.positions[:, None, :, None].float() * frequency
         return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
 

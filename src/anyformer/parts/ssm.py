@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
+from anyformer.kernels.recording import recording
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, positive
@@ -130,7 +131,7 @@ class Rows:
         if tokens is not None:
             rows.real = tokens[..., None].float()
             split = tokens[:, 1:] & ~tokens[:, :-1]  # a real token after a pad
-            if tokens.shape[1] > 1 and (torch.compiler.is_compiling() or bool(split.any())):
+            if tokens.shape[1] > 1 and (recording() or bool(split.any())):
                 rows.order = (~tokens).int().argsort(dim=1, stable=True)
                 rows.back = rows.order.argsort(dim=1)
                 rows.real = rows.pack(rows.real)

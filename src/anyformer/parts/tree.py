@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyformer.context import Context
+from anyformer.kernels.recording import recording
 
 
 def parents_of(ctx: Context) -> Tensor:
@@ -20,7 +21,7 @@ def parents_of(ctx: Context) -> Tensor:
     if ctx.parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
         raise ValueError(f"tree_parents covers {ctx.parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
     own = torch.arange(T, device=ctx.parents.device)
-    if not torch.compiler.is_compiling() and int(ctx.parents.max()) >= T:
+    if not recording() and int(ctx.parents.max()) >= T:
         raise ValueError(f"tree_parents names place {int(ctx.parents.max())} in a row of {T} tokens")
     return torch.where(ctx.parents < 0, own, ctx.parents)
 
@@ -32,7 +33,7 @@ def depths(parents: Tensor) -> Tensor:
     for _ in range((T - 1).bit_length()):  # each round looks twice as far up
         steps = steps + steps.gather(1, above)
         above = above.gather(1, above)
-    if not torch.compiler.is_compiling() and bool((parents.gather(1, above) != above).any()):
+    if not recording() and bool((parents.gather(1, above) != above).any()):
         raise ValueError("tree_parents has a cycle: some token never reaches a root")
     return steps
 

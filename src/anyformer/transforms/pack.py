@@ -1,10 +1,12 @@
-"""Weights in the layout that small batches read fastest on a CPU, by address.
+"""Linear layers for few rows, as a step of decoding has them, by address.
 
-    pack(model)               # every linear layer; the weights stay where they are, a packed copy is kept beside them
+    pack(model)               # every linear layer; the weights stay where they are
 
-A product with one row is as fast as memory without it, and with many rows the layout does not matter; from 2 to 64 rows
-(a step of decoding a batch) oneDNN's blocked layout takes about half the time. It costs the weights' memory a second
-time. Outputs stay equal but for rounding, parameters keep their addresses, weights changed in place are packed again,
+On a CPU a product with one row is as fast as memory, and with many rows the layout of the weights does not matter; from
+2 to 64 rows oneDNN's blocked layout takes about half the time. A packed copy is kept beside the weights, which costs
+their memory a second time. On CUDA one row in half precision goes through `kernels/matvec.py` and nothing is kept.
+
+Outputs stay equal but for rounding, parameters keep their addresses, weights changed in place are packed again,
 and training goes on unpacked. `unpack` undoes it. After `fuse`, not before.
 """
 
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.kernels import matvec
 from anyformer.parts.joined import Joined
 from anyformer.spec import nearest
 
@@ -51,6 +54,8 @@ def unpack(model: nn.Module) -> nn.Module:
 
 class PackedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
+        if matvec.fits(x, self.weight):
+            return matvec.matvec(x, self.weight, self.bias)
         rows = x.numel() // max(x.shape[-1], 1)
         if rows not in ROWS or torch.is_grad_enabled() or torch.compiler.is_compiling() or not packs(x, self.weight):
             return F.linear(x, self.weight, self.bias)

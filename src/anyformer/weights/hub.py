@@ -20,6 +20,10 @@ def resolve(name_or_path: str | Path, *, offline: bool = False, revision: str | 
     if os.path.isdir(path):
         if revision is not None:
             raise ValueError(f"{name!r} is a folder here, and revision={revision!r} is for models on the hub")
+        if os.path.isfile(os.path.join(path, "run.json")):  # of a training run, its newest checkpoint
+            from anyformer.weights.manifest import model_folder
+
+            return model_folder(Path(path))
         return Path(path)
     if os.path.exists(path):
         raise ValueError(f"{name!r} is a file: give the folder that holds the model")

@@ -130,6 +130,21 @@ class Split(Rule):
         return [whole.t() if self.transpose else whole]
 
 
+class Interleave(Rule):
+    """One published tensor holds several of ours in turn, a piece of each for each of `groups` heads (GPT-NeoX)."""
+
+    def __init__(self, source: str, targets: Sequence[str], groups: int) -> None:
+        super().__init__([source], targets)
+        self.groups = groups
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        pieces = tensors[0].unflatten(0, (self.groups, len(self.targets), -1))
+        return [piece.flatten(0, 1) for piece in pieces.unbind(1)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [join([tensor.unflatten(0, (self.groups, 1, -1)) for tensor in tensors], 1).flatten(0, 2)]
+
+
 class Concat(Rule):
     """Several published tensors are one of ours, side by side along `dim`."""
 
@@ -145,17 +160,25 @@ class Concat(Rule):
 
 
 class Stack(Rule):
-    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts)."""
+    """`count` published tensors, numbered by `{e}`, are one of ours with a leading dimension (experts); where there are
+    several sources, those of one number stand side by side (gate and up); with `transpose`, the other way round."""
 
-    def __init__(self, source: str, target: str, count: int) -> None:
-        self.count = count
-        super().__init__([source.replace("{e}", str(e)) for e in range(count)], [target])
+    def __init__(self, source: str | Sequence[str], target: str, count: int, transpose: bool = False) -> None:
+        self.transpose = transpose
+        self.each = (source,) if isinstance(source, str) else tuple(source)
+        super().__init__([name.replace("{e}", str(e)) for e in range(count) for name in self.each], [target])
 
     def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
-        return [torch.stack(tensors)]
+        if not self.transpose:
+            return [torch.stack(tensors).reshape(shapes[0])]
+        whole, n = tensors[0].new_empty(shapes[0]), len(self.each)
+        for i, tensor in enumerate(tensors):
+            whole[i // n].unflatten(-1, (n, -1))[:, i % n] = tensor.t()
+        return [whole]
 
     def save(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].unbind(0))
+        whole = tensors[0].transpose(1, 2) if self.transpose else tensors[0]
+        return [piece for one in whole.unbind(0) for piece in one.chunk(len(self.each))]
 
 
 class Copies(Rule):

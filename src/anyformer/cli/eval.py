@@ -1,0 +1,141 @@
+"""Says how good a model is: the loss, and the metrics that are published for the task.
+
+MODEL is a model folder, a run's folder or a hub id. RECIPE says on which data and in which way: a recipe, a run.json or
+a run's folder; where MODEL is a run's folder it is that one unless said. MODEL may also be a file that --save wrote:
+its predictions are scored again, on a machine that has the libraries for it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SPLITS = ("test", "valid", "train")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model folder, a run's folder, or a hub id")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="data and objective: a recipe or a run.json")
+    parser.add_argument("--split", metavar="NAME", help="test (where there is one), valid or train")
+    parser.add_argument("--metrics", metavar="NAMES", help="such as bleu,chrf, or none; the usual ones unless said")
+    parser.add_argument("--num-beams", type=int, metavar="N", default=1, help="for texts: beam search")
+    parser.add_argument("--batch", type=int, metavar="N", default=32, help="examples at once; 32")
+    parser.add_argument("--most", type=int, metavar="N", help="only the first N examples")
+    parser.add_argument("--best", action="store_true", help="of a run's checkpoints the best one, not the newest")
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value in the recipe")
+    parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
+    parser.add_argument("--save", metavar="FILE", help="also write every prediction there, an object a line")
+    parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; a GPU where there is one")
+    parser.add_argument("--json", action="store_true", help="one object")
+
+
+def run(options: argparse.Namespace) -> None:
+    from anyformer.spec import nearest
+
+    for name, valid in (("split", SPLITS), ("dtype", DTYPES)):
+        given = getattr(options, name)
+        if given is not None and given not in valid:
+            raise ValueError(f"no {name} {given!r}; {nearest(given, valid)}")
+    for name in ("num_beams", "batch", "most"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    scores, facts = evaluated(options)
+    if options.json:
+        print(json.dumps({**facts, **scores}))
+        return
+    from anyformer.cli.terminal import table
+
+    about = f"{facts['model']}: {facts['examples']:,} examples of {facts['recipe']}, {facts['split']}"
+    print(about + (f", {facts['num_beams']} beams" if "num_beams" in facts else ""))
+    table(("metric", "value"), [(name, f"{value:.4f}") for name, value in scores.items()], right=(1,))
+
+
+def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
+    """Scores, and what they are of."""
+    from anyformer.cli.terminal import working
+    from anyformer.cli.train import described
+
+    home = Path(options.model).expanduser()
+    names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
+    names = [] if names == ["none"] else names
+    if options.recipe is None and not (home / "run.json").is_file():
+        raise ValueError("give a recipe: MODEL is not the folder of a run, which would say what it was trained on")
+    options.recipe = options.recipe or options.model
+    description, _ = described(options)
+    with working(f"reading {options.model}"):
+        import torch
+
+        from anyformer.checkpoint import load
+        from anyformer.cli.generate import check_device
+        from anyformer.evaluate import Evaluation
+        from anyformer.evaluate.alone import chosen, evaluate, write_predictions
+        from anyformer.inputs.text import Tokenizer
+        from anyformer.train.data import First
+
+        split, source = chosen(description.data, options.split)
+        source = source if options.most is None else First(source=source, count=options.most)
+        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(device)
+        if home.is_file():
+            return again(home, Evaluation(source, description.objective, None, names), description.name, split)
+        folder = checkpoint_of(home, options)
+        tokenizer = Tokenizer.load(folder)
+        skip = description.data.unfit == "skip"
+        evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
+        if options.save is not None and Path(options.save).is_dir():
+            raise ValueError(f"--save {options.save} is a folder")
+        model = load(folder, dtype=options.dtype, device=device)
+    with progress(f"{description.name}, {split}") as advance:
+        settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
+        scores = evaluate(model, description, split, evaluation, **settings)
+    for line in evaluation.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    if options.save is not None:
+        write_predictions(Path(options.save), evaluation)
+    count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())
+    beams = {"num_beams": options.num_beams} if evaluation.kind == "texts" else {}
+    return scores, {"model": str(folder), "recipe": description.name, "split": split, "examples": count, **beams}
+
+
+def again(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
+    from anyformer.evaluate.alone import read_predictions
+
+    answered = read_predictions(path)
+    facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}
+    return evaluation.scored(answered), facts
+
+
+def checkpoint_of(home: Path, options: argparse.Namespace) -> Path:
+    from anyformer.weights import hub
+
+    if not options.best:
+        return hub.resolve(options.model)
+    from anyformer.train.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(home)
+    step = checkpoints.best_step()
+    if step is None:
+        raise ValueError(f"--best: {options.model} holds no checkpoint that was evaluated")
+    return checkpoints.steps()[step]
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Any]:
+    """A bar on a terminal; nothing without one."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

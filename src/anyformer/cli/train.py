@@ -1,0 +1,108 @@
+"""Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run.
+
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3. The folder keeps the description,
+the environment, metrics.jsonl and checkpoints; a run that was stopped or killed goes on with --resume.
+
+On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
+share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LOGS = ("tensorboard", "wandb")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
+    parser.add_argument("--list", action="store_true", help="the recipes there are")
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
+    parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
+    parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; a GPU where there is one")
+    parser.add_argument("--log", metavar="NAME", action="append", default=[], help=f"also to {' or '.join(LOGS)}")
+    parser.add_argument("--show", action="store_true", help="print the description and train nothing")
+
+
+def run(options: argparse.Namespace) -> None:
+    from anyformer.spec import nearest
+
+    if options.list:
+        show_recipes()
+        return
+    if options.recipe is None:
+        raise ValueError("give a recipe (--list shows them), a run.json or a run's folder")
+    for name in options.log:
+        if name not in LOGS:
+            raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
+    description, out = described(options)
+    if options.show:
+        from anyformer.spec import to_json
+
+        print(to_json(description))
+        return
+    train(description, Path(options.out or out), options.resume, options.device, options.log)
+
+
+def show_recipes() -> None:
+    from anyformer.cli.terminal import table
+    from anyformer.recipes import recipes
+
+    table(("recipe", "what it trains"), list(recipes().items()))
+
+
+def described(options: argparse.Namespace) -> tuple[Any, str]:
+    """The run, and the folder that goes with it."""
+    from anyformer.recipes import recipe
+    from anyformer.spec import override
+
+    path = Path(os.path.expanduser(options.recipe))
+    if path.suffix == ".json" or path.is_dir():
+        from anyformer.train.run import read_run
+
+        found = read_run(path / "run.json" if path.is_dir() else path)
+        out = str(path) if path.is_dir() else f"runs/{found.name}"
+    else:
+        found = recipe(options.recipe, options.data)
+        out = f"runs/{found.name}"
+    return override(found, dict(changed(text) for text in options.set)), out
+
+
+def changed(text: str) -> tuple[str, Any]:
+    """"steps=20" -> ("steps", 20): JSON where it is, text otherwise."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ValueError(f"--set {text}: give PATH=VALUE")
+    try:
+        return path, json.loads(value)
+    except ValueError:
+        return path, value
+
+
+def train(description: Any, folder: Path, resume: bool, device: str | None = None, logs: Sequence[str] = ()) -> Any:
+    """One training with everything that is seen of it: what the verb and the quickstart do."""
+    from anyformer.train import parallel
+    from anyformer.train.baseline import Baselines
+    from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
+    from anyformer.train.report import report
+    from anyformer.train.start import setup
+
+    screen, baselines, samples = Screen(), Baselines(), Samples()
+    with parallel.together(device) as here:
+        first = parallel.rank() == 0  # the others are silent, and take part in what is computed together
+        seen = [Metrics(), screen, baselines, samples, *(SERVICES[name]() for name in logs)] if first else [samples]
+        tell = screen.told if first else lambda line: None
+        trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
+    if not first:
+        return trainer
+    written = report(folder, baselines.values)
+    print(f"written: {folder}, {', '.join(path.name for path in written)}")
+    if trainer.tokenizer is not None and trainer.model.remembers:
+        print(f"`anyformer generate {folder} PROMPT` writes with it")
+    return trainer

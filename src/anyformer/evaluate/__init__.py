@@ -1,0 +1,187 @@
+"""How good a model is at what an objective asks: its loss, and the published metrics of the task, on a split of data.
+
+The trainer does it while it trains (`evaluate.metrics`), `anyformer eval` afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anyformer.evaluate import metrics
+from anyformer.evaluate.predict import Answered, Example, Job, kind_of, predict, task_of
+from anyformer.generate.prompt import position_limit
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.masked import Masked
+from anyformer.objectives.objective import Objective, Record
+from anyformer.objectives.rewrite import Rewrite
+from anyformer.objectives.translate import Translate
+from anyformer.train.data import Ready, Source, Split
+from anyformer.train.data.encode import encode_row
+
+if TYPE_CHECKING:
+    from anyformer.train.run import Run
+    from anyformer.train.trainer import Trainer
+
+
+def mean_losses(
+    call: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]], objective: Objective, batches: Iterable[Ready],
+    device: torch.device, most: int | None = None, summed: Callable[[Tensor], Tensor] = lambda own: own,
+) -> dict[str, float]:  # fmt: skip
+    """Each term's mean over the batches (at most so many); call(batch, divisors) gives sums, which with their weights
+    are `summed` over processes."""
+    sums: dict[str, Any] = {}
+    counts: dict[str, float] = {}
+    ones: dict[str, Tensor] = {}
+    for number, ready in enumerate(batches):
+        if most is not None and number >= most:
+            break
+        for batch, real in zip(ready.batches, ready.real, strict=True):
+            for name, weight in objective.weights(batch).items():
+                counts[name] = counts.get(name, 0.0) + weight * real
+                ones.setdefault(name, torch.ones((), device=device))
+            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            for name, value in call(moved, ones).items():
+                sums[name] = sums.get(name, 0.0) + value.double() * float(real)
+    if not sums:
+        raise ValueError("the validation data has no batch")
+    both = torch.tensor([[float(sums[name]), counts[name]] for name in sums], dtype=torch.float64).to(device)
+    return {name: total / max(count, 1.0) for name, (total, count) in zip(sums, summed(both).tolist())}
+
+
+class Evaluation:
+    """The metrics `names` of one source. `split` are its records where it was prepared; `most` examples at most."""
+
+    def __init__(
+        self, source: Source, objective: Objective, tokenizer: Any, names: Sequence[str] | None = None, *,
+        split: Split | None = None, most: int | None = None, skip: bool = False,
+    ) -> None:  # fmt: skip
+        self.source, self.tokenizer, self.split, self.most, self.skip = source, tokenizer, split, most, skip
+        self.task = task_of(objective)
+        self.kind = kind_of(self.task)
+        self.names = tuple(names) if names is not None else (*usual(self.task, self.kind), *loss_metrics(self.task))
+        check(self.task, self.names)
+        self.left_out: list[str] = []
+        self.answered: Answered | None = None  # what the last call found
+
+    @property
+    def plain(self) -> Objective:
+        """The task with nothing added to its loss."""
+        return self.task.replace(smoothing=0.0) if getattr(self.task, "smoothing", 0.0) else self.task
+
+    @functools.cached_property
+    def examples(self) -> tuple[list[Example], list[list[Record]]]:
+        """Every example, and the records that the objective makes of it."""
+        examples, records = [], []
+        for row in self.source.rows(self.task.columns):
+            found = encode_row(row, self.task, self.tokenizer)
+            if found.problem and not found.unread and not self.skip:
+                raise ValueError(f"{found.place}: {found.problem}; data.unfit='skip' leaves such rows out")
+            if found.problem:
+                self.left_out.append(f"{found.place}: {found.problem}")
+                continue
+            examples.append(row.example or {})
+            records.append(found.records)
+            if len(examples) == self.most:
+                break
+        if not examples:
+            first = f"; the first: {self.left_out[0]}" if self.left_out else ""
+            raise ValueError(f"the data has no example: {len(self.left_out):,} rows that cannot be used{first}")
+        return examples, records
+
+    @functools.cached_property
+    def tokens_per_byte(self) -> float:
+        """Of the texts that are predicted."""
+        if isinstance(self.task, Translate):
+            examples, records = self.examples
+            tokens = sum(record["labels"].size for own in records for record in own)
+            return tokens / sum(len(str(example["target"]).encode()) for example in examples)
+        assert self.split is not None
+        rows = self.source.rows(self.task.columns)
+        num_bytes = sum(len(str(row.example["text"]).encode()) for row in rows if row.example is not None)
+        return self.split.tokens / num_bytes
+
+    def __call__(self, job: Job, mean_loss: Callable[[Objective], float]) -> dict[str, float]:
+        """`mean_loss` is that of an objective on this split."""
+        scores = {}
+        if any(name not in metrics.LOSSES for name in self.names):
+            scores = self.scored(self.ask(job))
+        if any(name in metrics.LOSSES for name in self.names):
+            loss = mean_loss(self.plain)
+            scores["perplexity"] = math.exp(min(loss, 700.0))
+            if "bits_per_byte" in self.names:
+                scores["bits_per_byte"] = loss * self.tokens_per_byte / math.log(2)
+        return {name: scores[name] for name in self.names}
+
+    def ask(self, job: Job) -> Answered:
+        """What the model predicts for every example."""
+        examples, records = self.examples
+        check_lengths(job.model, self.task, records)
+        self.answered = predict(self.task, job, examples, records)
+        return self.answered
+
+    def scored(self, answered: Answered) -> dict[str, float]:
+        """The metrics of predictions."""
+        known = metrics.METRICS.get(self.kind or "", {})
+        return {name: known[name](*answered) for name in self.names if name in known}
+
+
+def loss_metrics(task: Objective) -> tuple[str, ...]:
+    """What can be told from the mean loss of a token. Bytes are those of texts that are predicted whole."""
+    if isinstance(task, NextToken | Translate):
+        return metrics.LOSSES
+    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite) else ()
+
+
+def check(objective: Objective, names: Sequence[str]) -> None:
+    """That there are such metrics for an objective, and their libraries: before any work."""
+    task = task_of(objective)
+    metrics.check(names, kind_of(task), loss_metrics(task))
+
+
+def usual(task: Objective, kind: str | None) -> tuple[str, ...]:
+    names = metrics.USUAL.get(kind or "", ())
+    two = len(getattr(task, "labels", ())) == 2
+    return tuple("f1" if kind == "labels" and two and name == "macro_f1" else name for name in names)
+
+
+def check_lengths(model: Any, task: Objective, records: Sequence[Sequence[Record]]) -> None:
+    limit, longest = position_limit(model.spec), max(task.size(record) for own in records for record in own)
+    if limit is not None and longest > limit:
+        raise ValueError(f"an example has {longest:,} tokens, and this model takes at most {limit:,}")
+
+
+def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, pad: int) -> Any:
+    """`Trainer(metrics=...)` of a run: what `evaluate.metrics` asks for; None where that is nothing."""
+    if not run.evaluate.metrics or run.data.valid is None:
+        return None
+    some = run.evaluate.batches
+    most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
+    evaluation = Evaluation(
+        run.data.valid, objective, tokenizer, run.evaluate.metrics, split=split, most=most,
+        skip=run.data.unfit == "skip",
+    )  # fmt: skip
+
+    def score(trainer: Trainer, scores: dict[str, float]) -> dict[str, float]:
+        def mean_loss(plain: Objective) -> float:
+            if plain == trainer.objective:
+                return scores["loss"]
+            assert trainer.valid is not None
+            with trainer.valid() as batches, trainer.autocast():
+                means = mean_losses(
+                    lambda batch, _: plain.losses(trainer.model, batch), plain, batches, trainer.device, some,
+                    trainer.summed,
+                )  # fmt: skip
+            return sum(means.values())
+
+        job = Job(
+            trainer.model, tokenizer, pad, size=64, num_beams=run.evaluate.num_beams, autocast=trainer.autocast
+        )
+        return evaluation(job, mean_loss)
+
+    return score

@@ -1,0 +1,172 @@
+"""Figures that say how good predictions are. Published implementations are called, never rewritten; SQuAD's two, whose
+definition is a short script of its own, are here.
+
+A metric is about one kind of prediction, and one name means different things: `f1` of labels is that of the second
+label (GLUE), of tags that of whole entities (CoNLL), of answers that of their words (SQuAD). Shares are 0 to 1; what is
+published as 0 to 100 (SQuAD, BLEU, chrF) is so here.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anyformer.spec import nearest
+from anyformer.train.data.source import need
+
+Values = Sequence[Any]
+Metric = Callable[[Values, Values], float]  # predicted, wanted
+
+
+def _library(module: str, purpose: str) -> Any:
+    return need(module, "metrics", purpose)
+
+
+# -- labels and numbers -----------------------------------------------------------------------------------------------
+
+
+def _sklearn(name: str, **options: Any) -> Metric:
+    def score(predicted: Values, wanted: Values) -> float:
+        return float(getattr(_library("sklearn.metrics", name), name)(wanted, predicted, **options))
+
+    return score
+
+
+def _binary_f1(predicted: Values, wanted: Values) -> float:
+    if {*predicted, *wanted} - {0, 1}:
+        raise ValueError("f1 is about two labels, and here are more; macro_f1 is the mean over labels")
+    return _sklearn("f1_score", zero_division=0)(predicted, wanted)
+
+
+def _correlation(name: str) -> Metric:
+    def score(predicted: Values, wanted: Values) -> float:
+        stats = _library("scipy.stats", name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", stats.ConstantInputWarning)  # one value only is told by the result: nan
+            return float(getattr(stats, name)(predicted, wanted).statistic)
+
+    return score
+
+
+# -- tags -------------------------------------------------------------------------------------------------------------
+
+
+def _entities(name: str) -> Metric:
+    """Whole entities, kind and both ends right [Tjong Kim Sang and De Meulder 2003]."""
+
+    def score(predicted: Values, wanted: Values) -> float:
+        seqeval = _library("seqeval.metrics", f"{name} of entities")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "no predicted samples": the score is 0
+            return float(getattr(seqeval, name)(*([list(row) for row in rows] for rows in (wanted, predicted))))
+
+    return score
+
+
+def _words(predicted: Values, wanted: Values) -> float:
+    flat = [[tag for row in rows for tag in row] for rows in (predicted, wanted)]
+    return _sklearn("accuracy_score")(*flat)
+
+
+# -- answers: SQuAD's script [Rajpurkar et al. 2016] -------------------------------------------------------------------
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_MARKS = str.maketrans("", "", string.punctuation)
+
+
+def normalised(answer: str) -> str:
+    """Lower case, without punctuation, without articles, single spaces: in this order."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_MARKS)).split())
+
+
+def same_answer(predicted: str, wanted: str) -> float:
+    return float(normalised(predicted) == normalised(wanted))
+
+
+def shared_words(predicted: str, wanted: str) -> float:
+    """The harmonic mean of how many words of each stand in the other; of no answer, whether both are none."""
+    mine, theirs = normalised(predicted).split(), normalised(wanted).split()
+    if not mine or not theirs:
+        return float(mine == theirs)
+    common = sum((Counter(mine) & Counter(theirs)).values())
+    return 2 * common / (len(mine) + len(theirs))
+
+
+def _answers(score: Callable[[str, str], float]) -> Metric:
+    def mean(predicted: Values, wanted: Values) -> float:
+        """In percent; of several right answers the one that fits best counts."""
+        each = [max(score(mine, one) for one in theirs or [""]) for mine, theirs in zip(predicted, wanted)]
+        return 100 * sum(each) / len(each)
+
+    return mean
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+def _sacrebleu(name: str, **options: Any) -> Metric:
+    def score(predicted: Values, wanted: Values) -> float:
+        metric = getattr(_library("sacrebleu", name), name)(**options)
+        return float(metric.corpus_score(list(predicted), [list(wanted)]).score)
+
+    return score
+
+
+def _moses(predicted: Values, wanted: Values) -> float:
+    """BLEU of lower-cased words as Moses's tokenizer divides them: what papers on small data sets report. The language
+    is not known here, so the rules are those for English on both sides."""
+    moses = _library("sacremoses", "bleu_tokenized").MosesTokenizer(lang="en")
+    sides = [[moses.tokenize(text, return_str=True, escape=False) for text in texts] for texts in (predicted, wanted)]
+    return _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)(*sides)
+
+
+# -- which there are --------------------------------------------------------------------------------------------------
+
+METRICS: dict[str, dict[str, Metric]] = {
+    "labels": {
+        "accuracy": _sklearn("accuracy_score"), "f1": _binary_f1,
+        "macro_f1": _sklearn("f1_score", average="macro", zero_division=0), "matthews": _sklearn("matthews_corrcoef"),
+    },
+    "numbers": {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},
+    "tags": {
+        "f1": _entities("f1_score"), "precision": _entities("precision_score"), "recall": _entities("recall_score"),
+        "accuracy": _words,
+    },
+    "answers": {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
+    "texts": {
+        "bleu": _sacrebleu("BLEU"), "bleu_lower": _sacrebleu("BLEU", lowercase=True), "bleu_tokenized": _moses,
+        "chrf": _sacrebleu("CHRF"),
+    },
+}  # fmt: skip
+# what the mean loss of a token says alone
+LOSSES = ("perplexity", "bits_per_byte")
+# lower is better
+FALLING = ("loss", *LOSSES)
+# what is told unless asked for; the others need one more library, or two labels
+USUAL = {
+    "labels": ("accuracy", "macro_f1", "matthews"), "numbers": ("pearson", "spearman"),
+    "tags": ("f1", "precision", "recall", "accuracy"), "answers": ("exact_match", "f1"),
+    "texts": ("bleu", "bleu_lower", "chrf"),
+}  # fmt: skip
+
+
+def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None:
+    """Before any work: that there are such metrics for this kind of prediction, and their libraries."""
+    known = [*METRICS.get(kind or "", {}), *losses]
+    for name in names:
+        if name not in known:
+            there = f"; {nearest(name, known)}" if known else ", nor any other"
+            raise ValueError(f"metrics: no {name!r} for {kind or 'this objective'}{there}")
+        if name not in losses:
+            METRICS[kind or ""][name](*_TRIED[kind or ""])
+
+
+# predictions of each kind that every metric can score: a library that is missing is told at once
+_TRIED: dict[str, tuple[Values, Values]] = {
+    "labels": ((0, 1), (0, 1)), "numbers": ((0.0, 1.0), (0.0, 1.0)), "tags": ((("B-a", "O"),), (("B-a", "O"),)),
+    "answers": (("a",), (("a",),)), "texts": (("a",), ("a",)),
+}  # fmt: skip

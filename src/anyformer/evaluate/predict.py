@@ -1,0 +1,166 @@
+"""What a model answers, beside what is right: one function for each kind of objective, by the published procedure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.generate import generate
+from anyformer.generate.prompt import position_limit
+from anyformer.objectives.answer import Answer, best_spans
+from anyformer.objectives.around import Around
+from anyformer.objectives.choose import Choose
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.examples import label_number
+from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read
+from anyformer.objectives.tag import Tag, listed, word_tokens
+from anyformer.objectives.translate import Translate
+
+Example = Mapping[str, Any]
+
+
+class Answered(NamedTuple):
+    predicted: list[Any]
+    wanted: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """How the model is asked."""
+
+    model: Any
+    tokenizer: Any
+    pad: int = 0
+    size: int = 32  # records at once
+    num_beams: int = 1
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # not where texts are written
+    progress: Callable[[int, int], object] = lambda done, total: None
+
+    def batches(self, objective: Objective, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
+        """(which, batch), the longest first: what does not fit is told at once."""
+        order = sorted(range(len(records)), key=lambda i: -objective.size(records[i]))
+        for start in range(0, len(order), self.size):
+            which = order[start : start + self.size]
+            batch = objective.collate([records[i] for i in which], self.pad)
+            self.progress(start, len(order))
+            yield which, {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+        self.progress(len(order), len(order))
+
+    def logits(self, objective: Objective, records: Sequence[Record]) -> list[Tensor]:
+        """Of each record, on the CPU."""
+        found: list[Any] = [None] * len(records)
+        for which, batch in self.batches(objective, records):
+            with self.autocast():
+                rows = logits_of(self.model, read(self.model, batch)).cpu()
+            for i, row in zip(which, rows):
+                found[i] = row
+        return found
+
+
+def task_of(objective: Objective) -> Objective:
+    """The task itself, without what is learnt beside it."""
+    return task_of(objective.of) if isinstance(objective, Around) else objective
+
+
+def kind_of(objective: Objective) -> str | None:
+    """What is predicted: "labels", "numbers", "tags", "answers", "texts"; None where nothing but a loss can be told."""
+    if isinstance(objective, Classify):
+        return "labels" if objective.labels else "numbers"
+    kinds = {Choose: "labels", Tag: "tags", Answer: "answers", Translate: "texts"}
+    return next((kind for cls, kind in kinds.items() if isinstance(objective, cls)), None)
+
+
+def predict(objective: Objective, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    """`records` are the objective's of each example."""
+    ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts)}
+    return ask[kind_of(objective)](objective, job, examples, records)
+
+
+def labels(objective: Any, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    rows = [record for (record,) in records]
+    found = [int(scores.argmax()) for scores in job.logits(objective, rows)]
+    return Answered(found, [int(record["label"]) for record in rows])
+
+
+def numbers(objective: Any, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    rows = [record for (record,) in records]
+    return Answered([float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows])
+
+
+def tags(objective: Tag, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
+    outside = "O" if "O" in objective.labels else objective.labels[0]
+    found, wanted = [], []
+    for example, scores in zip(examples, job.logits(objective, [record for (record,) in records])):
+        words = [str(word) for word in listed(example, "words")]
+        tagged = [outside] * len(words)
+        places = word_tokens(words, job.tokenizer)[1].tolist()
+        for place, best in reversed(list(zip(places, scores.argmax(-1).tolist()))):
+            if place >= 0:
+                tagged[place] = objective.labels[best]
+        found.append(tagged)
+        right = [label_number(tag, objective.labels, "tags") for tag in listed(example, "tags")]
+        wanted.append([objective.labels[i] for i in right])
+    return Answered(found, wanted)
+
+
+def answers(objective: Answer, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
+    if the first token of every window is likelier."""
+    flat = [record for windows in records for record in windows]
+    scores: list[Any] = [None] * len(flat)
+    for which, batch in job.batches(objective, flat):
+        inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
+        with job.autocast():
+            seen = read(job.model, inputs)
+            said = job.model.head(seen.x, seen.ctx, seen.inputs)
+        both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
+        for i, row in zip(which, both):
+            scores[i] = row[:, : len(flat[i]["input_ids"])]
+    wanted = [right_answers(example) for example in examples]
+    unanswered = not all(wanted)
+    found, place = [], 0
+    for example, own in zip(examples, records):
+        context = example["context"]
+        spans, none = [], []
+        for window in objective.windows(example["question"], context, job.tokenizer):
+            start, end = scores[place]
+            place += 1
+            each = best_spans(start, end, window)
+            none.append(float(start[0] + end[0]))
+            spans += [span for span in each if span[2] > span[1]][:1]
+        score, first, last = max(spans, default=(float("-inf"), 0, 0))
+        found.append("" if unanswered and min(none) > score else context[first:last])
+        assert len(none) == len(own)
+    return Answered(found, wanted)
+
+
+def right_answers(example: Example) -> list[str]:
+    """All texts that are right; none where there is no answer."""
+    given = example["answers"]
+    if isinstance(given, Mapping):
+        given = given.get("text", ())
+    if isinstance(given, str):
+        given = [given] if given else []
+    return list(dict.fromkeys(one["text"] if isinstance(one, Mapping) else str(one) for one in given))
+
+
+def texts(objective: Translate, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+    """Written by beam search, or greedily with one beam; at most twice as long as what was read, and a little."""
+    found = [""] * len(examples)
+    limit = position_limit(job.model.spec)
+    for which, batch in job.batches(objective, [record for (record,) in records]):
+        most = 2 * batch["input_ids"].shape[1] + 20
+        written = generate(
+            job.model, batch["input_ids"], attention_mask=batch.get("attention_mask"), num_beams=job.num_beams,
+            max_new_tokens=most if limit is None else min(most, limit), do_sample=False, compile=False,
+        )  # fmt: skip
+        for i, text in zip(which, job.tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)):
+            found[i] = text.strip()
+    return Answered(found, [str(example["target"]) for example in examples])

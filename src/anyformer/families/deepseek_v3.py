@@ -1,0 +1,76 @@
+"""DeepSeek-V3 [2024]: V2 with sigmoid scores, chosen with a correction that balances the experts without a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.model import Model
+from anyformer.parts.moe import TopK
+
+PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are dropped here as in the published class"
+
+V3: dict[str, ConfigField] = {
+    **FIELDS,
+    "vocab_size": Field(129280, "embedding.tokens.vocab_size"),
+    "hidden_size": Field(7168, "width"),
+    "intermediate_size": Field(18432, FIELDS["intermediate_size"].path),  # type: ignore[union-attr]
+    "moe_intermediate_size": Field(2048, f"{MOE}.expert.width"),
+    "num_hidden_layers": Field(61, "decoder.depth"),
+    "first_k_dense_replace": Field(3, FIELDS["first_k_dense_replace"].path),  # type: ignore[union-attr]
+    "num_attention_heads": Field(128, f"{ATTENTION}.num_heads"),
+    "num_key_value_heads": Field(128, f"{ATTENTION}.num_heads"),
+    "head_dim": Field(None, f"{ATTENTION}.turned_width"),
+    "n_routed_experts": Field(256, f"{MOE}.num_experts"),
+    "n_shared_experts": Field(1, FIELDS["n_shared_experts"].path),  # type: ignore[union-attr]
+    "num_experts_per_tok": Field(8, f"{MOE}.router.top_k"),
+    "n_group": Field(8, f"{MOE}.router.groups"),
+    "topk_group": Field(4, f"{MOE}.router.top_groups"),
+    "routed_scaling_factor": Field(2.5, f"{MOE}.router.scale"),
+    "norm_topk_prob": Field(True, f"{MOE}.router.normalize"),
+    "max_position_embeddings": Field(4096, "length"),
+    "rope_interleave": Field(True, f"{ATTENTION}.position.interleaved"),
+    "classifier_dropout": Field(None),
+    "hidden_dropout": Field(None),
+    "bos_token_id": Inert(0, "used by generation"),
+    "eos_token_id": Inert(1, "used by generation"),
+    "num_nextn_predict_layers": Inert(1, PREDICT),
+    "topk_method": Only("noaux_tc", "experts chosen in another way"),
+    "scoring_func": Only("sigmoid", "scores of another kind"),
+}
+
+
+def describe(c: Any) -> Model:
+    if c.head_dim not in (None, c.qk_rope_head_dim):
+        raise ValueError(f"head_dim={c.head_dim} is not qk_rope_head_dim, the channels that turn")
+    router = TopK(
+        top_k=c.num_experts_per_tok, score="sigmoid", normalize=c.norm_topk_prob, scale=c.routed_scaling_factor,
+        groups=c.n_group, top_groups=c.topk_group, group_best=2, correction=True, float32=True,
+    )  # fmt: skip
+    return decoder(c, router, interleaved=c.rope_interleave)
+
+
+FAMILIES = (
+    Family(
+        name="deepseek_v3",
+        about="decoders with latent attention and fine-grained experts",
+        fields=V3,
+        describe=describe,
+        rules=rules,
+        architectures=(
+            "DeepseekV3ForCausalLM", "DeepseekV3Model", "DeepseekV3ForSequenceClassification",
+            "DeepseekV3ForTokenClassification",
+        ),
+        base=("DeepseekV3Model",),
+        prefix="model.",
+        aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+        dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
+        sizes={
+            "deepseek-v3": Size(
+                {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9,
+                "37B parameters active a token",
+            ),
+        },
+    ),
+)  # fmt: skip

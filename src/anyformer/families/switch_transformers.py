@@ -1,0 +1,210 @@
+"""Switch Transformers [Fedus et al. 2021]: T5 where every other feed-forward layer is a switch, one expert a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families import t5
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at
+from anyformer.model import EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.balance import SwitchBalance
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import LMHead
+from anyformer.parts.init import Normal
+from anyformer.parts.mask import FULL, Causal
+from anyformer.parts.moe import MoE, Switch
+from anyformer.parts.norm import RMSNorm
+from anyformer.parts.position import BucketedBias
+from anyformer.spec import at
+from anyformer.weights.rules import Copies, Rename, Rule
+from anyformer.weights.rules import Stack as StackRule
+
+DENSE, SPARSE = "encoder.layers.dense", "encoder.layers.sparse.feedforward.op"
+TOKENS = "embedding.tokens.weight"
+
+FIELDS: dict[str, ConfigField] = {
+    "vocab_size": Field(32128, "embedding.tokens.vocab_size"),
+    "d_model": Field(768, "width"),
+    "d_kv": Field(64, f"{DENSE}.attention.op.head_width"),
+    "d_ff": Field(2048, f"{DENSE}.feedforward.op.width"),
+    "num_layers": Field(12, "encoder.depth"),
+    "num_decoder_layers": Field(12, "decoder.depth"),
+    "num_sparse_encoder_layers": Field(3),
+    "num_sparse_decoder_layers": Field(3),
+    "encoder_sparse_step": Field(None, lambda spec: step_of(spec.encoder)),  # these two follow from the two above, and
+    "decoder_sparse_step": Field(None, lambda spec: step_of(spec.decoder)),  # win over them where a config has them
+    "num_heads": Field(12, f"{DENSE}.attention.op.num_heads"),
+    "num_experts": Field(8, f"{SPARSE}.num_experts"),
+    "expert_capacity": Field(64, f"{SPARSE}.router.capacity"),
+    "router_bias": Field(False, f"{SPARSE}.router.bias"),
+    "router_jitter_noise": Field(0.01, f"{SPARSE}.router.jitter"),
+    "router_dtype": Field("float32", f"{SPARSE}.router.dtype"),
+    "router_z_loss_coef": Field(0.001, "head.balance.z_weight"),
+    "router_aux_loss_coef": Field(0.001, "head.balance.weight"),
+    "relative_attention_num_buckets": Field(32, "encoder.position.num_buckets"),
+    "relative_attention_max_distance": Field(128, "encoder.position.max_distance"),
+    "dropout_rate": Field(0.1, "encoder.dropout"),
+    "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
+    "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
+    "dense_act_fn": Field("relu", activation_at(f"{DENSE}.feedforward.op.activation")),
+    "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.spare),
+    "pad_token_id": Field(0, "padding_token"),
+    "decoder_start_token_id": Field(None, "start_token"),
+    "is_encoder_decoder": Field(True),
+    "eos_token_id": Inert(1, "used by generation"),
+    "router_ignore_padding_tokens": Inert(False, "published code never reads it"),
+    "add_router_probs": Inert(False, "published code never reads it"),
+    "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
+    "feed_forward_proj": Only("relu", "dense_act_fn says the activation"),
+    "is_gated_act": Only(False, "gated experts"),
+    "router_type": Only("tokens_masked", "another kind of router"),
+    "num_selected_experts": Only(1, "a switch sends a token to one expert"),
+    "batch_prioritized_routing": Only(False, "tokens are served as they come"),
+}
+
+
+def pattern(step: int) -> tuple[str, ...]:
+    """The second of every `step` layers is sparse; 1: all of them, 0: none."""
+    return ("dense", "sparse", *["dense"] * (step - 2)) if step > 1 else ("sparse" if step == 1 else "dense",)
+
+
+def step_of(stack: Stack) -> int:
+    return len(stack.pattern) if "sparse" in stack.pattern else 0
+
+
+def describe(c: Any) -> Model:
+    norm, activation = RMSNorm(eps=c.layer_norm_epsilon), activation_named(c.dense_act_fn)
+    mlp = MLP(width=c.d_ff, activation=activation, bias=False, dropout=c.dropout_rate)
+    router = Switch(
+        capacity=c.expert_capacity, bias=c.router_bias, jitter=float(c.router_jitter_noise), dtype=c.router_dtype
+    )
+    experts = MoE(num_experts=c.num_experts, router=router, expert=mlp)
+
+    def step(op: Any) -> Sublayer:
+        return Sublayer(pre_norm=norm, op=op, dropout=c.dropout_rate)
+
+    def attention(**kind: Any) -> Sublayer:
+        return step(
+            Attention(num_heads=c.num_heads, head_width=c.d_kv, bias="", scale=1.0, dropout=c.dropout_rate, **kind)
+        )
+
+    def stack(depth: int, every: int, both_ways: bool, **steps: Sublayer) -> Stack:
+        buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
+        kinds = {name: Block(**steps, feedforward=step(op)) for name, op in (("dense", mlp), ("sparse", experts))}
+        return Stack(
+            layers=kinds, pattern=pattern(every), depth=depth, norm=norm, dropout=c.dropout_rate,
+            position=BucketedBias(
+                num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways
+            ),
+        )  # fmt: skip
+
+    def sparse_step(given: int | None, layers: int, sparse: int) -> int:
+        return given if given is not None else layers // sparse if sparse > 0 else layers
+
+    layers = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+    every = sparse_step(c.encoder_sparse_step, c.num_layers, c.num_sparse_encoder_layers)
+    decoder_every = sparse_step(c.decoder_sparse_step, layers, c.num_sparse_decoder_layers)
+    tie = c.tie_word_embeddings  # untied, every stack has its own table and checkpoints a third that nothing reads
+    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
+    first = embedding.replace(tokens=Tokens(vocab_size=c.vocab_size, spare=not tie))
+    factor = c.initializer_factor
+    init = {"*router.weight": Normal(std=factor), "*experts.*": Normal(std=factor * c.d_model**-0.5), **t5.init(c)}
+    encoder = stack(c.num_layers, every, True, attention=attention(mask=FULL))
+    shared: Any = {"width": c.d_model, "embedding": first, "encoder": encoder, "init": init}
+    if c.architecture == "SwitchTransformersEncoderModel":
+        return EncoderModel(**shared)
+    if not c.is_encoder_decoder:
+        raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
+    ties, head = ["decoder_embedding.tokens.weight"], None
+    if c.architecture == "SwitchTransformersForConditionalGeneration":
+        # published code takes no loss from a stack all of whose layers are sparse
+        balance = SwitchBalance(
+            weight=c.router_aux_loss_coef, z_weight=c.router_z_loss_coef, encoder=every > 1, decoder=decoder_every > 1
+        )
+        scale = c.d_model**-0.5 if tie else None
+        head = LMHead(vocab_size=c.vocab_size, shift=False, scale=scale, balance=balance)
+        ties.append("head.out.weight")
+    return EncoderDecoderModel(
+        **shared,
+        head=head,
+        decoder_embedding=embedding,
+        decoder=stack(layers, decoder_every, False, attention=attention(mask=Causal()), cross=attention(memory=True)),
+        start_token=c.decoder_start_token_id,
+        padding_token=c.pad_token_id,
+        ties=tuple((name, TOKENS) for name in ties if tie),
+    )
+
+
+def rules(spec: Model) -> list[Rule]:
+    found: list[Rule] = [
+        Rename("encoder.embed_tokens.weight", TOKENS)
+        if at(spec, "embedding.tokens.spare")
+        else Copies(["shared.weight", "encoder.embed_tokens.weight"], TOKENS),
+        Rename("shared.weight", "embedding.tokens.spare"),
+        Rename("decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),
+        Rename("lm_head.weight", "head.out.weight"),
+    ]
+    count = at(spec, f"{SPARSE}.num_experts")
+    orders = {"encoder": ("attention", "feedforward"), "decoder": ("attention", "cross", "feedforward")}
+    for stack, order in orders.items():
+        table = "SelfAttention.relative_attention_bias.weight"
+        found.append(Rename(f"{stack}.block.0.layer.0.{table}", f"{stack}.position.table.weight"))
+        found.append(Rename(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"))
+        for n, step in enumerate(order):
+            layer, ours = f"{stack}.block.{{i}}.layer.{n}", f"{stack}.layers.{{i}}.{step}"
+            found.append(Rename(f"{layer}.layer_norm.weight", f"{ours}.pre_norm.weight"))
+            if step != "feedforward":
+                kind = "SelfAttention" if step == "attention" else "EncDecAttention"
+                found += [Rename(f"{layer}.{kind}.{n}.weight", f"{ours}.op.{n}.weight") for n in "qkvo"]
+                continue
+            found.append(Rename(f"{layer}.mlp.router.classifier.{{p}}", f"{ours}.op.router.{{p}}"))
+            for theirs, name in (("wi", "up"), ("wo", "down")):
+                found.append(Rename(f"{layer}.mlp.{theirs}.weight", f"{ours}.op.{name}.weight"))
+                expert = f"{layer}.mlp.experts.expert_{{e}}.{theirs}.weight"
+                found.append(StackRule(expert, f"{ours}.op.experts.{name}", count, True))
+    return found
+
+
+def size(experts: int, published: float | None = None, **more: Any) -> Size:
+    return Size(
+        {
+            "d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "num_experts": experts,
+            "decoder_start_token_id": 0, **more,
+        },
+        published,
+    )  # fmt: skip
+
+
+LARGE = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 24, "num_decoder_layers": 24,
+         "num_sparse_encoder_layers": 12, "num_sparse_decoder_layers": 12}  # fmt: skip
+
+C = {"d_model": 2080, "d_ff": 6144, "num_heads": 32, "num_layers": 15, "num_decoder_layers": 15,
+     "num_sparse_encoder_layers": 15, "num_sparse_decoder_layers": 15}  # fmt: skip
+
+FAMILIES = (
+    Family(
+        name="switch_transformers",
+        about="encoder-decoders with a switch to one expert a token",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(
+            "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
+        ),
+        aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+        sizes={
+            "switch-base-8": size(8),
+            "switch-base-16": size(16),
+            "switch-base-32": size(32),
+            "switch-base-64": size(64),
+            "switch-base-128": size(128, 7.4e9),
+            "switch-base-256": size(256),
+            "switch-large-128": size(128, 26.3e9, **LARGE),
+            "switch-c-2048": size(2048, 1571e9, **C),
+        },
+    ),
+)  # fmt: skip

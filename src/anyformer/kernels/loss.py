@@ -1,0 +1,176 @@
+"""Cross-entropy straight from hidden states: the scores of all tokens over the vocabulary never exist at once.
+
+Tokens go through in chunks: the scores of a chunk, its loss, and at once the gradients that this loss sends into the
+hidden states and into the weights, so that nothing of the size (N, V) is kept for the backward pass, which only
+multiplies by what comes from above. N tokens, D width, V vocabulary, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.kernels.decode import HAS_TRITON
+
+IGNORED = -100  # a label that asks for nothing
+# scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
+CHUNK = {"cuda": 2**28, "cpu": 2**21}
+LEAST = 256
+ROWS = {"cuda": 64}  # the vocabulary is filled up to a multiple of this: odd widths make products twice as slow
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, smoothing: float = 0.0,
+    z_loss: float = 0.0, chunk: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The sum (fp32) over labels that are not -100 of -log softmax(x @ weight.T + bias)[label].
+
+    x is (..., D), weight (V, D), bias (V,), labels (...). `smoothing` gives so much of the target to all V tokens alike
+    [Szegedy et al. 2016]; `z_loss` times (log of the softmax's denominator)^2 is added for each label [Chowdhery et
+    al. 2022]. Products are computed in autocast's type where that is on, sums in fp32. `chunk` is C.
+    """
+    x, labels = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+    V = weight.shape[0]
+    if x.shape[0] != labels.shape[0]:
+        raise ValueError(f"{labels.shape[0]} labels for {x.shape[0]} tokens")
+    if not torch.compiler.is_compiling() and labels.numel():
+        asked = torch.where(labels == IGNORED, 0, labels)
+        for bad in (int(asked.min()), int(asked.max())):
+            if not 0 <= bad < V:
+                raise ValueError(f"label {bad} is outside the vocabulary of {V}")
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    rows = chunk or rows_of_chunk(kind, V)
+    number = max(1, -(-x.shape[0] // rows))  # chunks of about equal size
+    rows = -(-x.shape[0] // number) if number > 1 else max(1, x.shape[0])
+    needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in (x, weight, bias)]
+    with torch.autocast(kind, enabled=False):
+        return _loss(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)[0]
+
+
+def rows_of_chunk(device: str, V: int) -> int:
+    return max(LEAST, CHUNK.get(device, CHUNK["cpu"]) // V)
+
+
+# One operation to whoever records or compiles a training step: what is inside is arranged as well as it can be already.
+@torch.library.custom_op("anyformer::linear_cross_entropy", mutates_args=())
+def _loss(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
+    dtype: torch.dtype, needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The loss and its gradients by x, weight and bias; those that `needs` does not name are empty."""
+    total, *gradients = _by_chunks(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)
+    by_x, by_weight, by_bias = (x.new_empty(0) if g is None else g for g in gradients)
+    return total, by_x, by_weight, by_bias
+
+
+@_loss.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
+    dtype: torch.dtype, needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    by_x, by_weight, by_bias = (
+        x.new_empty(0) if t is None or not need else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        for t, need in zip((x, weight, bias), needs, strict=True)
+    )
+    return x.new_empty((), dtype=torch.float32), by_x, by_weight, by_bias
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.needs = inputs[-1]
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, above: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = zip(ctx.needs, ctx.saved_tensors, strict=True)
+    return *[(g * above).to(g.dtype) if need else None for need, g in gradients], *[None] * 6
+
+
+_loss.register_autograd(_backward, setup_context=_keep)
+
+
+def _by_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
+    dtype: torch.dtype, needs: list[bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """The loss and its gradients by x, weight and bias, those that `needs` names."""
+    V, D = weight.shape
+    w = weight.to(dtype)
+    spare = -V % ROWS.get(x.device.type, 1)  # rows of zeros score 0
+    w = F.pad(w, (0, 0, 0, spare)) if spare else w
+    by_x = torch.empty_like(x) if needs[0] else None
+    by_weight = torch.zeros(V + spare, D, dtype=torch.float32, device=x.device) if needs[1] else None
+    by_bias = torch.zeros(V, dtype=torch.float32, device=x.device) if needs[2] else None
+    total = torch.zeros((), dtype=torch.float32, device=x.device)
+    for start in range(0, x.shape[0], rows):
+        part = slice(start, start + rows)
+        inner = x[part].to(dtype)  # (C, D)
+        scores = inner @ w.T  # (C, V + spare)
+        if bias is None and HAS_TRITON and x.is_cuda:
+            total += _in_place(scores, V, labels[part], smoothing, z_loss, any(needs))
+            slope = scores  # the spare columns hold zeros already
+        else:
+            loss, slope = _chunk(scores[:, :V], bias, labels[part], smoothing, z_loss, any(needs))
+            total += loss
+            if by_bias is not None:
+                by_bias += slope.sum(0)
+            if any(needs) and (spare or slope.dtype != dtype):
+                scores[:, :V] = slope
+                slope = scores
+        if not any(needs):
+            continue
+        if by_x is not None:
+            by_x[part] = slope @ w
+        if by_weight is not None:
+            if dtype == torch.float32:
+                by_weight.addmm_(slope.T, inner)
+            elif x.is_cuda:
+                by_weight = torch.addmm(by_weight, slope.T, inner, out_dtype=torch.float32)
+            else:
+                by_weight += slope.T @ inner
+    by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)
+    return total, by_x, by_weight, None if by_bias is None or bias is None else by_bias.to(bias.dtype)
+
+
+def _in_place(scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool) -> Tensor:
+    """The loss of (C, V + spare) scores, which become its gradient: one reading from memory and one writing."""
+    from anyformer.kernels.loss_triton import slopes as program
+
+    losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)
+    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, 16384, slopes
+    program[(scores.shape[0],)](scores, labels, losses, *shape, num_warps=16)
+    return losses.sum()
+
+
+def _chunk(
+    scores: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, slopes: bool
+) -> tuple[Tensor, Any]:
+    """The loss of (C, V) scores, and its gradient by them (fp32), made in their memory where they are fp32."""
+    V = scores.shape[1]
+    asked = labels != IGNORED
+    labels = torch.where(asked, labels, 0)[:, None]
+    l = scores.float()
+    if bias is not None:
+        l = l.add_(bias)
+    top = l.amax(-1, keepdim=True)
+    l = l.sub_(top)
+    hit = l.gather(1, labels)
+    mean = l.mean(-1, keepdim=True) if smoothing else hit
+    e = l.exp_()
+    total = e.sum(-1, keepdim=True)
+    log_total = total.log()
+    loss = log_total - (1 - smoothing) * hit - smoothing * mean
+    if z_loss:
+        loss = loss + z_loss * (log_total + top).square()
+    loss = torch.where(asked[:, None], loss, 0).sum()
+    if not slopes:
+        return loss, None
+    ours = asked[:, None].float()  # (C, 1)
+    slope = e.mul_(ours * (1 + 2 * z_loss * (log_total + top)) / total if z_loss else ours / total)
+    if smoothing:
+        slope = slope.sub_(ours * (smoothing / V))
+    taken = ours * (1 - smoothing)
+    return loss, slope.scatter_add_(1, labels, -taken)

@@ -1,0 +1,26 @@
+"""Whether values may be looked at from Python."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+_graphs = 0  # CUDA graphs that are being recorded
+
+
+def recording() -> bool:
+    """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
+    nothing may be asked of a tensor but its shape."""
+    return _graphs > 0 or torch.compiler.is_compiling()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    global _graphs
+    _graphs += 1
+    try:
+        yield
+    finally:
+        _graphs -= 1

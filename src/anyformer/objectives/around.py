@@ -1,0 +1,48 @@
+"""What objectives that add to another share: the data is the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from torch import nn
+
+from anyformer.objectives.objective import Batch, Objective, Record
+
+
+class Around(Objective):
+    of: Objective
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.of.columns
+
+    @property
+    def packs(self) -> bool:
+        return self.of.packs
+
+    @property
+    def partners(self) -> int:
+        return self.of.partners
+
+    def reads(self, length: int) -> int:
+        return self.of.reads(length)
+
+    def ready(self, tokenizer: Any) -> Self:
+        return self.replace(of=self.of.ready(tokenizer))
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
+        return self.of.encode(example, tokenizer)
+
+    def size(self, record: Record) -> int:
+        return self.of.size(record)
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        return self.of.vary(record, random, *partners)
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return self.of.collate(records, pad)
+
+    def module(self, model: nn.Module) -> nn.Module:
+        return self.of.module(model)

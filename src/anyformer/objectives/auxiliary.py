@@ -1,0 +1,46 @@
+"""Fine-tuning with the language model's loss beside the task's [Radford et al. 2018]: L3 = L2 + lambda L1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import linear_cross_entropy
+from anyformer.objectives.around import Around
+from anyformer.objectives.causal import next_tokens, num_following
+from anyformer.objectives.objective import Batch, Read
+from anyformer.parts.check import at_least
+from anyformer.parts.head import next_labels
+
+
+class Auxiliary(Around):
+    """`of` is the task (Classify, Tag, ...), `weight` is lambda. The scores of the vocabulary are read off the token
+    table, as GPT's are: no head is added to the model."""
+
+    weight: float = 0.5
+
+    def check(self) -> None:
+        at_least(self, 0, "weight")
+
+    def module(self, model: Any) -> nn.Module:
+        table = getattr(getattr(model, "embedding", None), "tokens", None)
+        if table is None or not hasattr(model, "decoder") or hasattr(model, "encoder"):
+            raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
+        if table.weight.shape[1] != model.spec.width:
+            raise ValueError(f"tokens of width {table.weight.shape[1]} cannot score states of {model.spec.width}")
+        return super().module(model)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {**self.of.weights(batch), "language": num_following(_flat(batch))}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        labels = next_labels(next_tokens(_flat(batch)), seen.ctx)
+        language = linear_cross_entropy(seen.x, model.embedding.tokens.weight, labels)
+        return {**self.of.judge(model, batch, seen), "language": self.weight * language}
+
+
+def _flat(batch: Batch) -> Batch:
+    """Choices (B, C, T) are texts of their own."""
+    names = ("input_ids", "attention_mask", "document_ids")
+    return {name: batch[name].flatten(0, -2) for name in names if name in batch}

@@ -1,0 +1,60 @@
+"""Next token [Radford et al. 2018]: each token is predicted from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.objectives.examples import text_of, token_ids
+from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
+
+
+class NextToken(Objective):
+    """Texts end with the tokenizer's end token and are packed into full rows. `apart`: documents of one row do not see
+    each other, nor does one predict the first token of the next; otherwise a row is read as one text (GPT-2)."""
+
+    apart: bool = True
+
+    @property
+    def packs(self) -> bool:
+        return True
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        return {"input_ids": token_ids(text_of(example, "text"), tokenizer, end=True)}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = padded_texts(records, pad)
+        if self.apart and "document_ids" in records[0]:
+            batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
+        return batch
+
+    def module(self, model: nn.Module) -> nn.Module:
+        if not language_head(model).part.shift:
+            raise ValueError("next token needs a model that reads from left to right; this one's labels are in place")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": num_following(batch)}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, next_tokens(batch))}
+
+
+def next_tokens(batch: Batch) -> Tensor:
+    """Labels (B, T), not moved yet: the tokens themselves, without pads."""
+    ids = batch["input_ids"]
+    return ids.masked_fill(batch["attention_mask"] == 0, IGNORED) if "attention_mask" in batch else ids
+
+
+def num_following(batch: Batch) -> float:
+    """How many tokens follow another of their document."""
+    follows = torch.ones_like(batch["input_ids"][:, 1:], dtype=torch.bool)
+    if "attention_mask" in batch:
+        follows &= batch["attention_mask"][:, 1:].bool()
+    if "document_ids" in batch:
+        follows &= batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
+    return float(follows.sum())

@@ -1,0 +1,66 @@
+"""Multiple choice [Radford et al. 2018; Zellers et al. 2018]: each choice is read beside the text and given a score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.objectives.examples import field, joined, label_of, text_of
+from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded_texts, scalars
+from anyformer.parts.check import at_least
+from anyformer.parts.head import MultipleChoiceModule
+
+
+class Choose(Objective):
+    """Columns "text", "choices" (a list of `choices` texts) and "label", the number of the right one from 0 up."""
+
+    choices: int
+    length: int | None = None
+
+    def check(self) -> None:
+        at_least(self, 2, "choices")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("text", "choices", "label")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        text, choices = text_of(example, "text"), field(example, "choices")
+        if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) != self.choices:
+            found = f"{len(choices)}" if isinstance(choices, Sequence) and not isinstance(choices, str) else "no list"
+            raise ValueError(f"column 'choices': {self.choices} texts are expected, and here is {found}")
+        rows = [joined(tokenizer, text, text_of({"choices": choice}, "choices"), self.length) for choice in choices]
+        label = label_of(example, "label", [str(i) for i in range(self.choices)])
+        names = ("input_ids", "token_type_ids")
+        return {
+            **{name: np.concatenate([row[name] for row in rows]) for name in names},
+            "sizes": np.array([len(row["input_ids"]) for row in rows], np.int32),
+            "label": np.asarray(np.int64(label)),
+        }
+
+    def size(self, record: Record) -> int:
+        return int(record["sizes"].max())
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        rows = []
+        for record in records:
+            cuts = np.cumsum(record["sizes"])[:-1]
+            ids, segments = (np.split(record[name], cuts) for name in ("input_ids", "token_type_ids"))
+            rows += [{"input_ids": a, "token_type_ids": b} for a, b in zip(ids, segments)]
+        batch = {name: value.view(len(records), self.choices, -1) for name, value in padded_texts(rows, pad).items()}
+        return {**batch, "labels": scalars(records, "label")}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        head_of(model, MultipleChoiceModule, "multiple choice")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["labels"]))}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        logits = logits_of(model, seen)  # (B, C)
+        return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum")}

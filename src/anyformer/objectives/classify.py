@@ -1,0 +1,74 @@
+"""A label, or a number, for a sentence or a pair of them: GLUE's tasks [Wang et al. 2018]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.objectives.examples import field, joined, label_of, text_of
+from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded_texts, scalars
+from anyformer.parts.head import ClassifyModule
+
+
+class Classify(Objective):
+    """Columns "text", with `pair` also "pair", and "label": one of `labels`, by name or number. Without labels it is a
+    number (STS-B's 0 to 5), which `low` and `high` may bound. Beyond `length` tokens texts are cut, the longer of a
+    pair first."""
+
+    labels: tuple[str, ...] = ()
+    pair: bool = False
+    length: int | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def check(self) -> None:
+        if len(self.labels) == 1:
+            raise ValueError(f"Classify.labels: one label alone ({self.labels[0]!r}) tells nothing apart")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("Classify.labels: a label is there twice")
+        if self.labels and (self.low is not None or self.high is not None):
+            raise ValueError("Classify: low and high bound a number, not labels")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("text", "pair", "label") if self.pair else ("text", "label")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        pair = text_of(example, "pair") if self.pair else None
+        record = joined(tokenizer, text_of(example, "text"), pair, self.length)
+        label = np.int64(label_of(example, "label", self.labels)) if self.labels else self.number(example)
+        return {**record, "label": np.asarray(label)}
+
+    def number(self, example: Mapping[str, Any]) -> np.float32:
+        value = field(example, "label")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"column 'label': {value!r} is not a number") from None
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        if not (math.isfinite(number) and low <= number <= high):
+            raise ValueError(f"column 'label': {number} is outside {low} to {high}")
+        return np.float32(number)
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**padded_texts(records, pad), "labels": scalars(records, "label")}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        head = head_of(model, ClassifyModule, "classification")
+        if head.num_labels != (len(self.labels) or 1):
+            raise ValueError(f"{len(self.labels) or 1} labels, and the model tells {head.num_labels} apart")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["labels"]))}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        logits = logits_of(model, seen)
+        if self.labels:
+            return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum")}
+        return {"loss": F.mse_loss(logits.squeeze(-1), batch["labels"].float(), reduction="sum")}

@@ -1,0 +1,145 @@
+"""Distillation [Hinton et al. 2015; Sanh et al. 2019]: a small model learns what a large one says, all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from anyformer.kernels.loss import IGNORED, rows_of_chunk
+from anyformer.objectives.around import Around
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.choose import Choose
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.masked import Masked
+from anyformer.objectives.objective import Batch, Read, language_head, logits_of, read
+from anyformer.objectives.rewrite import Rewrite
+from anyformer.objectives.tag import Tag
+from anyformer.parts.check import at_least, positive
+from anyformer.parts.head import LMHeadModule, PretrainingModule
+
+
+class Distill(Around):
+    """`teacher` is the folder or hub id of a model with the same vocabulary (or labels); `of` gives the data and the
+    hard targets. Three terms, each a mean with its factor; those with the factor 0 are left out. The defaults are
+    DistilBERT's:
+
+    soft     KL(teacher || student) of the answers at `temperature`, times its square, over all tokens that are no pads
+    hard     what `of` asks
+    cosine   1 - cosine of the last hidden states, over the same tokens
+    """
+
+    teacher: str
+    temperature: float = 2.0
+    soft: float = 5.0
+    hard: float = 2.0
+    cosine: float = 1.0
+
+    def check(self) -> None:
+        positive(self, "temperature")
+        at_least(self, 0, "soft", "hard", "cosine")
+        if not self.soft + self.hard + self.cosine:
+            raise ValueError("Distill: soft, hard and cosine are all 0")
+        if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):
+            raise ValueError(f"Distill: {type(self.of).__name__} has no scores that a teacher could give")
+
+    def module(self, model: nn.Module) -> nn.Module:
+        from anyformer.checkpoint import load
+
+        return self.beside(model, load(self.teacher))
+
+    def beside(self, model: Any, teacher: Any) -> Distilled:
+        super().module(model)
+        widths = model.spec.width, teacher.spec.width
+        if self.cosine and widths[0] != widths[1]:
+            raise ValueError(f"hidden states of {widths[0]} and {widths[1]} have no cosine: set cosine to 0")
+        sizes = [head.out.out_features if (head := answering(m)) else m.head.out.out_features for m in (model, teacher)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"the model tells {sizes[0]} answers apart and its teacher {sizes[1]}")
+        return Distilled(model, teacher)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        tokens = float(self.counted(batch).sum())
+        answers = tokens if isinstance(self.of, (NextToken, Masked, Rewrite, Tag)) else float(len(batch["labels"]))
+        terms = {"soft": (self.soft, answers), "cosine": (self.cosine, tokens)}
+        hard = self.of.weights(batch) if self.hard else {}
+        return {**{name: weight for name, (factor, weight) in terms.items() if factor}, **named(hard)}
+
+    def counted(self, batch: Batch) -> Tensor:
+        """(B, T) True where a token of the output is no pad."""
+        if isinstance(self.of, Rewrite):
+            return batch["labels"] != IGNORED
+        mask = batch.get("attention_mask")
+        mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
+        return mask.bool().flatten(0, -2)  # choices (B, C, T) are texts of their own
+
+    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        student, teacher = model.student, model.teacher
+        seen = read(student, batch)
+        with torch.no_grad():
+            shown = read(teacher, batch)
+        counted = self.counted(batch)
+        out = {}
+        if self.soft:
+            out["soft"] = self.soft * self.softly(student, teacher, seen, shown, counted)
+        if self.cosine:
+            apart = 1 - F.cosine_similarity(seen.x.float(), shown.x.float(), dim=-1)
+            out["cosine"] = self.cosine * torch.where(counted, apart, 0).sum()
+        hard = self.of.judge(student, batch, seen) if self.hard else {}
+        return {**out, **named({name: self.hard * value for name, value in hard.items()})}
+
+    def softly(self, student: Any, teacher: Any, seen: Read, shown: Read, counted: Tensor) -> Tensor:
+        if answering(student) is None:
+            with torch.no_grad():
+                right = logits_of(teacher, shown)
+            apart = divergence(logits_of(student, seen), right, self.temperature)  # (B, T) or (B,)
+            return torch.where(counted, apart, 0).sum() if apart.dim() == 2 else apart.sum()
+        ours, theirs = language_head(student), language_head(teacher)
+
+        def chunk(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+            with torch.no_grad():
+                right = theirs.scores(y)
+            apart = divergence(ours.scores(x), right, self.temperature)
+            return torch.where(counts, apart, 0).sum()
+
+        return by_chunks(chunk, ours.part.vocab_size, seen.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
+
+
+class Distilled(nn.Module):
+    """The student is trained; the teacher only goes where it goes: no optimiser and no checkpoint sees it."""
+
+    def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
+        super().__init__()
+        self.student = student
+        self.__dict__["teacher"] = teacher.eval().requires_grad_(False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Distilled:
+        self.__dict__["teacher"]._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        return self
+
+
+def answering(model: Any) -> LMHeadModule | None:
+    head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
+    return head if isinstance(head, LMHeadModule) else None
+
+
+def named(hard: dict[str, Any]) -> dict[str, Any]:
+    return {"hard" if name == "loss" else f"hard_{name}": value for name, value in hard.items()}
+
+
+def divergence(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
+    """(..., V) scores -> (...): KL of the softened distributions, in the size of gradients at temperature 1."""
+    logs = F.log_softmax(ours.float() / temperature, -1), F.log_softmax(theirs.float() / temperature, -1)
+    return F.kl_div(*logs, reduction="none", log_target=True).sum(-1) * temperature**2
+
+
+def by_chunks(function: Callable[..., Tensor], V: int, *rows: Tensor) -> Tensor:
+    """The sum over chunks of rows, whose scores are computed again in the backward pass and not kept."""
+    size = rows_of_chunk(rows[0].device.type, V)
+    parts = [checkpoint(function, *part, use_reentrant=False) for part in zip(*(row.split(size) for row in rows))]
+    return torch.stack(parts).sum()

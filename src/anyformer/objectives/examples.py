@@ -1,0 +1,71 @@
+"""Raw examples: columns, labels and texts to numbers, each mistake one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.spec import nearest
+
+Example = Mapping[str, Any]
+
+
+def field(example: Example, column: str) -> Any:
+    if column not in example:
+        raise ValueError(f"no column {column!r}; {nearest(column, example)}")
+    return example[column]
+
+
+def text_of(example: Example, column: str) -> str:
+    value = field(example, column)
+    if not isinstance(value, str):
+        raise ValueError(f"column {column!r} holds {type(value).__name__}, not text")
+    return value
+
+
+def label_of(example: Example, column: str, labels: Sequence[str]) -> int:
+    """The number of a label: its place among `labels`, by name, or a number that is one."""
+    return label_number(field(example, column), labels, column)
+
+
+def label_number(value: Any, labels: Sequence[str], column: str) -> int:
+    if isinstance(value, str) and value in labels:
+        return labels.index(value)
+    try:
+        number = int(value)
+        if number != float(value):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"column {column!r}: label {value!r} is not known; {nearest(str(value), labels)}") from None
+    if not 0 <= number < len(labels):
+        raise ValueError(f"column {column!r}: label {number} is outside 0..{len(labels) - 1}")
+    return number
+
+
+def token_ids(text: str, tokenizer: Any, end: bool = False) -> np.ndarray:
+    """(T,) ids with the tokenizer's special tokens; `end` adds its end token where none stands there."""
+    ids = tokenizer.encode(text)
+    if end and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
+        ids = [*ids, tokenizer.eos_token_id]
+    return array(ids)
+
+
+def array(ids: Any) -> np.ndarray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+def around(before: int | None, ids: np.ndarray, after: int | None) -> np.ndarray:
+    """(T,) with a token before and one after, where there are such."""
+    ends = [array([] if place is None else [place]) for place in (before, after)]
+    return np.concatenate([ends[0], array(ids), ends[1]])
+
+
+def joined(tokenizer: Any, text: str, pair: str | None = None, length: int | None = None) -> dict[str, np.ndarray]:
+    """"input_ids" and, for a pair, "token_type_ids"; of at most `length` tokens, the longer of a pair cut first."""
+    encoding = tokenizer._encode(text, pair, length, True)
+    record = {"input_ids": array(tokenizer._ids(encoding))}
+    if not len(record["input_ids"]):
+        raise ValueError("the text has no tokens")
+    return record if pair is None else {**record, "token_type_ids": array(encoding.type_ids)}

@@ -1,0 +1,138 @@
+"""Masked tokens [Devlin et al. 2019]: some tokens are hidden, and read off those on both sides."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.objectives.examples import array, text_of
+from anyformer.objectives.known import Knowing, Known, is_any, mask_of
+from anyformer.objectives.objective import Batch, Read, Record, language_head, num_labels, padded, padded_texts
+from anyformer.parts.check import at_least, chance
+
+
+class Masked(Knowing):
+    """`rate` of the tokens are chosen: 80 % of these become the mask token, 10 % any token, 10 % stay as they are.
+
+    Texts are packed into rows and masked anew each time [Liu et al. 2019]. With `length` they are cut into pieces of so
+    many tokens instead, which allows two things more: `copies` fixes that many maskings of each piece (BERT's static
+    masking had 10), and `whole_words` hides all tokens of a word or none.
+    """
+
+    rate: float = 0.15
+    mask: float = 0.8
+    random: float = 0.1
+    length: int | None = None
+    copies: int | None = None
+    whole_words: bool = False
+
+    def check(self) -> None:
+        chance(self, "rate")
+        at_least(self, 0, "mask", "random")
+        at_least(self, 1, "copies")
+        at_least(self, 3, "length")
+        if self.mask + self.random > 1 + 1e-9:
+            raise ValueError(f"{type(self).__name__}: mask {self.mask} and random {self.random} are more than 1")
+        if self.length is None and (self.copies or self.whole_words):
+            raise ValueError(f"{type(self).__name__}: copies and whole_words need a length: packed rows have no words")
+
+    @property
+    def packs(self) -> bool:
+        return self.length is None
+
+    def needs(self, known: Known) -> None:
+        mask_of(known, "masking")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
+        text = text_of(example, "text")
+        if self.length is None:
+            return {"input_ids": array(tokenizer.encode(text))}
+        encoding = tokenizer._encode(text, None, None, False)
+        room = self.length - tokenizer.core.num_special_tokens_to_add(False)
+        if not encoding.ids:
+            raise ValueError("the text has no tokens")
+        encoding.truncate(room, stride=0)
+        pieces = [tokenizer.core.post_process(piece) for piece in (encoding, *encoding.overflowing)]
+        return [self._piece(tokenizer, piece) for piece in pieces]
+
+    def _piece(self, tokenizer: Any, piece: Any) -> Record:
+        record = {"input_ids": array(tokenizer._ids(piece))}
+        if self.whole_words:
+            record["word_ids"] = array([-1 if word is None else word for word in piece.word_ids])
+        return record
+
+    # -- chance
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        ids = record["input_ids"]
+        if self.copies:  # the masking follows from the text and the number of the copy
+            key = zlib.crc32(ids.astype(np.int64).tobytes()), int(random.integers(self.copies))
+            random = np.random.Generator(np.random.Philox(key=key[0] << 32 | key[1]))
+        chosen = self.choose(ids, record.get("word_ids"), random)
+        return {**record, "input_ids": self.hide(ids, chosen, random), "places": chosen, "labels": array(ids[chosen])}
+
+    def choose(self, ids: np.ndarray, word_ids: np.ndarray | None, random: np.random.Generator) -> np.ndarray:
+        """(M,) places, in order: as many as `rate` of the tokens are, special ones counted but never chosen."""
+        number = max(1, round(len(ids) * self.rate))
+        texts = np.flatnonzero(~is_any(ids, self.words.apart))
+        if word_ids is None:
+            return np.sort(random.permutation(texts)[:number])
+        groups: dict[int, list[int]] = {}
+        for place in texts.tolist():
+            groups.setdefault(int(word_ids[place]), []).append(place)
+        chosen: list[int] = []
+        words = list(groups.values())
+        for i in random.permutation(len(words)).tolist():
+            if len(chosen) + len(words[i]) <= number:  # a word that is too long for the rest is passed over
+                chosen += words[i]
+        return np.array(sorted(chosen), np.int64)
+
+    def hide(self, ids: np.ndarray, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        mask = mask_of(self.words, "masking")
+        luck, others = random.random(len(chosen)), random.integers(self.words.size, size=len(chosen))
+        hidden = np.where(luck < self.mask, mask, np.where(luck < self.mask + self.random, others, ids[chosen]))
+        ids = ids.copy()
+        ids[chosen] = hidden
+        return ids
+
+    # -- the model
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = padded_texts(records, pad)
+        if "document_ids" in records[0]:
+            batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
+        return {**batch, **flat(records, batch["input_ids"].shape[1])}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        if language_head(model).part.shift:
+            raise ValueError("masked tokens need a model that sees both sides; this one predicts the next token")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": num_labels(batch["labels"])}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        return {"loss": masked_loss(model, batch, seen)}
+
+
+def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
+    """"places" (M,) of the labels in the flattened (B * width) batch and the "labels" there. M is a multiple, so that a
+    compiled step sees few sizes; what is left over is not asked about."""
+    places = np.concatenate([record["places"].astype(np.int64) + i * width for i, record in enumerate(records)])
+    labels = np.concatenate([record["labels"].astype(np.int64) for record in records])
+    rest = -len(labels) % multiple if len(labels) else multiple
+    return {
+        "places": torch.from_numpy(np.pad(places, (0, rest))),
+        "labels": torch.from_numpy(np.pad(labels, (0, rest), constant_values=IGNORED)),
+    }
+
+
+def masked_loss(model: Any, batch: Batch, seen: Read) -> Tensor:
+    """Summed over the hidden tokens alone; the others' scores are never computed."""
+    return language_head(model).loss_sum(seen.x.flatten(0, 1)[batch["places"]], seen.ctx, batch["labels"])

@@ -1,0 +1,61 @@
+"""MASS [Song et al. 2019]: a fragment of the text is hidden from the encoder, and the decoder, which is shown nothing
+else, writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.objectives.examples import around, array, text_of, token_ids
+from anyformer.objectives.known import Knowing, Known, mask_of
+from anyformer.objectives.objective import Batch, Record, padded
+from anyformer.objectives.rewrite import Rewrite
+
+
+class MASS(Rewrite, Knowing):
+    """`rate` of the tokens in a row are hidden as Masked hides tokens: 80 % masked, 10 % any token, 10 % as they are.
+    The decoder reads the fragment alone, moved by one behind a mask, at the positions where it stood."""
+
+    rate: float = 0.5
+    mask: float = 0.8
+    random: float = 0.1
+
+    def check(self) -> None:
+        super().check()
+        if not 0 < self.rate <= 1 or min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
+            raise ValueError(f"MASS: rate {self.rate}, mask {self.mask}, random {self.random} are no shares of 1")
+
+    @property
+    def packs(self) -> bool:
+        return True
+
+    def needs(self, known: Known) -> None:
+        mask_of(known, "MASS")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        return {"input_ids": token_ids(text_of(example, "text"), tokenizer, end=True)}
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        ids, mask = record["input_ids"], mask_of(self.words, "MASS")
+        size = max(1, round(len(ids) * self.rate))
+        start = int(random.integers(len(ids) - size + 1))
+        fragment = ids[start : start + size]
+        luck, others = random.random(size), random.integers(self.words.size, size=size)
+        source = ids.copy()
+        source[start : start + size] = np.where(
+            luck < self.mask, mask, np.where(luck < self.mask + self.random, others, fragment)
+        )
+        return {
+            "input_ids": array(source),
+            "labels": array(fragment),
+            "decoder_input_ids": around(mask, fragment[:-1], None),
+            "decoder_position_ids": array(np.arange(start, start + size)),
+        }
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = super().collate(records, pad)
+        for name, fill in (("decoder_input_ids", pad), ("decoder_position_ids", 0)):
+            batch[name] = padded([record[name] for record in records], fill)
+        return batch

@@ -1,0 +1,172 @@
+"""What every objective is: how an example becomes numbers, and what the model is asked about them.
+
+An example goes through four hands. `encode` turns it into a record once, before training, and the record is kept on
+disk. `vary` is what chance does to a record each time it is seen (masking, noise): a pure function of the record and a
+generator that depends on the seed and on how many examples came before, never on the process that does it. `collate`
+makes a padded batch. `losses` runs the model and gives each term as a *sum*, and `weights` says over how much, so that
+micro-batches and processes add up to exactly one large batch: the loss is the sum over terms of sum / total weight.
+
+Before any of them, `ready` gives the objective what it has to know of the tokenizer (its mask token, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.loss import IGNORED
+from anyformer.parts.head import LMHeadModule, PretrainingModule
+from anyformer.spec import Part
+
+Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
+Batch = dict[str, Tensor]
+
+
+class Read(NamedTuple):
+    """What a model made of a batch before its head says anything."""
+
+    x: Tensor  # (B, T, D) last hidden states
+    ctx: Context
+    inputs: dict[str, Any]
+
+
+class Objective(Part):
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields of a raw example that `encode` reads, so that a wrong column is told before hours of work."""
+        return ("text",)
+
+    @property
+    def packs(self) -> bool:
+        """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
+        return False
+
+    @property
+    def partners(self) -> int:
+        """How many other records, drawn at random from the same split, `vary` gets after the generator."""
+        return 0
+
+    def reads(self, length: int) -> int:
+        """How many tokens of text a packed row has where the model is to see rows of `length`."""
+        return length
+
+    def ready(self, tokenizer: Any) -> Self:
+        """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
+        return self
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
+        """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it."""
+        raise NotImplementedError
+
+    def size(self, record: Record) -> int:
+        """How many tokens of a record the model will see in a row."""
+        return max((value.size for value in record.values()), default=0)
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        """The record as it is seen this time."""
+        return record
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        """One padded batch: what the model takes, and what `losses` compares with."""
+        raise NotImplementedError
+
+    def module(self, model: nn.Module) -> nn.Module:
+        """What is trained: the model, or a module around it where others are trained along (a generator). ValueError
+        where the model cannot be asked this."""
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """How much each term counts here (usually labels), known before the forward pass."""
+        raise NotImplementedError
+
+    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        """Term -> its sum over the batch, with gradient. A term's factor (lambda) is part of its sum."""
+        return self.judge(model, batch, read(model, batch))
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        """The same, from what the model has read already: objectives that add to another's read once."""
+        raise NotImplementedError
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def padded(rows: Sequence[np.ndarray], value: int | float, multiple: int = 1) -> Tensor:
+    """1-D arrays of unequal lengths as (B, longest), filled up on the right; the width a multiple of `multiple`."""
+    longest = max(len(row) for row in rows)
+    width = -(-longest // multiple) * multiple
+    if all(len(row) == width for row in rows):
+        out = np.stack(rows)
+    else:
+        out = np.full((len(rows), width), value, dtype=rows[0].dtype)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+    tensor = torch.from_numpy(out)
+    return tensor if tensor.is_floating_point() else tensor.long()
+
+
+def padded_texts(records: Sequence[Record], pad: int) -> Batch:
+    """"input_ids" with "attention_mask" where rows differ in length, and "token_type_ids" where records have them."""
+    rows = [record["input_ids"] for record in records]
+    batch = {"input_ids": padded(rows, pad)}
+    T = batch["input_ids"].shape[1]
+    lengths = torch.tensor([len(row) for row in rows])
+    if int(lengths.min()) < T:
+        batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
+    if "token_type_ids" in records[0]:
+        batch["token_type_ids"] = padded([record["token_type_ids"] for record in records], 0)
+    return batch
+
+
+def scalars(records: Sequence[Record], name: str) -> Tensor:
+    """(B,) of 0-d arrays."""
+    tensor = torch.from_numpy(np.stack([record[name] for record in records]))
+    return tensor.float() if tensor.is_floating_point() else tensor.long()
+
+
+def num_labels(labels: Tensor) -> float:
+    return float((labels != IGNORED).sum())
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def language_head(model: Any) -> LMHeadModule:
+    """The head that scores the vocabulary."""
+    head = getattr(model, "head", None)
+    head = head.lm if isinstance(head, PretrainingModule) else head
+    if not isinstance(head, LMHeadModule):
+        kind = "no head" if head is None else f"another head ({type(head).__name__})"
+        raise ValueError(f"this objective predicts tokens, and the model has {kind}")
+    return head
+
+
+def read(model: Any, batch: Batch) -> Read:
+    """Runs the model on what of a batch it takes (segments are left out where it has none), up to its head."""
+    inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
+    if "token_type_ids" in inputs and not getattr(model.spec.embedding, "segments", 0):
+        del inputs["token_type_ids"]
+    if model.head is not None:
+        inputs = model.head.arrange(inputs)
+    x, ctx, _ = model.hidden(inputs)
+    return Read(x, ctx, inputs)
+
+
+def logits_of(model: Any, seen: Read, name: str = "logits") -> Tensor:
+    """What the head says, in fp32, without the loss that it would average."""
+    asked = ("labels", "start_positions", "end_positions", "next_sentence_label")
+    inputs = {key: value for key, value in seen.inputs.items() if key not in asked}
+    return model.head(seen.x, seen.ctx, inputs)[name].float()
+
+
+def head_of(model: Any, kind: type, what: str) -> Any:
+    head = getattr(model, "head", None)
+    if not isinstance(head, kind):
+        found = "no head" if head is None else type(head).__name__
+        raise ValueError(f"{what} needs a model with a {kind.__name__}; this one has {found}")
+    return head

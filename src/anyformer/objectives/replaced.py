@@ -1,0 +1,109 @@
+"""Replaced tokens [Clark et al. 2020, ELECTRA]: a small generator fills in hidden tokens, and the model tells of every
+token whether it is the original. Both learn at once; what the generator writes is sampled: no gradient goes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.model import Model
+from anyformer.objectives.masked import Masked, masked_loss
+from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
+from anyformer.parts.check import at_least
+
+
+class ReplacedTokens(Masked):
+    """`generator` describes a masked language model, which is thrown away at the end. 15 % of the tokens are hidden
+    from it (85 % of them behind a mask, as in the published code). `weight` is lambda, of the discriminator's mean loss
+    over all tokens. `share`: addresses of tables that both have in common, where their shapes are equal."""
+
+    generator: Model
+    weight: float = 50.0
+    mask: float = 0.85
+    random: float = 0.0
+    share: tuple[str, ...] = ("embedding.tokens.weight", "embedding.position.weight", "embedding.segments.weight")
+    seed: int = 0
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 0, "weight")
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        seen = super().vary(record, random)
+        # the dice of sampling are part of the data: the same example meets the same luck on any process
+        return {**seen, "dice": random.random(len(seen["labels"]))}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = super().collate(records, pad)
+        dice = np.concatenate([record["dice"] for record in records])
+        rest = len(batch["labels"]) - len(dice)
+        return {**batch, "dice": torch.from_numpy(np.pad(dice, (0, rest)).astype(np.float32))}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        from anyformer.build import build
+
+        generator = build(self.generator, seed=self.seed)
+        return self.beside(model, generator)
+
+    def beside(self, model: Any, generator: Any) -> Replaced:
+        super().module(generator)
+        if model.head is None or not hasattr(model, "encoder") or hasattr(model, "decoder"):
+            raise ValueError("replaced tokens need an encoder with one score a token (a TagHead with 1 label)")
+        own, others = dict(model.named_parameters()), dict(generator.named_parameters(remove_duplicate=False))
+        shared = [name for name in self.share if name in own and name in others]
+        for name in shared:
+            if own[name].shape == others[name].shape:
+                for alias in [a for a, tensor in others.items() if tensor is others[name]]:
+                    path, _, leaf = alias.rpartition(".")
+                    setattr(generator.get_submodule(path), leaf, own[name])
+        return Replaced(model, generator)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"generator": num_labels(batch["labels"]), "discriminator": float(real(batch).sum())}
+
+    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        hidden = read(model.generator, batch)
+        generator = masked_loss(model.generator, batch, hidden)
+        ids, replaced = self.fill_in(model.generator, batch, hidden)
+        seen = read(model.model, {**{n: t for n, t in batch.items() if n != "labels"}, "input_ids": ids})
+        logits = logits_of(model.model, seen)
+        logits = logits.squeeze(-1) if logits.dim() == 3 else logits  # (B, T)
+        each = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
+        return {"generator": generator, "discriminator": self.weight * torch.where(real(batch), each, 0).sum()}
+
+    @torch.no_grad()
+    def fill_in(self, generator: Any, batch: Batch, seen: Read) -> tuple[Tensor, Tensor]:
+        """Ids (B, T) with samples of the generator where tokens were hidden, and where they are not the original."""
+        places, labels = batch["places"], batch["labels"]
+        scores = language_head(generator).scores(seen.x.flatten(0, 1)[places]).float()
+        steps = scores.softmax(-1).cumsum(-1)  # (M, V): the share of the dice that falls on each token
+        sampled = (steps <= batch["dice"][:, None] * steps[:, -1:]).sum(-1).clamp(max=scores.shape[-1] - 1)
+        asked = labels != IGNORED
+        ids = batch["input_ids"].flatten()
+        wrong = torch.zeros_like(ids, dtype=torch.bool)
+        # what is left over at the end of `places` points at place 0 and must not touch it: a place past the end does
+        spare = torch.where(asked, places, len(ids))
+        ids = F.pad(ids, (0, 1)).index_put((spare,), torch.where(asked, sampled, 0))[:-1]
+        wrong = F.pad(wrong, (0, 1)).index_put((spare,), asked & (sampled != labels))[:-1]
+        return ids.view_as(batch["input_ids"]), wrong.view_as(batch["input_ids"])
+
+
+class Replaced(nn.Module):
+    """The model that is kept, and the generator beside it."""
+
+    def __init__(self, model: nn.Module, generator: nn.Module) -> None:
+        super().__init__()
+        self.model, self.generator = model, generator
+
+
+def real(batch: Batch) -> Tensor:
+    """(B, T) True where no pad is."""
+    mask = batch.get("attention_mask")
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool) if mask is None else mask.bool()

@@ -1,0 +1,47 @@
+"""What objectives of an encoder-decoder share: one text is read, another is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.model import EncoderDecoderModule
+from anyformer.objectives.objective import (
+    Batch,
+    Objective,
+    Read,
+    Record,
+    language_head,
+    num_labels,
+    padded,
+    padded_texts,
+)
+from anyformer.parts.check import chance
+
+
+class Rewrite(Objective):
+    """Records have "input_ids" and "labels"; the decoder reads the labels moved one to the right behind the model's own
+    start token. `smoothing` gives so much of each target to the whole vocabulary [Szegedy et al. 2016]."""
+
+    smoothing: float = 0.0
+
+    def check(self) -> None:
+        chance(self, "smoothing")
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        if not isinstance(model, EncoderDecoderModule):
+            raise ValueError(f"{type(self).__name__} reads one text and writes another: it needs an encoder-decoder")
+        language_head(model)
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": num_labels(batch["labels"])}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, batch["labels"], self.smoothing)}

@@ -1,0 +1,135 @@
+"""BERT's pretraining [Devlin et al. 2019]: masked tokens, and whether the second half of a text follows the first."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.objectives.examples import array, text_of
+from anyformer.objectives.known import Known
+from anyformer.objectives.masked import Masked, masked_loss
+from anyformer.objectives.objective import Batch, Read, Record, head_of, scalars
+from anyformer.parts.head import PretrainingModule
+
+FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
+
+
+class MaskedAndNext(Masked):
+    """[CLS] A [SEP] B [SEP], half of the time with a B from another document. An example is a document, its sentences
+    on lines of their own (or, where there is one line, after each full stop).
+
+    Documents are cut into runs of sentences of about `length` tokens; each time a run is seen it is divided anew.
+    `short` of them are cut to a random length, so that the model meets short inputs too.
+    """
+
+    length: int | None = 512
+    short: float = 0.1
+    next_rate: float = 0.5
+
+    @property
+    def partners(self) -> int:
+        return 1
+
+    @property
+    def packs(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        super().check()
+        if self.length is None or self.whole_words or self.copies:
+            raise ValueError("MaskedAndNext needs a length, and masks anew each time, token by token")
+
+    @property
+    def room(self) -> int:
+        assert self.length is not None
+        return self.length - 3  # [CLS] and two [SEP]
+
+    def needs(self, known: Known) -> None:
+        super().needs(known)
+        if known.separator is None or known.begin is None:
+            raise ValueError("next sentence needs a tokenizer with a token for the beginning and a separator")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> list[Record]:
+        text = text_of(example, "text")
+        lines = [line for line in text.splitlines() if line.strip()]
+        sentences = lines if len(lines) > 1 else [s for s in re.split(r"(?<=[.!?])\s+", text) if s.strip()]
+        tokens = [ids for s in sentences if (ids := tokenizer.encode(s, add_special_tokens=False))]
+        if not tokens:
+            raise ValueError("the document has no tokens")
+        document, runs, run = np.int64(zlib.crc32(text.encode())), [], []
+        for i, ids in enumerate(tokens):
+            run.append(ids)
+            if sum(map(len, run)) >= self.room or i == len(tokens) - 1:
+                ends = np.cumsum([len(ids) for ids in run])
+                flat = array([token for ids in run for token in ids])
+                runs.append({"input_ids": flat, "ends": ends, "document": np.asarray(document)})
+                run = []
+        return runs
+
+    def size(self, record: Record) -> int:
+        return min(super().size(record), self.length or 0)  # the rest is cut off each time
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        first, second, label = self.pair(record, partners[0], random)
+        first, second = cut(first, second, self.room, random)
+        known = self.words
+        ids = np.concatenate([[known.begin], first, [known.separator], second, [known.separator]])
+        segments = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
+        seen = super().vary({"input_ids": array(ids)}, random)
+        return {**seen, "token_type_ids": array(segments), "next": np.asarray(label)}
+
+    def pair(self, record: Record, other: Record, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        """Two halves of a run, or its first half and sentences of another document as long as the rest."""
+        target = self.room if random.random() >= self.short else int(random.integers(2, self.room + 1))
+        ids, ends = record["input_ids"], record["ends"]
+        ends = ends[: int(np.searchsorted(ends, target)) + 1]  # the sentences that reach the target
+        middle = int(ends[random.integers(len(ends) - 1)]) if len(ends) > 1 else int(ends[0])
+        first, second = ids[:middle], ids[middle : ends[-1]]
+        foreign = other["document"] != record["document"]
+        if foreign and (len(ends) == 1 or random.random() >= self.next_rate):
+            stops = other["ends"]
+            start = int(random.integers(len(stops)))
+            start = int(stops[start - 1]) if start else 0
+            stop = min(int(np.searchsorted(stops, start + max(target - middle, 1))), len(stops) - 1)
+            return first, other["input_ids"][start : stops[stop]], RANDOM
+        if len(ends) == 1:  # one sentence and no other document: halves of it
+            middle = max(len(first) // 2, 1)
+            first, second = ids[:middle], ids[middle : ends[-1]]
+        return first, second, FOLLOWS
+
+    def collate(self, records: Any, pad: int) -> Batch:
+        return {**super().collate(records, pad), "next": scalars(records, "next")}
+
+    def module(self, model: nn.Module) -> nn.Module:
+        head_of(model, PretrainingModule, "next sentence")
+        return super().module(model)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
+
+    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        related = model.head.out(model.head.pool(seen.x, seen.ctx, seen.inputs)).float()
+        return {
+            "masked": masked_loss(model, batch, seen),
+            "next": F.cross_entropy(related, batch["next"], reduction="sum"),
+        }
+
+
+def cut(
+    first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both so short that they fit together: the longer loses a token at its front or back, as a coin says."""
+    sides, lost = [first, second], [[0, 0], [0, 0]]
+    sizes = [len(first), len(second)]
+    while sum(sizes) > room:
+        which = 0 if sizes[0] > sizes[1] else 1
+        lost[which][int(random.random() < 0.5)] += 1
+        sizes[which] -= 1
+    a, b = (side[front : len(side) - back] for side, (front, back) in zip(sides, lost))
+    return a, b

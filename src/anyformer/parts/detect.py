@@ -1,0 +1,39 @@
+"""Which tokens of a text are not the original ones?"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.spec import Site
+
+
+class DetectHead(Head):
+    """One score a token that it was replaced [Clark et al. 2020]; labels are 0 and 1, and pads do not count."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    activation: Activation = "gelu"
+
+    def build(self, site: Site) -> nn.Module:
+        return DetectModule(self, site.width)
+
+
+class DetectModule(HeadModule):
+    def __init__(self, part: DetectHead, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activation = ACTIVATIONS[part.activation]
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        logits, labels, loss = self.out(self.activation(self.dense(x))).squeeze(-1), inputs.get("labels"), None
+        if labels is not None:
+            losses = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+            loss = losses.mean() if ctx.tokens is None else (losses * ctx.tokens).sum() / ctx.tokens.sum()
+        return {"loss": loss, "logits": logits}

@@ -1,0 +1,115 @@
+"""Multi-head latent attention: keys and values of all heads are made from one narrow vector a token, and only that is
+remembered [DeepSeek-V2, 2024].
+
+B batch, T tokens, S keys seen, H heads, R rank of the latent, P width that turns, K width that does not, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.attention import Visible, attend
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.mask import FULL, Mask
+from anyformer.parts.norm import Norm, RMSNorm
+from anyformer.parts.position import AttentionPosition
+from anyformer.spec import Part, Site
+from anyformer.state import LatentSpec
+
+
+class LatentAttention(Part):
+    """Each head's keys are K channels from the latent and P that turn with the position, the same for all heads."""
+
+    num_heads: int
+    rank: int
+    head_width: int
+    turned_width: int
+    value_width: int
+    position: AttentionPosition
+    query_rank: int | None = None  # queries are compressed too
+    bias: bool = False  # of the projections that compress, and of the output
+    norm: Norm = RMSNorm()  # of what is compressed
+    mask: Mask = FULL
+    scale: float | None = None  # of the scores; 1 / sqrt(K + P) unless said
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "rank", "head_width", "turned_width", "value_width", "query_rank")
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return LatentAttentionModule(self, site)
+
+
+class LatentAttentionModule(nn.Module):
+    def __init__(self, part: LatentAttention, site: Site) -> None:
+        super().__init__()
+        D, H, R, P = site.width, part.num_heads, part.rank, part.turned_width
+        self.q_down = self.q_norm = None
+        if part.query_rank is not None:
+            self.q_down = nn.Linear(D, part.query_rank, bias=part.bias)
+            self.q_norm = part.norm.build(Site(width=part.query_rank))
+        self.q = nn.Linear(part.query_rank or D, H * (part.head_width + P), bias=False)
+        self.kv_down = nn.Linear(D, R + P, bias=part.bias)
+        self.kv_norm = part.norm.build(Site(width=R))
+        self.kv_up = nn.Linear(R, H * (part.head_width + part.value_width), bias=False)
+        self.o = nn.Linear(H * part.value_width, D, bias=part.bias)
+        self.position = part.position.build(site.child("position", width=P))
+        self.scale = (part.head_width + P) ** -0.5 if part.scale is None else part.scale
+        self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
+
+    def state_spec(self) -> LatentSpec:
+        return LatentSpec(self.part.rank + self.part.turned_width)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        part = self.part
+        source = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        q = self.q(source).unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, T, K + P)
+        plain, turned = q.split((part.head_width, part.turned_width), dim=-1)
+        latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
+        turned, key = self.position.rotate(turned, key, ctx)
+        kept, places = torch.cat((self.kv_norm(latent), key), dim=-1), ctx.index  # (B, 1, T, R + P)
+        if ctx.state is not None:
+            kept, _, places = ctx.state.extend(self.address, kept, kept[..., :0], ctx.index)
+        visible = ctx.visible(part.mask, self.mask_key, places)
+        if x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear:
+            out = self.absorbed(plain, turned, kept, visible, ctx)
+        else:
+            out = self.expanded(plain, turned, kept, visible, ctx)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        weights, dropout = ctx.capture is not None and ctx.capture.attentions, self.part.dropout
+        return attend(
+            q, k, v, visible, scale=self.scale, kernel=ctx.kernel, weights=weights,
+            dropout=dropout if self.training else 0.0,
+        )  # fmt: skip
+
+    def expanded(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
+        """Keys and values of every head: the shorter way while there are many queries."""
+        part = self.part
+        latent, key = kept.split((part.rank, part.turned_width), dim=-1)
+        both = self.kv_up(latent[:, 0]).unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, S, K + V)
+        k, v = both.split((part.head_width, part.value_width), dim=-1)
+        k = torch.cat((k, key.expand(-1, part.num_heads, -1, -1)), dim=-1)
+        if (narrower := k.shape[-1] - part.value_width) > 0 and not k.is_cuda:
+            v = F.pad(v, (0, narrower))  # the fused kernel of CPUs wants one width for all and is twice as fast
+        out, seen = self.attend(torch.cat((plain, turned), dim=-1), k, v, visible, ctx)
+        if ctx.capture is not None and ctx.capture.attentions and seen is not None:
+            ctx.capture.add("attentions", seen)
+        return out[..., : part.value_width]
+
+    def absorbed(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
+        """One query: the matrices that would expand the memory act on the query and on the result instead, and the
+        heads are the queries of a single head whose keys and values are what is remembered."""
+        part = self.part
+        up = self.kv_up.weight.unflatten(0, (part.num_heads, -1))  # (H, K + V, R)
+        to_key, to_value = up.split((part.head_width, part.value_width), dim=1)
+        q = torch.cat((plain @ to_key, turned), dim=-1).transpose(1, 2)  # (B, 1, H, R + P)
+        out, seen = self.attend(q, kept, kept[..., : part.rank], visible, ctx)
+        if ctx.capture is not None and ctx.capture.attentions and seen is not None:
+            ctx.capture.add("attentions", seen.transpose(1, 2))
+        return out.transpose(1, 2) @ to_value.transpose(-2, -1)  # (B, H, 1, V)

@@ -1,0 +1,258 @@
+"""Attention within a window around each token, and tokens that see all and are seen by all [Beltagy et al. 2020].
+
+Time and memory grow with the length times the window: rows are cut into chunks, each of which sees itself, one window
+on either side and the global tokens. Only the eager kernel, the reference, makes a mask of T x T; so does torch.compile
+where global tokens are given at run time, since their number is not known before.
+
+B batch, T tokens, H heads, K head width, w window on each side, c chunk, n chunks, g global tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.recording import recording
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
+from anyformer.spec import Part, Site
+from anyformer.state import State
+
+# -- which tokens are global -------------------------------------------------------------------------------------------
+
+
+class GlobalTextEmbedding(TextEmbedding):
+    """Text of which `global_attention_mask` says the global tokens. Where none is given: none, the first of a text, or
+    what stands before (a question) or after (a choice) the first of three separators."""
+
+    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "global_attention_mask")
+
+    global_tokens: Literal["none", "first", "before", "after"] = "none"
+    separator: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.separator is not None) != (self.global_tokens in ("before", "after")):
+            raise ValueError("GlobalTextEmbedding.separator goes with global tokens 'before' or 'after' it")
+
+    def build(self, site: Site) -> nn.Module:
+        return GlobalTextEmbeddingModule(self, site)
+
+
+class GlobalTextEmbeddingModule(TextEmbeddingModule):
+    part: GlobalTextEmbedding
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        x, ctx = super().forward(inputs, state)
+        found, mask = inputs.get("global_attention_mask"), inputs.get("attention_mask")
+        if found is None:
+            found = self.usual(x, inputs, ctx)
+        if mask is not None and not recording() and bool((mask > 1).any()):  # the first published way to name them
+            found, ctx.num_global = mask == 2 if found is None else (found > 0) | (mask == 2), None
+        if found is not None:
+            if found.shape != x.shape[:2]:
+                raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
+            found = found > 0
+            ctx.global_tokens = found if ctx.tokens is None else found & ctx.tokens
+        return x, ctx
+
+    def usual(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
+        """(B, T) the global tokens where the caller names none."""
+        kind, ids = self.part.global_tokens, inputs.get("input_ids")
+        if kind == "first":
+            if ctx.documents is not None:
+                return first_of_document(ctx.documents) == ctx.index
+            ctx.num_global = 1
+            first = ctx.index[None] if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
+            return (first == 0).expand(x.shape[0], -1)
+        if kind == "none" or ids is None:
+            return None
+        ends = ids == self.part.separator
+        if not recording() and not bool((ends.sum(-1) == 3).all()):
+            raise ValueError(
+                f"a text has three separators (token {self.part.separator}) to tell its parts; or give"
+                " global_attention_mask"
+            )
+        end = ends.int().argmax(-1, keepdim=True)
+        return ctx.index < end if kind == "before" else ctx.index > end + 1
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+class LocalAttention(Part):
+    """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
+
+    num_heads: int
+    window: int
+    dropout: float = 0.0  # on the attention weights
+    shown: int = 1  # weights of global tokens are shown for a text filled up to a multiple of this, as published
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "window", "shown")
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.num_heads:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.num_heads} heads")
+        return LocalAttentionModule(self, site.width)
+
+
+class Chunked(Visible):
+    """A mask that is made already."""
+
+    def __init__(self, mask: Tensor) -> None:
+        places = torch.arange(0)
+        super().__init__(lambda b, q, k: mask, places, places)
+        self._dense = mask
+
+
+class LocalAttentionModule(nn.Module):
+    def __init__(self, part: LocalAttention, width: int) -> None:
+        super().__init__()
+        self.part, self.head_width = part, width // part.num_heads
+        self.o, self.q, self.k, self.v = (nn.Linear(width, width) for _ in "oqkv")
+        self.global_q, self.global_k, self.global_v = (nn.Linear(width, width) for _ in "qkv")
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, H K) -> (B, H, T, K)"""
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: bool = False) -> Any:
+        return attend(
+            q, k, v, visible, scale=self.head_width**-0.5, kernel=kernel, weights=weights,
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None:
+            raise ValueError("a window that looks ahead cannot decode step by step")
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        shows = ctx.capture is not None and ctx.capture.attentions
+        unknown = ctx.global_tokens is not None and ctx.num_global is None and recording()
+        if not shows and (ctx.kernel in ("eager", "flex") or unknown):
+            return self.o(self.whole(x, q, k, v, ctx))
+        chosen = ctx.once("global places", lambda: global_places(ctx))
+        out, seen = self.chunks(q, k, v, chosen, ctx, shows)
+        if chosen is not None:
+            out = self.globals(x, out, chosen, ctx, shows)
+        if seen is not None and ctx.capture is not None:
+            ctx.capture.add("attentions", seen)
+        return self.o(out)
+
+    def chunks(
+        self, q: Tensor, k: Tensor, v: Tensor, chosen: tuple[Tensor, Tensor] | None, ctx: Context, shows: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, T, H K) of what tokens see nearby and of the global ones; zeros for pads and for the global themselves.
+        Where asked, the weights (B, H, T, g + 2 w + 1)."""
+        (B, H, T, K), w = q.shape, self.part.window
+        c = max(w, 32)
+        n = -(-T // c)
+        q = F.pad(q, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2)  # (B, n, H, c, K)
+        near = [F.pad(t, (0, 0, w, n * c - T + w)).unfold(2, c + 2 * w, c).permute(0, 2, 1, 4, 3) for t in (k, v)]
+        if chosen is not None:
+            places = chosen[0][:, None, :, None].expand(-1, H, -1, K)
+            far = [t.gather(2, places)[:, None].expand(-1, n, -1, -1, -1) for t in (k, v)]
+            near = [torch.cat(pair, dim=3) for pair in zip(far, near, strict=True)]
+        mask = ctx.once(f"local {w}", lambda: chunk_mask(ctx, chosen, B, T, n, c, w))
+        k, v = (t.flatten(0, 1) for t in near)
+        out, seen = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", shows)
+        out = out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
+        if seen is None:
+            return out, None
+        g = seen.shape[-1] - c - 2 * w
+        band = torch.arange(c, device=q.device)[:, None] + torch.arange(2 * w + 1, device=q.device)
+        shown = torch.cat((seen[..., :g], seen[..., g:].gather(-1, band.expand(*seen.shape[:3], -1))), dim=-1)
+        return out, shown.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+    def globals(
+        self, x: Tensor, out: Tensor, chosen: tuple[Tensor, Tensor], ctx: Context, shows: bool
+    ) -> Tensor:  # fmt: skip
+        """`out` (B, T, H K) with the rows of the global tokens in their places."""
+        places, real = chosen  # (B, g)
+        wide = places[..., None].expand(-1, -1, out.shape[-1])
+        q = self.heads(self.global_q(x.gather(1, wide)))
+        k, v = self.heads(self.global_k(x)), self.heads(self.global_v(x))
+        seen = real[:, :, None].expand(-1, -1, x.shape[1])
+        if ctx.tokens is not None:
+            seen = seen & ctx.tokens[:, None]
+        if ctx.documents is not None:
+            seen = seen & (ctx.documents.gather(1, places)[..., None] == ctx.documents[:, None])
+        found, weights = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", shows)
+        if weights is not None and ctx.capture is not None:
+            T, more = x.shape[1], -x.shape[1] % self.part.shown
+            weights = F.pad(weights, (0, more))
+            # published so: a row with fewer global tokens than others shows even weights in their place
+            weights = torch.where(real[:, None, :, None], weights, 1 / (T + more))
+            ctx.capture.add("global_attentions", weights.transpose(2, 3))
+        found = found.transpose(1, 2).flatten(2)
+        return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
+
+    def whole(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """The same by masks over all pairs of tokens."""
+        tokens, chosen, documents, w = ctx.tokens, ctx.global_tokens, ctx.documents, self.part.window
+
+        def all_of_text(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = (q >= 0) & (k >= 0)
+            if tokens is not None:
+                seen = seen & tokens[b, k] & tokens[b, q]
+            return seen if documents is None else seen & (documents[b, q] == documents[b, k])
+
+        def nearby(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            near = (q - k).abs() <= w
+            return all_of_text(b, q, k) & (near if chosen is None else near | chosen[b, k])
+
+        def visible(allows: Any) -> Visible:
+            return Visible(allows, ctx.index, ctx.index, batch_size=x.shape[0])
+
+        kernel = "sdpa" if ctx.kernel == "auto" else ctx.kernel
+        out, _ = self.attend(q, k, v, ctx.once(f"nearby {w}", lambda: visible(nearby)), kernel)
+        if chosen is not None:
+            q, k, v = (self.heads(layer(x)) for layer in (self.global_q, self.global_k, self.global_v))
+            found, _ = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
+            out = torch.where(chosen[:, None, :, None], found, out)
+        return out.transpose(1, 2).flatten(2)
+
+
+def global_places(ctx: Context) -> tuple[Tensor, Tensor] | None:
+    """(B, g) places of each row's global tokens, first to last, and which of them there are."""
+    chosen = ctx.global_tokens
+    if chosen is None:
+        return None
+    g = int(chosen.sum(-1).max()) if ctx.num_global is None else ctx.num_global
+    if g == 0:
+        return None
+    places = (~chosen).int().argsort(dim=-1, stable=True)[:, :g]
+    return places, chosen.gather(1, places)
+
+
+def chunk_mask(ctx: Context, chosen: tuple[Tensor, Tensor] | None, B: int, T: int, n: int, c: int, w: int) -> Tensor:
+    """(B n, 1, c, g + c + 2 w): the global tokens, then a window before the chunk, the chunk and a window after it."""
+    device = ctx.index.device
+
+    def cut(marks: Tensor, value: Any) -> tuple[Tensor, Tensor]:
+        """(rows, T) -> (rows, n, c) of queries and (rows, n, c + 2 w) of keys; `value` outside of the text."""
+        keys = F.pad(marks, (w, n * c - T + w), value=value)
+        return keys[:, w : w + n * c].unflatten(1, (n, c)), keys.unfold(1, c + 2 * w, c)
+
+    real = torch.ones(1, T, dtype=torch.bool, device=device) if ctx.tokens is None else ctx.tokens
+    local = real if ctx.global_tokens is None else real & ~ctx.global_tokens
+    queries, keys = cut(local, False)
+    apart = torch.arange(c + 2 * w, device=device) - torch.arange(c, device=device)[:, None]
+    seen = queries[..., None] & keys[:, :, None] & (apart >= 0) & (apart <= 2 * w)
+    documents = None if ctx.documents is None else cut(ctx.documents, -1)
+    if documents is not None:
+        seen = seen & (documents[0][..., None] == documents[1][:, :, None])
+    if chosen is not None:
+        places, there = chosen
+        far = queries[..., None] & there[:, None, None]
+        if documents is not None and ctx.documents is not None:
+            far = far & (documents[0][..., None] == ctx.documents.gather(1, places)[:, None, None])
+        rows = max(far.shape[0], seen.shape[0])
+        seen = torch.cat((far.expand(rows, -1, -1, -1), seen.expand(rows, -1, -1, -1)), dim=-1)
+    return seen.expand(B, -1, -1, -1).flatten(0, 1)[:, None]

@@ -1,0 +1,115 @@
+"""Attention through landmarks [Xiong et al. 2021]: softmax(Q K^T) from three small matrices, in linear time.
+
+B batch, T tokens, H heads, K head width, L landmarks, k taps, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.convolution import depthwise
+from anyformer.parts.check import at_least
+from anyformer.parts.mask import FULL
+from anyformer.spec import Part, Site
+
+
+class NystromAttention(Part):
+    """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
+    has that length. As many landmarks as tokens: plain attention over texts of any length."""
+
+    num_heads: int
+    length: int
+    landmarks: int
+    taps: int | None = None  # of a depthwise convolution over the values, added to the result; odd
+    rounds: int = 6  # of the iteration towards the inverse
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "length", "landmarks", "taps", "rounds")
+        if self.length % self.landmarks:
+            raise ValueError(f"NystromAttention: {self.length} tokens do not make {self.landmarks} equal segments")
+        if self.taps is not None and self.taps % 2 == 0:
+            raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.num_heads:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.num_heads} heads")
+        return NystromAttentionModule(self, site)
+
+
+class NystromAttentionModule(nn.Module):
+    def __init__(self, part: NystromAttention, site: Site) -> None:
+        super().__init__()
+        self.part, self.address, self.head_width = part, site.address, site.width // part.num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(site.width, site.width) for _ in "qkvo")
+        H, k = part.num_heads, part.taps
+        self.conv = nn.Conv1d(H, H, k, bias=False, groups=H) if k is not None else None
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, H K) -> (B, H, T, K)"""
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None:
+            raise ValueError("landmarks are means over a whole text: it cannot be decoded step by step")
+        v = self.v(x)
+        q, k, values = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(v)
+        shows = ctx.capture is not None and ctx.capture.attentions
+        if self.part.landmarks == self.part.length:
+            visible = ctx.visible(FULL, "full", ctx.index)
+            out, seen = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=shows)
+        else:
+            out, seen = self.approximate(q, k, values, ctx)
+        if shows and ctx.capture is not None and seen is not None:
+            ctx.capture.add("attentions", seen)
+        out = out.transpose(1, 2).flatten(2)
+        return self.o(out if self.conv is None else out + self.mix(v, ctx))
+
+    def approximate(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B, H, T, K), and the weights of the landmarks (B, H, T, L)."""
+        T, L, scale = q.shape[2], self.part.landmarks, self.head_width**-0.5
+        if self.part.length != T:
+            raise ValueError(f"{self.address} reads texts of exactly {self.part.length} tokens, got {T}: pad them")
+        if ctx.documents is not None:
+            raise ValueError(f"{self.address}: a row of landmarks holds one text, so documents cannot be packed")
+        ql, kl = (t.unflatten(2, (L, T // L)).mean(3) for t in (q, k))
+        first = (torch.matmul(q, kl.transpose(-1, -2)) * scale).softmax(-1)
+        between = (torch.matmul(ql, kl.transpose(-1, -2)) * scale).softmax(-1)
+        real = ctx.visible(FULL, "full", ctx.index)
+        if not real.everything:  # pads hide as keys alone; each landmark sees all of the text
+            row = ctx.tokens
+            assert row is not None
+            real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])
+        last, _ = attend(ql, k, v, real, scale=scale, kernel=ctx.kernel)
+        weights = torch.matmul(first, self.inverse(between))
+        return torch.matmul(weights, last), weights
+
+    def inverse(self, matrix: Tensor) -> Tensor:
+        """(B, H, L, L) nearly the Moore-Penrose inverse [Razavi et al. 2014]. The start is divided by the largest
+        column sum of the whole batch, as published."""
+        one = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
+        found = matrix.transpose(-1, -2) / matrix.sum(-2).max()
+        for _ in range(self.part.rounds):
+            both = torch.matmul(matrix, found)
+            found = torch.matmul(
+                0.25 * found, 13 * one - torch.matmul(both, 15 * one - torch.matmul(both, 7 * one - both))
+            )
+        return found
+
+    def mix(self, v: Tensor, ctx: Context) -> Tensor:
+        """The values (B, T, H K) convolved over time, each head with its own taps."""
+        assert self.conv is not None and self.part.taps is not None
+        weight, side = self.conv.weight.repeat_interleave(self.head_width, 0), self.part.taps // 2
+        if ctx.documents is None:
+            return depthwise(v, weight, padding=(side, side))
+        # packed: each tap looks whether it is still in the same document
+        out = torch.zeros_like(v)
+        values, documents = F.pad(v, (0, 0, side, side)), F.pad(ctx.documents, (side, side), value=-1)
+        for t in range(self.part.taps):
+            end = t + v.shape[1]
+            same = (documents[:, t:end] == ctx.documents)[..., None]
+            out = out + values[:, t:end] * same * weight[:, 0, t]
+        return out

@@ -1,0 +1,27 @@
+"""What the from-scratch recipes of encoders share: a small BERT, and a vocabulary of byte pairs with its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer import families
+from anyformer.model import Model
+from anyformer.train.data import TrainedBPE
+
+SIZE, LENGTH = 8000, 512
+SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+
+def vocabulary() -> TrainedBPE:
+    return TrainedBPE(size=SIZE, special=SPECIAL, begin="cls_token", end="sep_token")
+
+
+def small_bert(architecture: str, labels: tuple[str, ...] = ()) -> Model:
+    config: dict[str, Any] = {
+        "architectures": [architecture], "vocab_size": SIZE, "hidden_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": LENGTH, "pad_token_id": 0,
+    }  # fmt: skip
+    if labels:
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        config["label2id"] = {label: i for i, label in enumerate(labels)}
+    return families.find("bert").read(config)

@@ -1,0 +1,35 @@
+"""New and rare names in short messages (WNUT-17): a published MiniLM that learns to tag words."""
+
+from __future__ import annotations
+
+from anyformer.objectives.tag import Tag
+from anyformer.train.data import Columns, Data
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+
+KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
+LABELS = ("O", *(f"{side}-{kind}" for kind in KINDS for side in "BI"))
+
+
+def sentences(data: str) -> Data:
+    def words(name: str) -> Columns:
+        return Columns(path=f"{data}/ner_wnut17/{name}.gz", fields={"words": 0, "tags": 1})
+
+    return Data(
+        train=words("wnut17train.conll"), valid=words("emerging.dev.conll"), test=words("emerging.test.annotated")
+    )
+
+
+def run(data: str = "data") -> Run:
+    return Run(
+        name="wnut17",
+        model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForTokenClassification", labels=LABELS),
+        data=sentences(data),
+        objective=Tag(labels=LABELS),
+        optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), weight_decay=0.01),
+        schedule=Linear(warmup=100),
+        batch=Batch(examples=16),
+        steps=1000,
+        evaluate=Evaluate(every=100, metrics=("f1",), best="f1"),
+        keep=Keep(every=100),
+    )

@@ -1,0 +1,1 @@
+"""Training: descriptions of runs, data, optimisers, checkpoints and the loop."""

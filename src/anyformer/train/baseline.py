@@ -1,0 +1,61 @@
+"""What a language model has to beat: how well counts of single tokens and of pairs predict the same text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyformer.objectives.causal import NextToken
+from anyformer.train.data import Split
+from anyformer.train.trainer import Callback, Trainer
+
+MOST = 20_000_000  # tokens that are counted
+WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of the coarser model's word, in counts
+
+
+class Baselines(Callback):
+    """Told before the first step, where the next token is learnt."""
+
+    values: dict[str, float]
+
+    def started(self, trainer: Trainer) -> None:
+        self.values = {}
+        splits, head = trainer.splits, getattr(trainer.model.spec, "head", None)
+        if not isinstance(trainer.objective, NextToken) or splits is None or splits.valid is None:
+            return
+        self.values = baselines(splits.train, splits.valid, getattr(head, "vocab_size", len(trainer.tokenizer)))
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
+        trainer.tell(f"to beat on the validation texts, in nats a token: {shown}")
+
+
+def baselines(train: Split, valid: Split, vocab_size: int) -> dict[str, float]:
+    """Nats a token of the validation texts, each token but a text's first, from counts in the training texts.
+
+    The pairs lean on the single tokens, these on a uniform guess, by Dirichlet priors [MacKay and Peto 1995]; how
+    strongly is chosen on the validation texts themselves, in the baselines' favour.
+    """
+    before, after = _pairs(train)
+    seen = np.bincount(after, minlength=vocab_size).astype(np.float64)
+    v_before, v_after = _pairs(valid)
+    if not len(v_after) or not len(after):
+        return {}
+    single = {w: (seen + w / vocab_size) / (seen.sum() + w) for w in WEIGHTS}
+    unigram, p = min((float(-np.log(p[v_after]).mean()), w) for w, p in single.items())
+    coarse = single[p][v_after]
+    # how often each pair of the validation texts stands in the training texts
+    keys, counts = np.unique(before * vocab_size + after, return_counts=True)
+    wanted = v_before * vocab_size + v_after
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    both = np.where(keys[place] == wanted, counts[place], 0)
+    first = np.bincount(before, minlength=vocab_size)[v_before]
+    bigram = min(float(-np.log((both + w * coarse) / (first + w)).mean()) for w in WEIGHTS)
+    return {"unigram": unigram, "bigram": bigram}
+
+
+def _pairs(split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """(token, the next one) of every text."""
+    text = split.fields["input_ids"]
+    ids = text.read(0, min(int(text.ends[-1]), MOST)).astype(np.int64)
+    inner = np.ones(max(len(ids) - 1, 0), bool)
+    ends = text.ends[1:-1]
+    inner[ends[(ends > 0) & (ends < len(ids))] - 1] = False  # from one text into the next
+    return ids[:-1][inner], ids[1:][inner]

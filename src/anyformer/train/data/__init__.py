@@ -1,0 +1,18 @@
+"""Data for training: sources, vocabularies, records on disk, the order they are seen in, and batches."""
+
+from anyformer.train.data.loader import Loader, Ready
+from anyformer.train.data.media import ImageFolder, SoundFolder
+from anyformer.train.data.plan import Plan
+from anyformer.train.data.prepare import Data, Splits, only_one, prepare, tokenizer_digest
+from anyformer.train.data.shards import Split
+from anyformer.train.data.source import First, Held, Row, Source
+from anyformer.train.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
+from anyformer.train.data.text import Columns, ParallelText, PythonDocs, TextFiles
+from anyformer.train.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, texts_of
+
+__all__ = [
+    "Data", "Splits", "Split", "prepare", "Plan", "Loader", "Ready", "tokenizer_digest", "only_one",
+    "Source", "Row", "Held", "First", "TextFiles", "ParallelText", "Columns", "PythonDocs",
+    "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD", "ImageFolder", "SoundFolder",
+    "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
+]  # fmt: skip

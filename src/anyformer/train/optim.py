@@ -1,0 +1,262 @@
+"""Optimisers and learning-rate schedules, as descriptions, and the torch optimisers they make.
+
+Every optimiser is torch's own. Weight decay acts on matrices alone: biases, norms and other vectors keep their scale.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.check import at_least, positive
+from anyformer.spec import Part
+from anyformer.train.parallel import by_mesh, whole
+
+Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
+
+
+class Optimizer(Part):
+    """What moves the weights. `lr` is the highest rate; the schedule says which part of it a step has."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+
+    def check(self) -> None:
+        positive(self, "lr")
+        at_least(self, 0, "weight_decay")
+
+    def make(self, module: nn.Module) -> Optimizers:
+        """The torch optimisers of every parameter that has a gradient."""
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("nothing to train: no parameter takes a gradient")
+        return Optimizers(named, self.optimizers(named), self.lr)
+
+    def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
+        raise NotImplementedError
+
+    def groups(self, named: Named) -> list[dict[str, Any]]:
+        """Matrices, which decay, and the rest, which does not; in the order of their addresses' first appearance."""
+        decayed = [p for _, p in named if p.dim() >= 2]
+        rest = [p for _, p in named if p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return [group for group in groups if group["params"]]
+
+
+class AdamW(Optimizer):
+    """[Loshchilov and Hutter 2019]"""
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+    def check(self) -> None:
+        super().check()
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"AdamW.betas are {self.betas}; each must be in [0, 1)")
+
+    def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
+        fused = all(p.device.type in ("cpu", "cuda") for _, p in named)  # one kernel for all; the same on every resume
+        options: dict[str, Any] = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+        return [torch.optim.AdamW(self.groups(named), fused=fused, **options)]
+
+
+class Adafactor(Optimizer):
+    """Second moments of a matrix as a row and a column [Shazeer and Stern 2018]; the rate is relative to the size of
+    the weights, and no step moves them by more than `threshold` of it."""
+
+    lr: float = 1e-2
+    decay: float = -0.8  # of the second moment: 1 - step^decay
+    threshold: float = 1.0
+
+    def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
+        return [torch.optim.Adafactor(self.groups(named), lr=self.lr, beta2_decay=self.decay, d=self.threshold)]
+
+
+class Muon(Optimizer):
+    """Matrices inside the layers move by their orthogonalised momentum [Jordan et al. 2024], scaled so that one rate
+    serves both [Liu et al. 2025]; embeddings, heads and vectors by AdamW."""
+
+    lr: float = 3e-4
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    matrices: str = "*.layers.*"  # addresses, among which only matrices are meant
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, for the rest
+    eps: float = 1e-8
+
+    def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
+        inner = [pair for pair in named if pair[1].dim() == 2 and fnmatch.fnmatchcase(pair[0], self.matrices)]
+        if not inner:
+            raise ValueError(f"Muon.matrices {self.matrices!r} names no matrix of this model")
+        rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
+        made: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                [p for _, p in inner], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        ]  # fmt: skip
+        if rest:
+            others = AdamW(lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+            made += others.optimizers(rest)
+        return made
+
+
+class Optimizers:
+    """One or more torch optimisers spoken to as one. Their state goes by the address of the parameter, so that it is
+    found again whatever the order."""
+
+    def __init__(self, named: Named, each: list[torch.optim.Optimizer], lr: float) -> None:
+        self.each, self.lr = each, lr
+        self.names = {id(p): name for name, p in named}
+        self.parameters = [p for _, p in named]
+        for optimizer in each:  # one call moves what lies over the same processes
+            optimizer.param_groups = [
+                {**group, "params": params} for group in optimizer.param_groups for params in by_mesh(group["params"])
+            ]
+
+    def __iter__(self) -> Any:
+        return iter(self.each)
+
+    def rate(self, factor: float) -> float:
+        """The next step moves by this part of the highest rate."""
+        for optimizer in self.each:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr * factor
+        return self.lr * factor
+
+    def zero_grad(self) -> None:
+        for optimizer in self.each:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """address/name -> tensor, of everything the optimisers remember."""
+        found: dict[str, Tensor] = {}
+        for optimizer in self.each:
+            for parameter, values in optimizer.state.items():
+                for key, value in values.items():
+                    assert isinstance(value, Tensor), f"{type(optimizer).__name__} keeps {key} as {type(value)}"
+                    found[f"{self.names[id(parameter)]}/{key}"] = value
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`; a state of other parameters is refused."""
+        kept: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            address, _, key = name.rpartition("/")
+            kept.setdefault(address, {})[key] = tensor
+        strangers = sorted(kept.keys() ^ set(self.names.values())) if kept else []
+        if strangers:
+            raise ValueError(f"the optimiser's state does not belong to this model: see {strangers[0]}")
+        for optimizer in self.each:
+            whole = optimizer.state_dict()
+            order = [p for group in optimizer.param_groups for p in group["params"]]
+            whole["state"] = {i: kept[self.names[id(p)]] for i, p in enumerate(order) if self.names[id(p)] in kept}
+            optimizer.load_state_dict(whole)  # puts each tensor where this optimiser wants it
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+class Schedule(Part):
+    """Which part of the highest rate step n (from 0) of `steps` has. The first `warmup` steps rise in a line: no step
+    is wasted at 0, at either end."""
+
+    warmup: int = 0
+
+    def check(self) -> None:
+        at_least(self, 0, "warmup")
+
+    def factor(self, n: int, steps: int) -> float:
+        if n < self.warmup:
+            return (n + 1) / self.warmup
+        return self.after(n - self.warmup, max(steps - self.warmup, 1))
+
+    def after(self, n: int, steps: int) -> float:
+        """Step n of the `steps` that follow the warmup."""
+        raise NotImplementedError
+
+
+class Constant(Schedule):
+    def after(self, n: int, steps: int) -> float:
+        return 1.0
+
+
+class Linear(Schedule):
+    """Down in a line, towards `floor` of the highest rate."""
+
+    floor: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        _share(self, "floor")
+
+    def after(self, n: int, steps: int) -> float:
+        return self.floor + (1 - self.floor) * max(1 - n / steps, 0.0)
+
+
+class Cosine(Schedule):
+    """Half a cosine, towards `floor` of the highest rate [Loshchilov and Hutter 2017]."""
+
+    floor: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        _share(self, "floor")
+
+    def after(self, n: int, steps: int) -> float:
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(n / steps, 1.0)))
+
+
+class WSD(Schedule):
+    """Warmup, stable, decay: level until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is 1 - sqrt(share of the
+    decay that is over) [Hagele et al. 2024]."""
+
+    decay: int
+    floor: float = 0.0
+    shape: Literal["linear", "cosine", "sqrt"] = "sqrt"
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "decay")
+        _share(self, "floor")
+
+    def after(self, n: int, steps: int) -> float:
+        over = min(max((n - (steps - self.decay)) / self.decay, 0.0), 1.0)
+        falls = {"linear": 1 - over, "cosine": 0.5 * (1 + math.cos(math.pi * over)), "sqrt": 1 - math.sqrt(over)}
+        return self.floor + (1 - self.floor) * falls[self.shape]
+
+
+class Noam(Schedule):
+    """width^-1/2 min(n^-1/2, n warmup^-3/2), n from 1 [Vaswani et al. 2017]: the highest rate is
+    lr / sqrt(width warmup), so that lr 1 is the paper's."""
+
+    warmup: int = 4000
+    width: int
+
+    def check(self) -> None:
+        at_least(self, 1, "warmup", "width")
+
+    def factor(self, n: int, steps: int) -> float:
+        return self.width**-0.5 * min((n + 1) ** -0.5, (n + 1) * self.warmup**-1.5)
+
+
+def _share(part: Part, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(part, name) <= 1:
+            raise ValueError(f"{type(part).__name__}.{name} is {getattr(part, name)}; it must be between 0 and 1")
+
+
+def clip(parameters: Iterable[nn.Parameter], longest: float | None) -> Tensor:
+    """Shortens the gradient over all parameters to `longest`; gives its length before."""
+    groups = by_mesh(p for p in parameters if p.grad is not None)
+    lengths = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    length = lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm()
+    for group in groups if longest is not None else ():
+        nn.utils.clip_grads_with_norm_(group, longest, length)  # type: ignore[arg-type]
+    return length

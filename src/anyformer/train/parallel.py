@@ -1,0 +1,287 @@
+"""How a run is laid out over processes: `torchrun --nproc-per-node 8 -m anyformer train RECIPE --set mesh.shard=8`.
+
+Everything that is wrapped around a module is here, and all of it is torch's own: copies of the model by
+DistributedDataParallel, parameters in pieces by FSDP2 [Zhao et al. 2023], layers in pieces by DTensor (see shard.py).
+Divisors are those of the whole batch already, so gradients are added over processes and never averaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from anyformer.block import StackModule
+from anyformer.parts.check import at_least
+from anyformer.spec import Part
+from anyformer.weights import manifest
+
+Result = TypeVar("Result")
+PATIENCE = datetime.timedelta(hours=1)  # for a process that the others wait for
+
+
+class Mesh(Part):
+    """Processes = replicate x shard x tensor: copies of the model (as many as there are processes for, unless said),
+    each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` together."""
+
+    replicate: int | None = None
+    shard: int = 1
+    tensor: int = 1
+
+    def check(self) -> None:
+        at_least(self, 1, "replicate", "shard", "tensor")
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def start(device: str | torch.device | None = None) -> torch.device:
+    """Joins the other processes where torchrun started several. Gives the device of this one."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if several and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if several and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    return device
+
+
+def end() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def together(device: str | torch.device | None = None) -> Iterator[torch.device]:
+    """`start` to `end`; that another process ended in between is one clear line."""
+    here = start(device)
+    try:
+        yield here
+    except RuntimeError as error:
+        lost = any(word in str(error) for word in ("gloo", "NCCL", "Connection", "connection"))
+        if world_size() == 1 or not lost:
+            raise
+        line = str(error).splitlines()[0][:100]
+        raise ConnectionError(f"process {rank()}: another process of this run ended ({line})") from None
+    end()
+
+
+def restarted() -> bool:
+    """Whether torchrun started this run again, after one of its processes died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def from_first(function: Callable[[], Result]) -> Result:
+    """What `function` gives in the first process, in all of them; its mistakes too."""
+    if world_size() == 1:
+        return function()
+    told: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            told = [function(), None]
+        except Exception as error:
+            told = [None, error]
+    dist.broadcast_object_list(told)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
+
+
+def first_of(value: Result | None) -> Result | None:
+    """The first value that is not None, of any process."""
+    if world_size() == 1:
+        return value
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return next((v for v in found if v is not None), None)
+
+
+@contextlib.contextmanager
+def sealed(target: Path) -> Iterator[Path]:
+    """`manifest.sealed` for all processes, which write into one folder: it is whole when all are done."""
+    if world_size() == 1:
+        with manifest.sealed(target) as folder:
+            yield folder
+        return
+    with contextlib.ExitStack() as stack:
+        folder = from_first(lambda: stack.enter_context(manifest.sealed(target)))
+        wrong: Exception | None = None
+        try:
+            yield folder
+        except Exception as error:
+            wrong = error
+        told = first_of(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        if told is not None:
+            raise wrong or OSError(f"another process could not save: {told}")
+        from_first(stack.close)  # none goes on before it has its name
+
+
+# -- tensors in pieces ------------------------------------------------------------------------------------------------
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may lie in pieces; all of its processes have to ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def own(tensor: Tensor) -> Tensor:
+    """The piece that is here, in the same memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Groups that one call may work on: what lies over the same processes."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
+
+
+# -- the layout -------------------------------------------------------------------------------------------------------
+
+
+class Layout:
+    """A mesh over the processes that there are. Processes that share a layer (`tensor`) see the same examples, so
+    `data_rank` of `data_size` says whose share of a batch this one has."""
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        num, inner = world_size(), mesh.shard * mesh.tensor
+        replicate = mesh.replicate or max(num // inner, 1)
+        if replicate * inner != num:
+            sizes = f"replicate={replicate}, shard={mesh.shard}, tensor={mesh.tensor}"
+            many = "one process" if num == 1 else f"{num} processes"
+            raise ValueError(f"the mesh ({sizes}) is for {replicate * inner} processes, and this is {many} (torchrun)")
+        self.device, self.sharded = device, inner > 1
+        self.data_rank, self.data_size = rank() // mesh.tensor, num // mesh.tensor
+        self.tensor = mesh.tensor
+        self.partial: list[nn.Parameter] = []  # whose gradients are sums over the processes of a layer
+        self.statistics: list[tuple[nn.Module, str]] = []
+        self.copies: Any = None  # DistributedDataParallel
+        if num == 1:
+            return
+        columns = [list(range(first, num, mesh.tensor)) for first in range(mesh.tensor)]
+        self.data_group = dist.new_subgroups_by_enumeration(columns)[0] if mesh.tensor > 1 else None  # None: all
+        if self.sharded:
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # counsels to flatten
+            names = ("replicate", "shard", "tensor")
+            shape = (replicate, mesh.shard, mesh.tensor)
+            self.mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=names)
+            self.data_mesh = self.mesh["replicate", "shard"] if replicate > 1 else self.mesh["shard"]
+
+    def place(self, step: nn.Module) -> nn.Module:
+        """Lays out a module that has what is trained as `step.module`, in place. Gives what is called in training."""
+        if world_size() == 1:
+            return step.to(self.device)
+        self.statistics = [
+            (module, name) for module in step.modules() for name, value in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set and value.is_floating_point()
+        ]
+        if not self.sharded:
+            self.copies = _copies(step.to(self.device))
+            return self.copies
+        for address, stack in step.named_modules():
+            if isinstance(stack, StackModule) and stack.part.layer_drop:
+                where = f"{address.removeprefix('module.')}.layer_drop is {stack.part.layer_drop}"
+                raise ValueError(f"{where}: each process would leave out other layers; set it to 0, or mesh.shard=1")
+        if self.tensor > 1:
+            from anyformer.train.shard import split
+
+            self.partial = split(step.module, self.mesh["tensor"])  # type: ignore[arg-type]
+        if self.data_size > 1:
+            _pieces(step, self.data_mesh)
+        return step.to(self.device)
+
+    def accumulating(self, more: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: copies of the model talk after the last one alone."""
+        return self.copies.no_sync() if self.copies is not None and more else contextlib.nullcontext()
+
+    def sum_gradients(self) -> None:
+        """After the last micro-batch: what DistributedDataParallel and FSDP2 leave to do."""
+        for parameter in self.partial:
+            if parameter.grad is not None:
+                dist.all_reduce(own(parameter.grad), group=self.mesh.get_group("tensor"))
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum over all shares of a batch: how losses and counts become those of the whole batch."""
+        if self.data_size > 1:
+            dist.all_reduce(values, group=self.data_group)
+        return values
+
+    def agree(self) -> None:
+        """After a step: statistics that no gradient moves (of batch norms) are the first process's everywhere."""
+        for module, name in self.statistics:
+            dist.broadcast(getattr(module, name), 0)
+
+    def like(self, module: nn.Module) -> Callable[[str, str, tuple[int, ...]], Tensor | None]:
+        """(kind, address, shape) of a tensor in a checkpoint -> one that lies as that is wanted here; None: whole."""
+        found = module.state_dict() if self.sharded else {}
+
+        def lies(kind: str, address: str, shape: tuple[int, ...]) -> Tensor | None:
+            from torch.distributed.tensor import DTensor, Replicate, zeros
+
+            parameter = found.get(address.rpartition("/")[0] if kind == "optimizer" else address)
+            if not isinstance(parameter, DTensor) or not shape:
+                return None
+            if tuple(parameter.shape) == shape:
+                return parameter
+            everywhere = [Replicate()] * parameter.device_mesh.ndim
+            return zeros(shape, device_mesh=parameter.device_mesh, placements=everywhere)
+
+        return lies
+
+
+def _copies(step: nn.Module) -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    def add(state, bucket):  # without types: DistributedDataParallel takes its own, or none
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    # What a batch does not touch (a pooler) has no gradient, as in one process. This also keeps the buckets as they
+    # are from the first step on, so that a run that starts again adds in the same order.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the first option gets another name
+        copies = DistributedDataParallel(step, broadcast_buffers=False, find_unused_parameters=True)
+    copies.register_comm_hook(None, add)
+    return copies
+
+
+def _pieces(step: nn.Module, mesh: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    blocks = [layer for stack in step.modules() if isinstance(stack, StackModule) for layer in stack.layers]
+    seen: dict[int, int] = {}  # parameter -> in how many blocks; what is shared belongs to the whole
+    for block in blocks:
+        for parameter in set(block.parameters()):
+            seen[id(parameter)] = seen.get(id(parameter), 0) + 1
+    outside = {id(p) for n, p in step.named_parameters() if not any(p is q for b in blocks for q in b.parameters())}
+    for block in blocks:
+        ids = {id(parameter) for parameter in block.parameters()}
+        if ids and not ids & outside and all(seen[i] == 1 for i in ids):
+            fully_shard(block, mesh=mesh)
+    # the rest too is put together for each pass alone: an average may stand in its place in between
+    fully_shard(step, mesh=mesh, reshard_after_forward=True)
+    for module in step.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

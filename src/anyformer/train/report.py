@@ -1,0 +1,102 @@
+"""A run on one page: its curve as a picture, and report.html, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from anyformer.train.progress import read_metrics
+from anyformer.weights.io import read_json
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; } td { padding: .15rem 1.5rem .15rem 0; vertical-align: top; }
+pre { background: #f6f6f4; padding: .7rem; overflow-x: auto; white-space: pre-wrap; border-radius: .3rem; }
+img { max-width: 100%; } summary { cursor: pointer; }
+"""
+
+
+def report(folder: Path, baselines: dict[str, float] | None = None) -> list[Path]:
+    """Writes curve.png (where matplotlib is there) and report.html into a run's folder; gives what was written."""
+    lines = read_metrics(folder)
+    picture = curve(lines, baselines or {})
+    written = []
+    if picture is not None:
+        written.append(folder / "curve.png")
+        written[-1].write_bytes(picture)
+    written.append(folder / "report.html")
+    written[-1].write_text(page(folder, lines, picture, baselines or {}), "utf-8")
+    return written
+
+
+def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | None:
+    """The losses by step as a PNG; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(8, 4.2), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    if steps:
+        axes.plot(*zip(*steps), color="#b8c4d8", linewidth=0.7)
+        axes.plot(*zip(*smoothed(steps)), color="#2f5c9e", label="training")
+    found = [(line["step"], line["valid/loss"]) for line in lines if "valid/loss" in line]
+    if found:
+        axes.plot(*zip(*found), color="#c2552d", marker="o", label="validation")
+    for name, value in baselines.items():
+        axes.axhline(value, color="#777777", linestyle=":", linewidth=1)
+        axes.annotate(name, (0, value), color="#555555", fontsize=8, va="bottom")
+    axes.set(xlabel="step", ylabel="loss (nats a token)" if baselines else "loss")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if steps or found:
+        axes.legend(frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def smoothed(points: list[tuple[int, float]], share: float = 0.05) -> list[tuple[int, float]]:
+    """A running mean that begins at the first value."""
+    weight, mean, out = max(share, 1 / max(len(points), 1)), points[0][1], []
+    for step, value in points:
+        mean += weight * (value - mean)
+        out.append((step, mean))
+    return out
+
+
+def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, baselines: dict[str, float]) -> str:
+    run, environment = read_json(folder / "run.json"), read_json(folder / "environment.json")
+    steps = [line for line in lines if "loss" in line]
+    valid = [line for line in lines if "valid/loss" in line]
+    rows: list[tuple[str, str]] = []
+    if steps:
+        last = steps[-1]
+        rows += [("steps", f"{last['step']:,}"), ("tokens seen", f"{last['tokens']:,}")]
+        rows += [("time in steps", f"{last['seconds']:,.0f} s"), ("last training loss", f"{last['loss']:.4f}")]
+    if valid:
+        rows += [("validation loss", f"{valid[-1]['valid/loss']:.4f}")]
+        rows += [(name, f"{value:.4g}") for name, value in valid[-1].items() if name not in ("step", "valid/loss")]
+    rows += [(f"{name} baseline", f"{value:.4f}") for name, value in baselines.items()]
+    rows += [(name, str(environment.get(name))) for name in ("seed", "anyformer", "torch", "cores", "gpu", "commit")]
+    samples = [line for line in lines if "text" in line]
+    image = ""
+    if picture is not None:
+        image = f'<img alt="losses by step" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+    texts = "".join(f"<h2>Written after step {s['step']:,}</h2><pre>{html.escape(s['text'])}</pre>" for s in samples)
+    table = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows)
+    title = html.escape(str(run.get("name", folder.name)))
+    described = html.escape(json.dumps(run, indent=1))
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head><body>'
+        f"<h1>{title}</h1><table>{table}</table>{image}{texts}"
+        f"<h2>Description</h2><details><summary>run.json</summary><pre>{described}</pre></details></body></html>\n"
+    )

@@ -1,0 +1,143 @@
+"""A run: everything that decides what a training does, as one frozen, JSON-able description.
+
+`override(run, {"optimizer.lr": 3e-4})` and `anyformer train RECIPE --set optimizer.lr=3e-4` speak of the same paths.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any, Literal
+
+from anyformer.model import Model
+from anyformer.objectives.objective import Objective
+from anyformer.parts.check import at_least, chance
+from anyformer.spec import Part, encode, from_json
+from anyformer.train.data import Data, Vocabulary
+from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
+from anyformer.train.parallel import Mesh
+from anyformer.transforms.lora import LoRA
+from anyformer.weights.io import read_json
+
+
+class Pretrained(Part):
+    """A model that is trained further: a folder or hub id. `architecture` names another class of its family (a head for
+    this task, whose new weights are initialised), `labels` those of a classifier or tagger."""
+
+    path: str
+    architecture: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+class Batch(Part):
+    """How much one step sees, over all processes: so many examples (rows, where texts are packed) or, with `tokens`, as
+    many of similar length as have about that many tokens together. `micro` examples (or tokens) go through a device at
+    once; the rest is accumulated."""
+
+    examples: int | None = None
+    tokens: int | None = None
+    micro: int | None = None
+    length: int | None = None  # of a packed row, and the longest record; the model's own limit unless said
+
+    def check(self) -> None:
+        at_least(self, 1, "examples", "tokens", "micro", "length")
+        if (self.examples is None) == (self.tokens is None):
+            raise ValueError("Batch: give examples or tokens, one of them")
+
+
+class Evaluate(Part):
+    """Every so many steps, on the validation split: the objective's loss, and `metrics`."""
+
+    every: int = 500
+    batches: int | None = None  # at most so many; all unless said
+    metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: those of the objective's kind, see evaluate/metrics.py
+    num_beams: int = 1  # with which texts are written for them
+    patience: int | None = None  # stop after so many evaluations without a better one
+    best: str = "loss"  # what "better" is about
+    sample: str | None = None  # a prompt that the model continues each time
+
+    def check(self) -> None:
+        at_least(self, 1, "every", "batches", "num_beams", "patience")
+
+
+class Keep(Part):
+    """Checkpoints: every so many steps, the last `last` and the best one kept."""
+
+    every: int = 1000
+    last: int = 2
+    best: bool = True
+
+    def check(self) -> None:
+        at_least(self, 1, "every", "last")
+
+
+class Run(Part):
+    name: str
+    model: Model | Pretrained
+    data: Data
+    objective: Objective
+    vocabulary: Vocabulary | None = None  # a pretrained model's own unless said
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Constant()
+    batch: Batch
+    steps: int
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    clip: float | None = 1.0  # the longest a gradient may be, over all parameters
+    ema: float | None = None  # a moving average of the weights with this decay, which is evaluated and saved
+    recompute: tuple[str, ...] = ()  # addresses whose activations are computed again in the backward pass
+    compile: bool = False
+    lora: LoRA | None = None
+    mesh: Mesh = Mesh()
+    evaluate: Evaluate = Evaluate()
+    keep: Keep = Keep()
+    seed: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "steps")
+        at_least(self, 0, "seed")
+        chance(self, "ema")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"Run.clip is {self.clip}; it must be above 0")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_run(path: Path) -> Run:
+    """The description in a run.json."""
+    import anyformer.objectives
+
+    for module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a Part is known once its module is imported
+        importlib.import_module(f"anyformer.objectives.{module.name}")
+    content = read_json(path)
+    try:
+        run = from_json(content)
+        if not isinstance(run, Run):
+            raise ValueError(f"describes a {type(run).__name__}, not a Run")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return run
+
+
+# what may be other when a run goes on: how long, how it is watched, and how the same step is computed
+FREE = ("name", "steps", "evaluate", "keep", "mesh", "compile", "recompute", "batch.micro")
+
+
+def differences(old: Run, new: Run) -> list[str]:
+    """"path: before, now" of everything that decides what a step learns and is not the same."""
+    return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(FREE)]
+
+
+def _compare(path: str, old: Any, new: Any) -> list[tuple[str, str]]:
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("kind") == new.get("kind"):
+        found = []
+        for name in dict.fromkeys((*old, *new)):
+            found += _compare(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+        return found
+    return [] if old == new else [(path, f"{path}: {_short(old)} then, {_short(new)} now")]
+
+
+def _short(value: Any) -> str:
+    text = "its default" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,151 @@
+"""Tensor parallelism by addresses [Shoeybi et al. 2019]: several processes compute each layer together.
+
+q, k, v, gate and up give each process its own heads and inner features, o and down add up what the processes found.
+Experts are dealt out whole. Everything else (norms, embeddings, heads of the model, mixers of other kinds) is computed
+by every process alike. Parameters are DTensors, so FSDP2 and checkpoints know how they lie. H heads, E experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from anyformer.parts.attention import AttentionModule
+from anyformer.parts.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
+from anyformer.parts.feedforward import GatedMLPModule, MLPModule
+from anyformer.parts.moe import ExpertsModule, Routing
+from anyformer.parts.position import RopeModule
+
+# kind of module -> its layers whose outputs, and whose inputs, are dealt out
+SPLIT: dict[type, tuple[str, str]] = {
+    AttentionModule: ("q k v", "o"),
+    MLPModule: ("up", "down"),
+    GatedMLPModule: ("gate up", "down"),
+}
+STATIC = (AlibiModule, BucketedBiasModule, DistanceBiasModule)  # a bias (.., H, T, S) that no query changes
+
+
+def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
+    """Address of every linear layer that is split -> how; ValueError names what cannot be."""
+    found: dict[str, ParallelStyle] = {}
+    for address, module in model.named_modules():
+        if isinstance(module, ExpertsModule):
+            _divides(f"{address}: {module.num_experts} experts", module.num_experts, num)
+        if type(module) not in SPLIT:
+            continue
+        columns, rows = SPLIT[type(module)]
+        if isinstance(module, AttentionModule):
+            _check_heads(address, module, num)
+        for name in f"{columns} {rows}".split():
+            layer = getattr(module, name)
+            if type(layer) is not nn.Linear:
+                raise ValueError(f"{address}.{name} is a {type(layer).__name__}, which cannot be split: mesh.tensor=1")
+            width = layer.in_features if name in rows.split() else layer.out_features
+            _divides(f"{address}.{name}: {width} features", width, num)
+            found[f"{address}.{name}"] = RowwiseParallel() if name in rows.split() else ColwiseParallel()
+    if not found:
+        raise ValueError("no layer of this model can be split over processes: mesh.tensor=1")
+    return found
+
+
+def _check_heads(address: str, module: AttentionModule, num: int) -> None:
+    _divides(f"{address}: {module.part.num_heads} heads", module.part.num_heads, num)
+    _divides(f"{address}: {module.num_kv_heads} key and value heads", module.num_kv_heads, num)
+    if module.position is not None and not isinstance(module.position, (*STATIC, RopeModule)):
+        kind = type(module.position).__name__.removesuffix("Module")
+        raise ValueError(f"{address}: heads with positions of the kind {kind} cannot be split: mesh.tensor=1")
+
+
+def _divides(what: str, size: int, num: int) -> None:
+    if size % num:
+        raise ValueError(f"{what} cannot be split over mesh.tensor={num} processes")
+
+
+def split(model: nn.Module, mesh: Any) -> list[nn.Parameter]:
+    """Splits the layers of a model, which every process has whole, in place. Gives the parameters whose gradients here
+    are only this process's share."""
+    parallelize_module(model, mesh, plan(model, mesh.size()), src_data_rank=None)
+    partial: list[nn.Parameter] = []
+    for module in model.modules():
+        if type(module) is AttentionModule:
+            module.register_forward_pre_hook(functools.partial(_own_bias, mesh))
+            if isinstance(module.position, STATIC):
+                module.position.bias = functools.partial(_own_position, mesh, module.position.bias)  # type: ignore
+            for norm in (module.q_norm, module.k_norm):  # over heads, of which only some are here
+                partial += [] if norm is None else [p for p in norm.parameters() if p.requires_grad]
+        elif isinstance(module, ExpertsModule):
+            _deal(module, mesh)
+    return partial
+
+
+# -- between all processes' numbers and one's own ---------------------------------------------------------------------
+
+
+def _lent(x: Tensor, mesh: Any) -> Tensor:
+    """What all have alike, for a computation that each does in part: the gradients that come back are added."""
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+def _added(x: Tensor, mesh: Any) -> Tensor:
+    """The sum of what each found, for all."""
+    return DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
+
+
+def _own_heads(x: Tensor, mesh: Any) -> Tensor:
+    """(.., H, T, S) of all heads, which all have alike -> those of this process."""
+    lies = [Shard(x.dim() - 3)]
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=lies).to_local()
+
+
+def _own_bias(mesh: Any, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before an attention: of a bias that the layers of a stack share, its own heads."""
+    x, ctx = args
+    if ctx.bias is not None and not module.part.memory:  # type: ignore[union-attr]
+        ctx = dataclasses.replace(ctx, bias=_own_heads(ctx.bias, mesh))
+    return x, ctx
+
+
+def _own_position(mesh: Any, inner: Any, q: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
+    q, bias = inner(q, *args)
+    return q, None if bias is None else _own_heads(bias, mesh)
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+def _deal(module: ExpertsModule, mesh: Any) -> None:
+    """Every process has E / num experts, and answers the tokens that go to one of them."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        pieces = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(module, name, nn.Parameter(pieces, requires_grad=parameter.requires_grad))
+    module.num_experts //= mesh.size()
+    module.forward = functools.partial(_some_experts, mesh, module, module.forward)  # type: ignore[method-assign]
+
+
+def _some_experts(mesh: Any, module: ExpertsModule, inner: Any, x: Tensor, routing: Routing) -> Tensor:
+    mine = routing.experts - mesh.get_local_rank() * module.num_experts
+    here = (mine >= 0) & (mine < module.num_experts)
+    weights = torch.where(here, _lent(routing.weights, mesh), 0)
+    own = Routing(torch.where(here, mine, module.num_experts), weights, routing.logits)
+    with _plain(module):
+        return _added(inner(_lent(x, mesh), own), mesh)
+
+
+@contextlib.contextmanager
+def _plain(module: nn.Module) -> Iterator[None]:
+    """Parameters as plain tensors, the pieces that are here: kernels of ours know nothing else."""
+    kept = module._parameters
+    plain = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in kept.items()}
+    module.__dict__["_parameters"] = plain
+    try:
+        yield
+    finally:
+        module.__dict__["_parameters"] = kept

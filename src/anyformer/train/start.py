@@ -1,0 +1,237 @@
+"""From a description of a run to a trainer that is ready to go."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyformer import families
+from anyformer._version import __version__
+from anyformer.build import build, skeleton
+from anyformer.checkpoint import fill, load, read_spec
+from anyformer.evaluate import check, during
+from anyformer.generate.prompt import position_limit
+from anyformer.inputs.text import Tokenizer
+from anyformer.model import Model
+from anyformer.parts.init import initialise
+from anyformer.spec import Table, override, to_json
+from anyformer.train import parallel
+from anyformer.train.data import Loader, Plan, Split, only_one, prepare, texts_of, tokenizer_digest
+from anyformer.train.run import Pretrained, Run, differences, read_run
+from anyformer.train.trainer import Callback, Trainer
+from anyformer.transforms import lora
+from anyformer.weights import hub
+from anyformer.weights.io import write_json
+from anyformer.weights.pieces import opened
+
+Tell = Callable[[str], object]
+
+
+def train(
+    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = None,
+    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
+) -> Trainer:  # fmt: skip
+    """Trains a run in a folder; with `resume`, from where it was left there."""
+    return setup(run, folder, resume=resume, device=device, callbacks=callbacks, tell=tell).fit()
+
+
+def setup(
+    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = None,
+    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
+) -> Trainer:  # fmt: skip
+    """Everything before the first step: the folder, the vocabulary, the records, the model."""
+    folder = Path(folder)
+    layout = parallel.Layout(run.mesh, parallel.start(device))
+    check(run.objective, run.evaluate.metrics)
+    parallel.from_first(lambda: claim(run, folder, resume or parallel.restarted()))
+    tokenizer = vocabulary(run, folder, tell)
+    model = make_model(run, tokenizer)
+    objective = run.objective.ready(tokenizer)
+    length = longest(run, model.spec)
+    with telling(tell, "preparing the data") as progress:
+        splits = prepare(run.data, objective, tokenizer, folder / "data", length, progress)
+    for line in splits.report():
+        tell(line)
+    sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
+    tell(f"data: {sizes}")
+    if run.lora is not None:
+        lora.apply(model, run.lora, seed=run.seed)
+    if tokenizer is not None and tokenizer.folder is not None:
+        model.folder = tokenizer.folder  # its files go into every checkpoint
+    identity = {
+        "data": splits.digest,
+        "tokenizer": tokenizer_digest(tokenizer),
+        "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
+    }
+    pad = padding(tokenizer)
+    row = length if length is None or not objective.packs else objective.reads(length)
+    batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
+    options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
+
+    def loader(split: Split, once: bool, start: int = 0) -> Loader:
+        plan = Plan(split, seed=run.seed, packs=objective.packs, once=once, **batch)
+        return Loader(plan, objective, micro=run.batch.micro, start_step=start, **options)
+
+    trainer = Trainer(
+        run, folder, model=model, objective=objective, feed=lambda start: loader(splits.train, False, start),
+        valid=None if splits.valid is None else lambda: loader(splits.valid, True),  # type: ignore[arg-type]
+        tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
+        metrics=during(run, objective, tokenizer, splits.valid, pad),
+    )  # fmt: skip
+    trainer.splits = splits
+    return trainer
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
+def claim(run: Run, folder: Path, resume: bool) -> None:
+    """Makes the run's folder, or makes sure that it is this run's."""
+    path = folder / "run.json"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder")
+    if path.is_file():
+        if not resume:
+            raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
+        changed = differences(read_run(path), run)
+        if changed:
+            more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+            raise ValueError(f"{folder} holds another run: {'; '.join(changed[:3])}{more}; --out DIR starts another")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "environment.json", environment(run))
+    temporary = folder / ".run.json.tmp"
+    temporary.write_text(to_json(run) + "\n")
+    os.replace(temporary, path)  # the folder is a run's from here on
+
+
+def environment(run: Run) -> dict[str, Any]:
+    """What else the result may depend on."""
+    commit = None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        here = Path(__file__).resolve().parent
+        git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    names = ("numpy", "tokenizers", "safetensors")
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {
+        "anyformer": __version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
+        **versions, "system": platform.platform(), "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "processes": parallel.world_size(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "seed": run.seed,
+        "command": sys.argv,
+    }  # fmt: skip
+
+
+# -- vocabulary and model ---------------------------------------------------------------------------------------------
+
+
+def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
+    """The run's tokenizer: the one made in this folder before, the one described, or the pretrained model's."""
+    made = folder / "tokenizer"
+    if run.vocabulary is not None:
+        with only_one(folder / ".vocabulary.lock"):  # whichever process is first makes it
+            if (made / "tokenizer_config.json").is_file():  # written last
+                return Tokenizer.load(made)
+            with telling(tell, "making the vocabulary"):
+                return run.vocabulary.make(texts_of(run.data.train, run.objective.columns), made)
+    if isinstance(run.model, Pretrained):
+        source = hub.resolve(run.model.path)
+        with contextlib.suppress(FileNotFoundError):
+            return Tokenizer.load(source)
+    return None
+
+
+def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
+    if isinstance(run.model, Pretrained):
+        model = pretrained(run.model, run.seed)
+    else:
+        model = build(speaking(run.model, tokenizer), seed=run.seed)
+    belong(model, tokenizer)
+    return model
+
+
+def belong(model: Any, tokenizer: Tokenizer | None) -> None:
+    """ValueError where the vocabulary is another model's."""
+    table = getattr(model.spec.embedding, "tokens", None)
+    size = getattr(table, "vocab_size", None)
+    if tokenizer is not None and size is not None and len(tokenizer) > size:
+        sizes = f"the vocabulary has {len(tokenizer):,} tokens, the model {size:,}"
+        raise ValueError(f"{sizes}: they do not belong together")
+
+
+def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
+    """A description that knows the special tokens of the vocabulary it will learn."""
+    if tokenizer is None:
+        return spec
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    source = {name: value for name, value in spec.source.items() if name not in names}
+    known = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
+    return override(spec, {"source": Table({**source, **known})})
+
+
+def pretrained(part: Pretrained, seed: int) -> Any:
+    """The model of a folder in fp32, with another head of its family where that is asked for."""
+    folder = hub.resolve(part.path)
+    if part.architecture is None and not part.labels:
+        return load(folder, dtype=torch.float32)
+    old = read_spec(folder)
+    if not old.family:
+        raise ValueError(f"{part.path} belongs to no published family, whose other heads could be taken")
+    family = families.find(old.family)
+    config = {**family.write(old), "architectures": [part.architecture or old.architecture]}
+    if part.labels:
+        config["id2label"] = {str(i): label for i, label in enumerate(part.labels)}
+        config["label2id"] = {label: i for i, label in enumerate(part.labels)}
+        config.pop("num_labels", None)
+    spec = family.read(config)
+    model = skeleton(spec)
+    with opened(folder) as checkpoint:
+        report = fill(model, checkpoint, None if (folder / "spec.json").is_file() else family, torch.float32)
+    new = {*report.missing, *report.mismatched}
+    strange = sorted(name for name in new if not name.startswith("head."))
+    if strange:
+        raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(strange[:5])}")
+    model.tie()
+    initialise(model, spec.init, seed, only=new)
+    model.folder = folder
+    return model
+
+
+def longest(run: Run, spec: Model) -> int | None:
+    """Tokens of a packed row, or of the longest record."""
+    limit = position_limit(spec)
+    length = run.batch.length or limit
+    if length is None and run.objective.packs:
+        raise ValueError("batch.length: this model sets no limit to a text, so say how long a row is")
+    if limit is not None and length is not None and length > limit:
+        raise ValueError(f"batch.length is {length}, and this model takes at most {limit} tokens")
+    return length
+
+
+def padding(tokenizer: Tokenizer | None) -> int:
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer is not None else ()
+    return next((i for i in ids if i is not None), 0)
+
+
+@contextlib.contextmanager
+def telling(tell: Tell, message: str) -> Iterator[Callable[[str, int], object]]:
+    """A moving line on a terminal while something is made."""
+    if not sys.stderr.isatty():
+        yield lambda name, count: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message) as status:
+        yield lambda name, count: status.update(f"{message}: {name}, {count:,} examples")
+
+

@@ -1,0 +1,206 @@
+"""Low-rank adapters by address [Hu et al. 2021]: a linear layer's weights stay, a small product is learnt beside them.
+
+    apply(model, LoRA(rank=8))                 # queries and values of every attention; all else stands still
+    train(...)
+    save_adapter(model, "adapter")             # some hundred kilobytes; load_adapter(base, "adapter") puts it back
+    merge(model)                               # a plain model again, with the adapters in its weights
+
+y = W x + alpha / rank * B A x. A starts at random and B at 0, so that nothing changes at first. The layers keep their
+addresses: `af.save` writes a model with live adapters as the plain model that it amounts to, in either format.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.check import at_least, chance, positive
+from anyformer.parts.init import Kaiming, Value, initialise
+from anyformer.spec import FORMAT, Part, encode, from_json, nearest
+from anyformer.transforms.fuse import unfuse
+from anyformer.transforms.pack import unpack
+from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+
+NAMES = ("lora_a", "lora_b")
+# uniform within 1 / sqrt(inputs), as published adapters start
+STARTS = {"*.lora_a": Kaiming(gain=1 / math.sqrt(3), normal=False), "*.lora_b": Value(value=0.0)}
+
+
+class LoRA(Part):
+    """Which linear layers get an adapter, by patterns of addresses, and how large a one. `also` names parameters that
+    are learnt as they are (a new head: "head.*")."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0  # of what an adapter reads
+    targets: tuple[str, ...] = ("*.q", "*.v")
+    also: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        at_least(self, 1, "rank")
+        positive(self, "alpha")
+        chance(self, "dropout")
+        if not self.targets:
+            raise ValueError("LoRA.targets is empty; an example is '*.q'")
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer with an adapter: lora_a (rank, in), lora_b (out, rank)."""
+
+    extras: ClassVar[tuple[str, ...]] = NAMES  # what a plain layer does not have
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    scale: float
+    dropout: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.dropout(x, self.dropout) if self.training and self.dropout else x
+        inner = F.linear(F.linear(inner, self.lora_a), self.lora_b)
+        return F.linear(x, self.weight, self.bias) + inner * self.scale
+
+    def change(self) -> Tensor:
+        """(out, in) fp32: what the adapter adds to the weights."""
+        return self.lora_b.float() @ self.lora_a.float() * self.scale
+
+    def effective(self) -> Tensor:
+        """(out, in): the weights of the plain layer that does the same."""
+        return (self.weight.float() + self.change()).to(self.weight.dtype)
+
+
+def apply(model: Any, lora: LoRA, seed: int = 0) -> Any:
+    """Adapters at the chosen layers, and only they (and `also`) are learnt from here on; the model is changed and
+    returned. Fused or packed layers are plain again."""
+    unfuse(unpack(model))
+    if adapted(model):
+        raise ValueError("this model has adapters already: merge them first")
+    linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
+    chosen = _matching(linears, lora.targets, "linear layer")
+    tied = {name.rpartition(".")[0] for tie in model.spec.ties for name in tie}
+    for address in chosen:
+        if address in tied:
+            raise ValueError(f"LoRA: {address} shares its weights with another layer, which an adapter cannot follow")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    others = _matching(parameters, lora.also, "parameter")
+    model.__dict__["_frozen"] = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    for parameter in parameters.values():
+        parameter.requires_grad_(False)
+    for name in others:
+        parameters[name].requires_grad_(True)
+    for address in chosen:
+        module: Any = linears[address]
+        a = module.weight.new_empty(lora.rank, module.in_features)
+        b = module.weight.new_empty(module.out_features, lora.rank)
+        _attach(module, a, b, lora.alpha / lora.rank, lora.dropout)
+    model.__dict__["_lora"] = lora
+    if model.device.type != "meta":
+        initialise(model, STARTS, seed, only={f"{address}.{name}" for address in chosen for name in NAMES})
+    return model
+
+
+def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> None:
+    module.__class__ = AdaptedLinear  # the same object at the same address
+    module.lora_a, module.lora_b = nn.Parameter(a), nn.Parameter(b)
+    module.scale, module.dropout = scale, dropout
+
+
+def _matching(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list[str]:
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            raise ValueError(f"LoRA: no {what} matches {pattern!r}; {nearest(pattern, known)}")
+    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def adapted(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """address -> layer, of those with an adapter."""
+    return {address: module for address, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+
+
+# -- into the weights and out of them ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def merge(model: Any) -> Any:
+    """The adapters go into the weights: a plain model that can be fused, packed, quantised, trained on as a whole."""
+    layers = adapted(model)
+    if not layers:
+        raise ValueError("this model has no adapters")
+    for module in layers.values():
+        module.weight.copy_(module.effective())
+        kept = module.lora_a, module.lora_b, module.scale, module.dropout
+        for name in NAMES:
+            delattr(module, name)
+        module.__dict__["_merged"] = kept  # for `unmerge`; no parameter any more
+        module.__class__ = nn.Linear  # type: ignore[assignment]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in model.__dict__.pop("_frozen"):
+        parameters[name].requires_grad_(True)
+    return model
+
+
+@torch.no_grad()
+def unmerge(model: Any) -> Any:
+    """What `merge` did, undone; the weights come back up to rounding."""
+    unfuse(unpack(model))
+    layers: dict[str, Any] = {a: m for a, m in model.named_modules() if "_merged" in m.__dict__}
+    if not layers:
+        raise ValueError("this model has no merged adapters")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    model.__dict__["_frozen"] = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    also = model.__dict__["_lora"].also
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in also))
+    for module in layers.values():
+        a, b, scale, dropout = module.__dict__.pop("_merged")
+        _attach(module, a.to(module.weight.device), b.to(module.weight.device), scale, dropout)
+        module.weight.copy_(module.weight.float() - module.change())
+    return model
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def save_adapter(model: Any, folder: str | Path) -> None:
+    """adapter.json and adapter.safetensors: what was learnt, and nothing of the base model."""
+    if not adapted(model):
+        raise ValueError("this model has no adapters")
+    folder, lora = Path(folder), model.__dict__["_lora"]
+    tensors = {name: model.get_parameter(name).detach() for name in _learnt(model, lora)}
+    write_checkpoint(folder, tensors, stem="adapter")
+    write_json(folder / "adapter.json", {"anyformer": FORMAT, **encode(lora)})
+
+
+def _learnt(model: Any, lora: LoRA) -> list[str]:
+    names = [f"{address}.{name}" for address in adapted(model) for name in NAMES]
+    own = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]
+    return names + [name for name in own if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.also)]
+
+
+@torch.no_grad()
+def load_adapter(model: Any, folder: str | Path) -> Any:
+    """The adapters of a folder on a base model that has none; the model is changed and returned."""
+    folder = Path(folder)
+    if not (folder / "adapter.json").is_file():
+        raise ValueError(f"{folder}: no adapter.json here")
+    lora = from_json(read_json(folder / "adapter.json"))
+    if not isinstance(lora, LoRA):
+        raise ValueError(f"{folder / 'adapter.json'}: describes a {type(lora).__name__}, not a LoRA")
+    apply(model, lora)
+    with Checkpoint(folder, stem="adapter") as stored:
+        wanted = _learnt(model, lora)
+        problems = [f"{name} is missing" for name in wanted if name not in stored]
+        problems += [f"{name} has no place" for name in stored.names if name not in wanted]
+        for name in wanted:
+            if name in stored and stored.shape(name) != model.get_parameter(name).shape:
+                problems.append(f"{name} is {stored.shape(name)}, not {tuple(model.get_parameter(name).shape)}")
+        if problems:
+            merge(model)  # which changes nothing yet: the model is as it came
+            raise ValueError(f"{folder}: the adapter does not fit this model: {'; '.join(problems[:5])}")
+        for name in wanted:
+            model.get_parameter(name).copy_(stored.read(name))
+    return model

@@ -1,0 +1,279 @@
+"""Evaluation of models: in training, and by `anyformer eval`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import cli, families
+from anyformer.evaluate import Evaluation
+from anyformer.evaluate.predict import Job, predict, right_answers
+from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.answer import Answer
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.tag import Tag
+from anyformer.objectives.translate import Translate
+from anyformer.recipes._encoder import SPECIAL
+from anyformer.train.data import CSV, Bytes, Data, JSONLines, TextFiles
+from anyformer.train.optim import AdamW
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.start import setup
+
+pytest.importorskip("sklearn")
+pytest.importorskip("seqeval")
+pytest.importorskip("sacrebleu")
+
+WORDS = {"good": "1", "fine": "1", "bad": "0", "poor": "0"}
+
+
+def encoder(architecture: str, labels: tuple[str, ...] = ()) -> Any:
+    config: dict[str, Any] = {
+        "architectures": [architecture], "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    if labels:
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+    return families.find("bert").read(config)
+
+
+def table(path: Path, rows: int, flip: int = 0) -> CSV:
+    """Sentences whose label is that of one word; every `flip`-th label is wrong."""
+    lines = ["text,label"]
+    for i in range(rows):
+        word = list(WORDS)[i % 4]
+        label = WORDS[word] if not flip or i % flip else str(1 - int(WORDS[word]))
+        lines.append(f"film {i // 4 % 9} is {word},{label}")
+    path.write_text("\n".join(lines))
+    return CSV(path=str(path))
+
+
+def run_of(folder: Path, **changes: Any) -> Run:
+    base: dict[str, Any] = {
+        "name": "films", "model": encoder("BertForSequenceClassification", ("no", "yes")),
+        "vocabulary": Bytes(special=SPECIAL, begin="cls_token", end="sep_token"),
+        "data": Data(
+            train=table(folder / "train.csv", 64), valid=table(folder / "valid.csv", 24),
+            test=table(folder / "test.csv", 20, flip=5),
+        ),
+        "objective": Classify(labels=("no", "yes")), "optimizer": AdamW(lr=5e-3), "batch": Batch(examples=16),
+        "steps": 60, "keep": Keep(every=60),
+        "evaluate": Evaluate(every=30, metrics=("accuracy", "f1"), best="accuracy"),
+    }  # fmt: skip
+    return Run(**{**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learnt it."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("films")
+    trainer = setup(run_of(folder), folder / "run").fit()
+    assert trainer.scores["accuracy"] == trainer.scores["f1"] == 1.0  # in training, on the validation split
+    assert trainer.best == -1.0  # the best checkpoint is that with the highest accuracy, not the lowest
+    return folder
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert cli.main(["eval", *arguments, "--json", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def test_of_a_run_and_of_a_model_folder(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluated(capsys, str(films / "run"), "--batch", "7")
+    assert found["split"] == "test" and found["examples"] == 20
+    # the test split has every fifth label wrong, and the model has learnt the right ones: 4 of 20
+    assert found["accuracy"] == 0.8
+    model, tokenizer, losses = af.load(films / "run"), Tokenizer.load(films / "run"), []
+    for line in (films / "test.csv").read_text().splitlines()[1:]:  # each example alone
+        text, label = line.split(",")
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.no_grad():
+            losses.append(float(model(input_ids=ids, labels=torch.tensor([int(label)])).loss))
+    assert found["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
+    af.save(model, films / "exported")
+    recipe = ("--split", "valid", "--metrics", "accuracy")
+    again = evaluated(capsys, str(films / "exported"), str(films / "run"), *recipe)
+    assert again["accuracy"] == 1.0 and "f1" not in again
+    assert evaluated(capsys, str(films / "run"), "--best", "--most", "5")["examples"] == 5
+
+
+def test_predictions_are_saved_and_scored_elsewhere(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = str(films / "said.jsonl")
+    none = evaluated(capsys, str(films / "run"), "--metrics", "none", "--save", saved)
+    assert "accuracy" not in none and "loss" in none
+    assert json.loads(Path(saved).read_text().splitlines()[1]) == {"predicted": 1, "wanted": 1}
+    assert evaluated(capsys, saved, str(films / "run"))["accuracy"] == 0.8
+    Path(saved).write_text("{}\n")
+    assert cli.main(["eval", saved, str(films / "run")]) == 2
+    assert "said.jsonl:1: not a prediction as --save writes them" in capsys.readouterr().err
+
+
+def test_a_table_on_stdout(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", str(films / "run"), "--split", "valid", "--metrics", "accuracy", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "24 examples of films, valid" in out and "accuracy  1.0000" in out and err == ""
+
+
+def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        assert cli.main(["eval", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert err.count("\n") == 1 and out == ""
+        return err
+
+    run = str(films / "run")
+    assert "no split 'tets'; did you mean 'test'?" in said(run, "--split", "tets")
+    assert "metrics: no 'acuracy' for labels; did you mean 'accuracy'?" in said(run, "--metrics", "acuracy")
+    assert "--num-beams is 0; it must be at least 1" in said(run, "--num-beams", "0")
+    assert "give a recipe: MODEL is not the folder of a run" in said(str(tmp_path))
+    assert "no recipe 'sst3'; did you mean 'sst2'?" in said(run, "sst3")
+    (tmp_path / "empty.csv").write_text("text,label\n")
+    assert "the test data has no example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
+    (tmp_path / "bad.csv").write_text("text,label\nfine,1\nfine,2\n")
+    wrong = said(run, "--set", f"data.test.path={tmp_path}/bad.csv")
+    assert "bad.csv:3: column 'label': label 2 is outside 0..1" in wrong
+    (tmp_path / "long.csv").write_text(f"text,label\n{'long ' * 30},1\n")
+    wrong = said(run, "--set", f"data.test.path={tmp_path}/long.csv")
+    assert "long.csv:2: 152 tokens, and at most 64 are taken" in wrong
+    wrong = said(run, "--set", 'objective.labels=["a", "b", "c"]')
+    assert "3 labels, and the model tells 2 apart" in wrong
+    wrong = said(run, "--set", 'objective.labels=["yes", "no"]')
+    assert "the model's labels are no, yes, in another order than yes, no" in wrong
+
+
+# -- each kind of prediction
+
+
+class Said:
+    """A head that says what `scores` makes of the ids (B, T), whatever the model thinks of them."""
+
+    def __init__(self, model: Any, scores: Any) -> None:
+        self.model, self.scores = model, scores
+
+    def __enter__(self) -> None:
+        self.hook = self.model.head.register_forward_hook(lambda _, given, said: self.scores(given[2]["input_ids"]))
+
+    def __exit__(self, *_: Any) -> None:
+        self.hook.remove()
+
+
+def test_a_tag_for_every_word(tmp_path: Path) -> None:
+    labels = ("O", "B-x", "I-x")
+    tokenizer = Bytes(special=SPECIAL, begin="cls_token", end="sep_token").make([], tmp_path)
+    model = af.build(encoder("BertForTokenClassification", labels)).eval()
+    objective, example = Tag(labels=labels), {"words": ["ab", "c", "d"], "tags": ["B-x", "I-x", "O"]}
+    record = objective.encode(example, tokenizer)
+    assert len(record["input_ids"]) == 8  # [CLS] a b _ c _ d [SEP]; a word's tokens begin with its space
+    best = torch.tensor([0, 1, 2, 2, 0, 0, 1, 0])  # on a, b, _c (2 at the space), d's letter
+    scores = torch.nn.functional.one_hot(best, 3)[None].float()
+    with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
+        found = predict(objective, Job(model, tokenizer), [example], [[record]])
+    assert found.wanted == [["B-x", "I-x", "O"]]
+    first = [int((record["labels"] != -100).nonzero()[0][i]) for i in range(3)]
+    assert found.predicted == [[labels[int(best[i])] for i in first]]  # where the objective asks
+
+
+def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
+    tokenizer = Bytes(special=SPECIAL, begin="cls_token", end="sep_token").make([], tmp_path)
+    model = af.build(encoder("BertForQuestionAnswering")).eval()
+    objective = Answer(length=16, stride=2, question_length=4)
+    example = {"question": "g?", "context": "abc def ghi jkl", "answers": {"text": ["ghi"], "answer_start": [8]}}
+    g, i = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "gi")
+
+    def points(ids: torch.Tensor, none: float) -> dict[str, torch.Tensor]:
+        """At every g and every i, the question's too; windows with neither are least sure."""
+        start, end = (ids == g) * 5.0, (ids == i) * 5.0
+        start[:, 0] = end[:, 0] = none
+        return {"start_logits": start, "end_logits": end}
+
+    def answered(none: float, *examples: Any) -> list[str]:
+        records = [objective.encode(one, tokenizer) for one in examples]
+        assert all(len(windows) == 2 for windows in records)
+        with Said(model, lambda ids: points(ids, none)), torch.no_grad():
+            return predict(objective, Job(model, tokenizer, size=1), examples, records).predicted
+
+    nothing = {**example, "context": "abc def jkl mno", "answers": []}
+    assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one
+    assert answered(2.0, example, nothing) == ["ghi", ""] and answered(9.0, example, nothing) == ["", ""]
+    assert right_answers(nothing) == [] and right_answers({"answers": "a b"}) == ["a b"]
+    several = [{"text": "x", "answer_start": 0}, {"text": "y", "answer_start": 3}]
+    assert right_answers({"answers": several}) == ["x", "y"]
+
+
+def test_bits_per_byte_and_perplexity_of_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    (tmp_path / "text.txt").write_text("abab" * 20 + "\n" + "aabb" * 15)
+    config = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 258, "n_positions": 512,
+              "architectures": ["GPT2LMHeadModel"]}  # fmt: skip
+    texts = TextFiles(path=str(tmp_path / "text.txt"), unit="line")
+    run = Run(
+        name="letters", model=families.find("gpt2").read(config), vocabulary=Bytes(),
+        data=Data(train=texts, valid=texts), objective=NextToken(), batch=Batch(examples=1), steps=2,
+        evaluate=Evaluate(every=2, metrics=("perplexity", "bits_per_byte"), best="bits_per_byte"),
+    )  # fmt: skip
+    trainer = setup(run, tmp_path / "run").fit()
+    found = evaluated(capsys, str(tmp_path / "run"))
+    assert {name: found[name] for name in trainer.scores} == pytest.approx(trainer.scores, rel=1e-5)
+    # by hand: every token but the first of each text, and an end token after each; 140 bytes in 142 tokens
+    model, nats, count = af.load(tmp_path / "run"), 0.0, 0
+    for line in (tmp_path / "text.txt").read_text().splitlines():
+        ids = torch.tensor([[*Tokenizer.load(tmp_path / "run").encode(line), model.spec.source["eos_token_id"]]])
+        with torch.no_grad():
+            nats += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    assert count == 140 and found["perplexity"] == pytest.approx(math.exp(nats / 140), rel=1e-4)
+    assert found["bits_per_byte"] == pytest.approx(nats / 140 * 142 / 140 / math.log(2), rel=1e-4)
+
+
+def test_translations_are_written_with_beams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sacrebleu
+
+    torch.set_num_threads(1)
+    pairs = [("a b", "Eins zwei."), ("b c d", "Drei vier!"), ("e", "Sieben acht neun zehn")]
+    lines = [json.dumps({"source": a, "target": b}) for a, b in pairs]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    config = {
+        "architectures": ["MarianMTModel"], "vocab_size": 258, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "max_position_embeddings": 64, "dropout": 0.0, "init_std": 0.25, "scale_embedding": True,
+        "eos_token_id": 0, "pad_token_id": 1, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    source = JSONLines(path=str(tmp_path / "pairs.jsonl"))
+    names = ("bleu", "bleu_lower", "perplexity")
+    run = Run(
+        name="pairs", model=families.find("marian").read(config),
+        vocabulary=Bytes(special={"eos_token": "</s>", "pad_token": "<pad>"}, end="eos_token"),
+        data=Data(train=source, valid=source), objective=Translate(), optimizer=AdamW(lr=2e-2, weight_decay=0.0),
+        batch=Batch(examples=3), steps=60, evaluate=Evaluate(every=60, metrics=names, num_beams=2),
+    )  # fmt: skip
+    trainer = setup(run, tmp_path / "run").fit()
+    assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # learnt by heart
+    # the loss is smoothed, the perplexity is of the plain one
+    assert 1 < trainer.scores["perplexity"] < 1.5 < math.exp(trainer.scores["loss"])
+    for line in lines:  # other references: what was written is compared as it is, with capitals and marks
+        lines[lines.index(line)] = line.replace("Eins zwei.", "eins Zwei drei").replace("neun", "Neun")
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    saved = tmp_path / "said.jsonl"
+    found = evaluated(capsys, str(tmp_path / "run"), "--num-beams", "3", "--save", str(saved), "--metrics", "bleu,chrf")
+    said = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert [one["predicted"] for one in said] == [b for _, b in pairs] and found["num_beams"] == 3
+    wanted = ["eins Zwei drei", "Drei vier!", "Sieben acht Neun zehn"]
+    assert found["bleu"] == sacrebleu.corpus_bleu([b for _, b in pairs], [wanted]).score < 90
+
+
+def test_metrics_are_checked_before_any_work(tmp_path: Path) -> None:
+    run = run_of(tmp_path, evaluate=Evaluate(metrics=("bleu",)))
+    with pytest.raises(ValueError, match="metrics: no 'bleu' for labels; valid: accuracy, "):
+        setup(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="no 'perplexity'"):
+        Evaluation(run.data.train, run.objective, None, ["perplexity"])

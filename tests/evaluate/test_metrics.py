@@ -1,0 +1,108 @@
+"""Metrics against the libraries' own functions and against cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from anyformer.evaluate import metrics
+from anyformer.evaluate.metrics import METRICS, normalised, shared_words
+
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
+sacrebleu = pytest.importorskip("sacrebleu")
+
+
+def test_labels_by_hand() -> None:
+    predicted, wanted = [1, 1, 0, 0, 1], [1, 0, 0, 1, 1]  # 2 hits, 1 false alarm, 1 miss, 1 rightly rejected
+    labels = METRICS["labels"]
+    assert labels["accuracy"](predicted, wanted) == 3 / 5
+    assert labels["f1"](predicted, wanted) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert labels["matthews"](predicted, wanted) == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
+    assert labels["f1"]([0, 0], [1, 0]) == 0 and labels["matthews"]([0, 0], [1, 0]) == 0
+
+
+def test_labels_by_sklearn() -> None:
+    predicted, wanted = [0, 2, 1, 1, 0, 2, 2], [0, 1, 1, 1, 2, 2, 0]
+    ours, theirs = METRICS["labels"], sklearn_metrics
+    assert ours["macro_f1"](predicted, wanted) == theirs.f1_score(wanted, predicted, average="macro")
+    assert ours["matthews"](predicted, wanted) == theirs.matthews_corrcoef(wanted, predicted)
+    with pytest.raises(ValueError, match="f1 is about two labels.*macro_f1"):
+        ours["f1"](predicted, wanted)
+
+
+def test_numbers_by_hand() -> None:
+    wanted = [1.0, 2.0, 3.0, 4.0]
+    assert METRICS["numbers"]["spearman"]([1.0, 4.0, 9.0, 16.0], wanted) == pytest.approx(1.0)
+    # covariance 25 of deviations (-6.5, -3.5, 1.5, 8.5) and (-1.5, -.5, .5, 1.5); squares 129 and 5
+    assert METRICS["numbers"]["pearson"]([1.0, 4.0, 9.0, 16.0], wanted) == pytest.approx(25 / math.sqrt(129 * 5))
+    assert METRICS["numbers"]["spearman"]([4.0, 1.0, 3.0, 2.0], wanted) == pytest.approx(1 - 6 * 14 / (4 * 15))
+    assert math.isnan(METRICS["numbers"]["spearman"]([1.0] * 4, wanted))
+
+
+def test_entities_are_whole_or_wrong() -> None:
+    wanted = [["B-person", "I-person", "O", "B-group"], ["O", "B-location"]]
+    predicted = [["B-person", "I-person", "O", "B-person"], ["O", "O"]]  # one of three found, one of two right
+    tags = METRICS["tags"]
+    assert tags["precision"](predicted, wanted) == 1 / 2 and tags["recall"](predicted, wanted) == 1 / 3
+    assert tags["f1"](predicted, wanted) == pytest.approx(2 / 5) and tags["accuracy"](predicted, wanted) == 4 / 6
+    cut = [["B-person", "O", "O", "B-group"], ["O", "B-location"]]  # half a name is none
+    assert tags["f1"](cut, wanted) == pytest.approx(2 / 3)
+    assert tags["f1"]([["O"]], [["B-person"]]) == 0
+
+
+def test_answers_by_hand() -> None:
+    assert normalised("The  Denver-Broncos, an A.F.C. team") == "denverbroncos afc team"
+    assert normalised("theatre another a") == "theatre another"  # articles are whole words
+    answers = METRICS["answers"]
+    # words {denver, broncos} in {denver, broncos, team}: precision 1, recall 2/3
+    assert shared_words("the Denver Broncos", "Denver Broncos team") == pytest.approx(0.8)
+    assert shared_words("to to be", "to be to be") == pytest.approx(6 / 7)  # as often as in both
+    assert shared_words("", "") == 1 and shared_words("the", "a b") == 0
+    predicted, wanted = ["the Broncos!", "Denver", ""], [["Panthers", "broncos"], ["Denver Broncos"], []]
+    assert answers["exact_match"](predicted, wanted) == pytest.approx(100 * 2 / 3)
+    assert answers["f1"](predicted, wanted) == pytest.approx(100 * (1 + 2 / 3 + 1) / 3)
+
+
+def test_texts_by_sacrebleu() -> None:
+    wanted = ["Ein Mann schläft auf dem Sofa.", "Zwei Hunde rennen über die Wiese!"]
+    predicted = ["Ein Mann schläft auf einem Sofa.", "zwei Hunde rennen über eine Wiese!"]
+    texts = METRICS["texts"]
+    assert texts["bleu"](predicted, wanted) == sacrebleu.corpus_bleu(predicted, [wanted]).score
+    assert texts["chrf"](predicted, wanted) == sacrebleu.corpus_chrf(predicted, [wanted]).score
+    lower = [[text.lower() for text in texts] for texts in (predicted, wanted)]
+    assert texts["bleu_lower"](predicted, wanted) == sacrebleu.corpus_bleu(lower[0], [lower[1]]).score
+    assert texts["bleu"](predicted, wanted) < texts["bleu_lower"](predicted, wanted) < 100
+    assert texts["bleu"](wanted, wanted) == pytest.approx(100)
+
+
+def test_tokenised_bleu_counts_words_as_moses_divides_them() -> None:
+    pytest.importorskip("sacremoses")
+    predicted, wanted = ["Ein roter Ball, ein Hund."], ["ein roter Ball , ein Hund ."]
+    assert METRICS["texts"]["bleu_tokenized"](predicted, wanted) == pytest.approx(100)
+    short = ["ein roter Ball ."]  # 4, 2, 1 and 0 n-grams fit of 4, 3, 2, 1 ("exp" smoothing: 1/2), 7 words against 4
+    by_hand = 100 * math.exp(1 - 7 / 4) * (4 / 4 * 2 / 3 * 1 / 2 * 0.5) ** 0.25
+    assert METRICS["texts"]["bleu_tokenized"](short, wanted) == pytest.approx(by_hand)
+
+
+def test_metrics_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match="metrics: no 'blue' for texts; did you mean 'bleu'"):
+        metrics.check(["blue"], "texts", ("perplexity",))
+    with pytest.raises(ValueError, match="metrics: no 'accuracy' for this objective; .*perplexity"):
+        metrics.check(["accuracy"], None, ("perplexity",))
+    for kind, names in METRICS.items():
+        metrics.check([*names, "perplexity"], kind, ("perplexity",))
+
+
+@pytest.mark.parametrize("module, kind, name", [
+    ("sklearn.metrics", "labels", "accuracy"), ("seqeval.metrics", "tags", "f1"), ("sacrebleu", "texts", "bleu"),
+    ("sacremoses", "texts", "bleu_tokenized"), ("scipy.stats", "numbers", "spearman"),
+])  # fmt: skip
+def test_a_library_that_is_missing_is_one_line(
+    module: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics.check([name], kind, ())
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(ValueError, match=rf"needs {module.split('.')[0]}: pip install 'anyformer\[metrics\]'"):
+        metrics.check([name], kind, ())

@@ -1,0 +1,104 @@
+"""Layers that run more than once: one module, counted once, run as often as published."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cases.albert import CASES, SMALL
+from catalogue import close, make_inputs, ours, published, spec_of
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer import families
+from anyformer.spec import override
+
+BY_ID = {case.id: case for case in CASES}
+# config.json of albert/albert-base-v2
+BASE = {
+    "architectures": ["AlbertForMaskedLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 2,
+    "classifier_dropout_prob": 0.1, "down_scale_factor": 1, "embedding_size": 128, "eos_token_id": 3, "gap_size": 0,
+    "hidden_act": "gelu_new", "hidden_dropout_prob": 0, "hidden_size": 768, "initializer_range": 0.02,
+    "inner_group_num": 1, "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+    "model_type": "albert", "net_structure_type": 0, "num_attention_heads": 12, "num_hidden_groups": 1,
+    "num_hidden_layers": 12, "num_memory_blocks": 0, "pad_token_id": 0, "type_vocab_size": 2, "vocab_size": 30000,
+}  # fmt: skip
+
+
+def test_a_layer_is_one_module_that_runs_again() -> None:
+    spec = spec_of(BY_ID["AlbertForMaskedLM-odd"])
+    assert spec.encoder.depth == 6 and spec.encoder.order == (0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5)
+    model, seen = ours(BY_ID["AlbertForMaskedLM-odd"]), []
+    assert len(model.encoder.layers) == 6
+    for i, layer in enumerate(model.encoder.layers):
+        layer.register_forward_hook(lambda *_, i=i: seen.append(i))
+    out = model(**make_inputs(BY_ID["AlbertForMaskedLM-odd"]), output_hidden_states=True)
+    assert tuple(seen) == spec.encoder.order and len(out.hidden_states) == 15
+
+
+def test_work_is_counted_as_often_as_it_is_done() -> None:
+    """FLOPs as transformers', weights once."""
+    case = BY_ID["AlbertForMaskedLM-odd"]
+    found, mine = [], ours(case)
+    mine.kernel = "eager"  # torch does not count its fused kernel on a CPU
+    for model in (mine, published(case)[0]):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(**make_inputs(case))
+        found.append(counter.get_total_flops())
+    assert abs(found[0] / found[1] - 1) < 0.01
+    longer = override(spec_of(case), {"encoder.order": (*range(6), *range(6), *range(6), *range(6))})
+    assert af.count(longer).parameters == af.count(spec_of(case)).parameters
+
+
+def test_gradients_add_up_over_the_runs() -> None:
+    case = BY_ID["AlbertForPreTraining-odd"]
+    model, theirs, inputs = ours(case), published(case)[0], make_inputs(case, labels=True)
+    model(**inputs).loss.backward()
+    theirs.zero_grad()
+    theirs(**inputs).loss.backward()
+    layer = theirs.albert.encoder.albert_layer_groups[1].albert_layers[0]
+    close(model.encoder.layers[2].attention.op.q.weight.grad, layer.attention.query.weight.grad)
+    close(model.embedding.project.weight.grad, theirs.albert.encoder.embedding_hidden_mapping_in.weight.grad)
+    theirs.zero_grad()
+
+
+def test_orders_that_leave_a_layer_out_are_refused() -> None:
+    spec = spec_of(BY_ID["AlbertForMaskedLM-odd"])
+    for bad in ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 6), ()):
+        with pytest.raises(ValueError, match=r"Stack\.order"):
+            override(spec, {"encoder.order": bad})
+
+
+def test_published_config() -> None:
+    family = families.find("albert")
+    assert family.write(family.read(BASE)).items() >= BASE.items()
+    assert af.count(family.read(BASE)).parameters == 11_221_680
+    for groups, inner in ((2, 1), (1, 2), (3, 4)):
+        config = {**BASE, "num_hidden_groups": groups, "inner_group_num": inner, "num_hidden_layers": groups}
+        written = family.write(family.read(config).replace(source={}))
+        assert (written["num_hidden_groups"], written["inner_group_num"]) == (groups, inner)
+
+
+@pytest.mark.parametrize(
+    "bad", [
+        {"num_hidden_groups": 4}, {"num_hidden_groups": 0}, {"inner_group_num": 0}, {"gap_size": 1},
+        {"num_memory_blocks": 2}, {"is_decoder": True}, {"hidden_size": 33}, {"type_vocab_size": 0},
+        {"architectures": ["AlbertForPreTraining"], "num_labels": 3},
+        {"architectures": ["AlbertForQuestionAnswering"], "num_labels": 3},
+    ], ids=json.dumps,
+)  # fmt: skip
+def test_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=[*bad][-1]):
+        families.find("albert").read({**SMALL, **bad})
+
+
+def test_dropout_is_where_the_published_classes_have_it() -> None:
+    spec = spec_of(BY_ID["AlbertForSequenceClassification-odd"])
+    layer = spec.encoder.layer(0).steps
+    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.2, 0.3)
+    assert (layer["attention"].dropout, layer["feedforward"].dropout, layer["attention"].op.dropout) == (0.3, 0.0, 0.1)
+    assert spec_of(BY_ID["AlbertForPreTraining-odd"]).head.pool.dropout == 0.2
+    assert spec_of(BY_ID["AlbertForTokenClassification-odd"]).head.dropout == 0.2
+    assert spec_of(BY_ID["AlbertModel-odd"]).head.pool.dropout == 0

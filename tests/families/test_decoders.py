@@ -1,0 +1,121 @@
+"""OPT, GPT-NeoX, BLOOM, GPT, CTRL, BART, M2M-100 beyond the catalogue: holes in a mask, old config files, refusals,
+and the spread of their weights at the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from catalogue import Case, cases, close, make_inputs, published, shared, spec_of
+
+import anyformer as af
+from anyformer import families
+from anyformer.weights.rules import plan
+
+MINE = ("opt", "gpt_neox", "bloom", "openai-gpt", "ctrl", "bart", "m2m_100")
+CASES = [case for case in cases() if case.model_type in MINE]
+BY_ID = {case.id: case for case in CASES}
+
+
+@pytest.mark.parametrize("name", ["OPTForCausalLM", "OPTForCausalLM-post", "BloomForCausalLM", "BloomForCausalLM-odd"])
+@torch.no_grad()
+def test_holes_in_a_mask_take_no_room(name: str) -> None:
+    """Published: positions (OPT) and distances (BLOOM) count real tokens alone, with a memory and without."""
+    case = BY_ID[name]
+    inputs, model = make_inputs(case), shared(case)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, 3:7], mask[1, -2:] = 0, 0
+    expected = published(case)[0](**inputs, attention_mask=mask).logits
+    close(model(**inputs, attention_mask=mask).logits[mask.bool()], expected[mask.bool()])
+    state, steps = model.new_state(), []
+    for start, end in ((0, 5), (5, 10), (10, 11), (11, 17)):
+        part, seen = inputs["input_ids"][:, start:end], mask[:, :end]
+        steps.append(model(input_ids=part, attention_mask=seen, past_key_values=state).logits)
+    close(torch.cat(steps, dim=1)[mask.bool()], expected[mask.bool()])
+
+
+OLD: dict[str, dict[str, Any]] = {  # as files that were published years ago have them
+    "opt": {"activation_dropout": 0.0, "word_embed_proj_dim": 512, "hidden_size": 768, "do_layer_norm_before": False},
+    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_theta": 10000, "partial_rotary_factor": 0.25,
+                 "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "hidden_act": "gelu_fast"},
+    "bloom": {"n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "n_inner": None, "offset_alibi": 100,
+              "seq_length": 2048, "skip_bias_add": True, "skip_bias_add_qkv": False, "masked_softmax_fusion": True,
+              "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "unk_token_id": 0},
+    "openai-gpt": {"n_ctx": 512, "n_special": 0, "predict_special_tokens": True, "afn": "gelu"},
+    "ctrl": {"attn_pdrop": 0.1, "from_tf": False, "n_ctx": 512, "output_past": True, "summary_type": "cls_index"},
+    "bart": {"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False, "prefix": " ",
+             "static_position_embeddings": False, "extra_pos_embeddings": 2, "num_hidden_layers": 12,
+             "force_bos_token_to_be_generated": True, "forced_bos_token_id": 0, "early_stopping": True},
+    "m2m_100": {"num_hidden_layers": 12, "early_stopping": True, "num_beams": 5, "max_length": 200},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", OLD)
+def test_old_config_files_are_read(model_type: str) -> None:
+    family = families.find(model_type)
+    spec = family.read(OLD[model_type])
+    assert family.read(family.write(spec)).replace(source={}) == spec.replace(source={})
+
+
+def test_bart_has_three_labels_unless_said() -> None:
+    family, name = families.find("bart"), "BartForSequenceClassification"
+    assert family.read({"architectures": [name]}).head.num_labels == 3
+    assert family.read({"architectures": [name], "id2label": {"0": "a", "1": "b"}}).head.num_labels == 2
+
+
+@pytest.mark.parametrize(("model_type", "config", "what"), [
+    ("opt", {"num_attention_heads": 5}, "hidden_size 768"), ("opt", {"activation_dropout": 0.1}, "activation_dropout"),
+    ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"), ("gpt_neox", {"rotary_pct": 0.0}, "fraction"),
+    ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+    ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"), ("bloom", {"n_inner": 7}, "n_inner"),
+    ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
+    ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
+    ("bart", {"normalize_before": True}, "normalize_before"), ("bart", {"pad_token_id": 50265}, "pad_token_id"),
+    ("bart", {"eos_token_id": [2, 3], "architectures": ["BartForSequenceClassification"]}, "token"),
+    ("m2m_100", {"pad_token_id": None}, "pad_token_id"), ("m2m_100", {"decoder_attention_heads": 7}, "decoder_att"),
+])  # fmt: skip
+def test_refused(model_type: str, config: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        families.find(model_type).read(config)
+
+
+@torch.no_grad()
+def test_bart_finds_the_end_of_each_text() -> None:
+    case = BY_ID["BartForSequenceClassification"]
+    model, inputs = shared(case), make_inputs(case, batch=2)
+    ids = inputs["input_ids"][:, :12].clone()
+    ids[ids == 2] = 7
+    with pytest.raises(ValueError, match="each text needs the token 2"):
+        model(input_ids=ids)
+    ids[0, 3], ids[1, 11] = 2, 2  # the decoder reads the source where nothing is said
+    mask = torch.tensor([[1] * 4 + [0] * 8, [1] * 12])
+    close(model(input_ids=ids, attention_mask=mask).logits, published(case)[0](ids, attention_mask=mask).logits)
+    close(model(input_ids=ids, attention_mask=mask).logits[:1], model(input_ids=ids[:1, :4]).logits)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_weights_start_as_published(case: Case) -> None:
+    family, spec = families.find(case.model_type), spec_of(case)
+    theirs = type(published(case)[0])(type(published(case)[0].config)(**case.config)).state_dict()
+    mine = dict(af.build(spec, seed=0).named_parameters())
+    for step in plan(family.rules(spec), mine, family.prefix_of(case.architecture))[0]:
+        other = theirs.get(step.sources[0].replace("embed_out", "lm_head"))
+        assert other is not None, step.sources[0]
+        ours = step.rule.save([mine[target].detach() for target in step.targets])[0]
+        scale = float(other.pow(2).mean().sqrt())
+        spread = 6 / ours.numel() ** 0.5 * scale + 1e-7
+        assert abs(float(ours.pow(2).mean().sqrt()) - scale) <= spread, step.sources[0]
+        assert abs(float(ours.mean() - other.mean())) <= spread, step.sources[0]
+
+
+@pytest.mark.parametrize("name", ["CTRLLMHeadModel", "OpenAIGPTLMHeadModel", "OPTForCausalLM-post", "BartModel-odd"])
+@torch.no_grad()
+def test_kinds_of_token_and_given_vectors(name: str) -> None:
+    case = BY_ID[name]
+    inputs, theirs, model = make_inputs(case), published(case)[0], shared(case)
+    if model.spec.embedding.token_segments:
+        inputs["token_type_ids"] = inputs["input_ids"].flip(-1)
+        close(model(**inputs)[0], theirs(**inputs)[0])
+    vectors = theirs.get_input_embeddings()(inputs.pop("input_ids"))
+    close(model(**inputs, inputs_embeds=vectors)[0], theirs(**inputs, inputs_embeds=vectors.clone())[0])

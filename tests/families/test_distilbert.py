@@ -1,0 +1,69 @@
+"""What is DistilBERT's own: where dropout stands, positions that start as sines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cases.distilbert import CASES, SMALL
+from catalogue import close, shared, spec_of
+
+import anyformer as af
+from anyformer import families
+
+BY_ID = {case.id: case for case in CASES}
+# config.json of distilbert/distilbert-base-uncased
+BASE = {
+    "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1, "dim": 768,
+    "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02, "max_position_embeddings": 512,
+    "model_type": "distilbert", "n_heads": 12, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False, "tie_weights_": True, "vocab_size": 30522,
+}  # fmt: skip
+
+
+def test_positions_start_as_sines_and_learn() -> None:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    case = BY_ID["DistilBertModel-odd"]
+    model, theirs = af.build(spec_of(case)), DistilBertModel(DistilBertConfig(**case.config))
+    close(model.embedding.position.weight, theirs.embeddings.position_embeddings.weight)
+    assert model.embedding.position.weight.requires_grad
+
+
+def test_published_config() -> None:
+    family = families.find("distilbert")
+    assert family.write(family.read(BASE)).items() >= BASE.items()
+    assert af.count(family.read(BASE)).parameters == 66_985_530
+
+
+def test_dropout_is_where_the_published_classes_have_it() -> None:
+    spec = spec_of(BY_ID["DistilBertForSequenceClassification-odd"])
+    layer = spec.encoder.layers.steps
+    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.05, 0.3)
+    assert (layer["attention"].dropout, layer["feedforward"].dropout) == (0.0, 0.3)
+    assert spec_of(BY_ID["DistilBertForQuestionAnswering-odd"]).head.dropout == 0.15
+    assert spec_of(BY_ID["DistilBertForTokenClassification-odd"]).head.dropout == 0.3
+
+
+@pytest.mark.parametrize("id", ["DistilBertForQuestionAnswering-odd", "DistilBertForSequenceClassification-odd"])
+def test_a_head_drops_in_training_alone(id: str) -> None:
+    head = shared(BY_ID[id]).head
+    x, ctx = torch.ones(2, 3, 36), type("C", (), {"tokens": None})()
+    runs = [head.eval()(x, ctx, {}), head.eval()(x, ctx, {})]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0] if runs[0][name] is not None)
+    runs = [head.train()(x, ctx, {}), head.train()(x, ctx, {})]
+    assert any(not torch.equal(runs[0][name], runs[1][name]) for name in runs[0] if runs[0][name] is not None)
+    head.eval()
+
+
+@pytest.mark.parametrize(
+    "bad", [
+        {"n_heads": 5}, {"is_decoder": True},
+        {"architectures": ["DistilBertForQuestionAnswering"], "num_labels": 3},
+    ], ids=json.dumps,
+)  # fmt: skip
+def test_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=[*bad][-1]):
+        families.find("distilbert").read({**SMALL, **bad})

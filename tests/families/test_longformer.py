@@ -1,0 +1,167 @@
+"""Windows and global tokens: any mask against the published class, time and memory that grow with the length alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cases.longformer import CASES, SMALL
+from catalogue import Case, close, folder, make_inputs, ours, published, shared, spec_of
+from test_loading import compare
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer import families
+
+BY_ID = {case.id: case for case in CASES}
+# config.json of allenai/longformer-base-4096
+BASE = {
+    "attention_mode": "longformer", "architectures": ["LongformerForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+    "attention_window": [512] * 12, "bos_token_id": 0, "eos_token_id": 2, "gradient_checkpointing": False,
+    "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "ignore_attention_mask": False,
+    "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 4098,
+    "model_type": "longformer", "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
+    "sep_token_id": 2, "type_vocab_size": 1, "vocab_size": 50265,
+}  # fmt: skip
+
+
+def masks(kind: str, length: int) -> dict[str, Tensor]:
+    """Of three rows: which tokens are global, and which are real."""
+    chosen = torch.zeros(3, length, dtype=torch.long)
+    if kind == "unequal":
+        chosen[0, :3], chosen[2, [3, length - 1]] = 1, 1
+    elif kind == "all":
+        chosen[:] = 1
+    real = torch.ones_like(chosen)
+    real[1, -length // 3 :] = 0
+    if kind == "pads":
+        chosen[1, -1:], chosen[0, 4] = 1, 1  # a pad is not global whatever is said
+    return {"global_attention_mask": chosen, "attention_mask": real}
+
+
+@pytest.mark.parametrize("length", [5, 17, 77])
+@pytest.mark.parametrize("kind", ["none", "unequal", "all", "pads"])
+@pytest.mark.parametrize("id", ["LongformerModel-odd", "LongformerForSequenceClassification"])
+def test_any_global_tokens_equal_published(id: str, kind: str, length: int) -> None:
+    case = BY_ID[id]
+    inputs = make_inputs(case, batch=3, length=length) | masks(kind, length)
+    with torch.no_grad():
+        expected = published(case)[0](**inputs, output_hidden_states=True, output_attentions=True)
+        found = shared(case)(**inputs, output_hidden_states=True, output_attentions=True)
+        assert ("global_attentions" in expected) == (kind != "none") == (found.global_attentions is not None)
+        compare(expected, found)
+        model = ours(case)
+        for model.kernel in ("eager", "sdpa", "auto"):
+            close(model(**inputs)[0], expected[0])
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor made meanwhile has."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().nbytes() > tensor.element_size():
+                self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+@pytest.mark.parametrize("capture", [False, True], ids=["plain", "attentions"])
+def test_nothing_grows_with_the_square_of_the_length(capture: bool) -> None:
+    config = {**SMALL, "max_position_embeddings": 9000, "attention_window": 8, "architectures": ["LongformerModel"]}
+    model = af.build(families.find("longformer").read(config))
+    found = {}
+    for length in (1024, 2048, 4096):
+        ids = torch.randint(5, 99, (1, length))
+        chosen = torch.zeros_like(ids)
+        chosen[:, [0, 9]] = 1
+        with Largest() as largest, FlopCounterMode(display=False) as counter:
+            out = model(input_ids=ids, global_attention_mask=chosen, output_attentions=capture)
+            out[0].sum().backward()
+        found[length] = largest.size, counter.get_total_flops()
+    for kind in (0, 1):
+        assert found[2048][kind] < 2.1 * found[1024][kind] and found[4096][kind] < 2.1 * found[2048][kind], found
+    assert found[4096][0] < 4096 * 4096 / 8
+
+
+def test_compiled_with_global_tokens_known_beforehand_is_linear_too() -> None:
+    case = BY_ID["LongformerForSequenceClassification"]
+    model, inputs = shared(case), make_inputs(case, length=70)
+    torch._dynamo.reset()
+    sizes: list[int] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        for node in graph.graph.nodes:
+            value = node.meta.get("example_value")
+            sizes.extend([value.numel()] if isinstance(value, Tensor) else [])
+        return graph.forward
+
+    with torch.no_grad():
+        found = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)(**inputs).logits
+        close(found, model(**inputs).logits)
+    assert max(sizes) < 2 * 4 * 3 * 34 * 36 * 8  # rows, heads, chunks, keys of a chunk; far from heads x 70 x 70 x 8
+
+
+def test_published_config() -> None:
+    family = families.find("longformer")
+    assert family.write(family.read(BASE)).items() >= BASE.items()
+    assert af.count(family.read(BASE)).parameters == 148_711_257
+    spec = family.read({**BASE, "attention_window": [512] * 11 + [256]})
+    assert spec.encoder.layer(10).steps["attention"].op.window == 256
+    assert spec.encoder.layer(11).steps["attention"].op.window == 128
+    assert family.write(spec)["attention_window"][-2:] == [512, 256]
+    assert json.loads((folder(BY_ID["LongformerModel"]) / "config.json").read_text())["attention_window"] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "bad", [
+        {"attention_dilation": [1] * 11 + [2]}, {"attention_window": 7}, {"attention_window": [512] * 11},
+        {"attention_window": 0}, {"attention_mode": "tvm"}, {"ignore_attention_mask": True}, {"pad_token_id": None},
+        {"is_decoder": True},
+    ], ids=json.dumps,
+)  # fmt: skip
+def test_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        families.find("longformer").read({**BASE, **bad})
+
+
+def test_separators_are_needed_where_nothing_is_said() -> None:
+    case = BY_ID["LongformerForQuestionAnswering"]
+    inputs = make_inputs(case)
+    inputs["input_ids"][0, 5] = 9
+    with pytest.raises(ValueError, match="three separators"):
+        shared(case)(**inputs)
+    with pytest.raises(ValueError, match="global_attention_mask"):
+        shared(case)(**inputs, global_attention_mask=torch.ones(2, 3))
+    chosen = torch.zeros_like(inputs["input_ids"])
+    chosen[:, 2] = 1
+    with torch.no_grad():
+        expected = published(case)[0](**inputs, global_attention_mask=chosen)
+        compare(expected, shared(case)(**inputs, global_attention_mask=chosen))
+
+
+def test_a_two_in_the_attention_mask_is_a_global_token() -> None:
+    case = BY_ID["LongformerForMaskedLM-odd"]
+    inputs, given = make_inputs(case, batch=3), masks("unequal", 17)
+    inputs.pop("global_attention_mask")
+    with torch.no_grad():
+        merged = given["attention_mask"] * (1 + given["global_attention_mask"])
+        found = shared(case)(**inputs, attention_mask=merged)
+        compare(published(case)[0](**inputs, attention_mask=merged), found)
+        assert torch.equal(found.logits, shared(case)(**inputs, **given).logits)
+
+
+def test_dropout_is_where_the_published_classes_have_it() -> None:
+    def head(case: Case) -> Any:
+        return spec_of(case).head
+
+    pool = head(BY_ID["LongformerForSequenceClassification-odd"]).pool
+    assert (pool.input_dropout, pool.dropout) == (0.3, 0.3)
+    assert head(BY_ID["LongformerForMultipleChoice-odd"]).pool.dropout == 0.3
+    assert head(BY_ID["LongformerForTokenClassification-odd"]).dropout == 0.3

@@ -1,0 +1,115 @@
+"""Landmarks: against the published class where it works, and with its mask mended where texts are padded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from cases.nystromformer import CASES, SMALL
+from catalogue import Case, close, make_inputs, ours, published, shared, spec_of
+from test_loading import compare
+
+import anyformer as af
+from anyformer import families
+
+LANDMARKS = [case for case in CASES if case.name == "landmarks"]
+over = pytest.mark.parametrize("case", LANDMARKS, ids=lambda case: case.id)
+
+
+@over
+@pytest.mark.parametrize("padded", [False, True])
+def test_outputs_equal_published(case: Case, padded: bool, monkeypatch) -> None:
+    from transformers.models.nystromformer import modeling_nystromformer as module
+
+    make = module.create_bidirectional_mask
+    monkeypatch.setattr(  # a row for all landmarks in place of one a token, which fits no shape
+        module, "create_bidirectional_mask", lambda **k: None if (m := make(**k)) is None else m[:, :, :1]
+    )
+    inputs = make_inputs(case, batch=3, labels=True)
+    if padded:
+        mask = torch.ones_like(inputs["input_ids"])
+        mask[1, ..., -6:] = 0
+        inputs["attention_mask"] = mask
+    for more in ({}, {"output_hidden_states": True, "output_attentions": True}):
+        with torch.no_grad():
+            compare(published(case)[0](**inputs, **more), shared(case)(**inputs, **more))
+
+
+@over
+def test_kernels_agree(case: Case) -> None:
+    model, inputs = ours(case), make_inputs(case)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, ..., -4:] = 0
+    found = []
+    with torch.no_grad():
+        for model.kernel in ("eager", "sdpa"):
+            found.append(model(**inputs, attention_mask=mask)[0])
+    close(*found)
+
+
+def test_other_lengths_and_packing_are_refused() -> None:
+    case = LANDMARKS[0]
+    inputs = make_inputs(case)
+    with pytest.raises(ValueError, match=r"encoder\.layers\.0\.attention\.op reads texts of exactly 18 tokens, got 17"):
+        shared(case)(input_ids=inputs["input_ids"][:, :17])
+    with pytest.raises(ValueError, match="packed"):
+        shared(case)(**inputs, document_ids=torch.zeros(2, 18, dtype=torch.long))
+
+
+def test_many_landmarks_come_near_to_plain_attention() -> None:
+    """The inverse is what it is called: with a landmark for every token nothing is lost."""
+    from anyformer.context import Context
+    from anyformer.parts.nystrom import NystromAttention
+    from anyformer.spec import Site
+
+    torch.manual_seed(0)
+    part = NystromAttention(num_heads=2, length=24, landmarks=12, rounds=30)
+    module = part.build(Site(width=16))
+    x = torch.randn(2, 12, 16).repeat_interleave(2, dim=1)  # segments of two equal tokens: the means are exact
+    ctx = Context(index=torch.arange(24), positions=torch.arange(24)[None])
+    with torch.no_grad():
+        near = module(x, ctx)
+        module.part = part.replace(landmarks=24)
+        close(near, module(x, ctx), 1e-3)
+
+
+def test_given_positions_are_rows_of_the_published_table() -> None:
+    case = CASES[0]
+    inputs, places = make_inputs(case), torch.randint(0, 98, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        close(shared(case)(**inputs, position_ids=places)[0], published(case)[0](**inputs, position_ids=places)[0])
+
+
+@pytest.mark.parametrize(
+    "bad", [
+        {"inv_coeff_init_option": True}, {"conv_kernel_size": 4}, {"num_landmarks": 7}, {"hidden_size": 33},
+        {"is_decoder": True}, {"add_cross_attention": True},
+    ], ids=json.dumps,
+)  # fmt: skip
+def test_refused(bad: dict[str, Any]) -> None:
+    names = {"conv_kernel_size": "taps", "num_landmarks": "equal segments"}
+    with pytest.raises(ValueError, match="|".join(names.get(name, name) for name in bad)):
+        families.find("nystromformer").read({**SMALL, **bad})
+
+
+def test_time_grows_with_the_length() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(length: int) -> int:
+        config = {**SMALL, "segment_means_seq_len": length, "num_landmarks": 8, "max_position_embeddings": length}
+        model = af.build(families.find("nystromformer").read({**config, "architectures": ["NystromformerModel"]}))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(input_ids=torch.ones(1, length, dtype=torch.long))
+        return counter.get_total_flops()
+
+    assert flops(1024) < 2.02 * flops(512)
+
+
+def test_dropout_is_where_the_published_classes_have_it() -> None:
+    by_id = {case.id: spec_of(case) for case in CASES}
+    head = by_id["NystromformerForSequenceClassification-odd"].head
+    assert (head.pool.input_dropout, head.pool.dropout, head.pool.activation) == (0.3, 0.3, "gelu")
+    assert by_id["NystromformerForMultipleChoice-odd"].head.pool.dropout == 0
+    assert by_id["NystromformerForTokenClassification-odd"].head.dropout == 0.3

@@ -1,0 +1,48 @@
+"""T5: every family that has a loss learns one batch by heart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from catalogue import Case, cases, make_inputs, make_labels, ours, spec_of
+
+# the first case of every published class that has a head; what differs between variants is not how they learn
+FIRST = {case.architecture: case for case in reversed(cases()) if "T5" not in case.skip and spec_of(case).head}
+RATES = {1e-2: 60, 2e-3: 120}  # the second for what is trained with care (post-norm, shared layers)
+
+
+@pytest.mark.parametrize("case", FIRST.values(), ids=lambda case: case.id)
+def test_t5_one_batch_is_learnt_by_heart(case: Case) -> None:
+    """The loss falls to a half; without dropout, so that nothing but the weights changes."""
+    inputs = make_inputs(case, batch=2, labels=True)
+    if not make_labels(spec_of(case), 2, inputs, torch.Generator()):
+        pytest.skip("a head without a loss")
+    ends: list[float] = []
+    for lr, steps in RATES.items():
+        ends.append(remaining(case, inputs, lr, steps))
+        if ends[-1] < 0.5:
+            return
+    raise AssertionError(f"what remains of its loss, at each rate: {ends}")
+
+
+def remaining(case: Case, inputs: dict[str, Any], lr: float, steps: int) -> float:
+    """What is left of the loss after so many steps, or as soon as it is below a half."""
+    model = ours(case).eval()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+    first = share = None
+    for _ in range(steps):
+        loss = model(**inputs).loss
+        first = loss.detach() if first is None else first
+        share = float(loss.detach() / first)
+        assert share == share, "NaN"
+        if share < 0.5:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    assert share is not None
+    return share

@@ -1,0 +1,77 @@
+"""Next token: what is asked, what it costs, and that packing changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from anyformer.objectives.causal import NextToken
+from small import close
+from tiny import model_of
+
+A, B = np.array([5, 6, 7, 8, 9], np.int32), np.array([10, 11, 12], np.int32)
+
+
+def test_encode_ends_texts(gpt2, bert) -> None:
+    ids = NextToken().encode({"text": "The fox"}, gpt2)["input_ids"]
+    assert ids.tolist() == [*gpt2.encode("The fox"), gpt2.eos_token_id]
+    assert NextToken().encode({"text": ""}, gpt2)["input_ids"].tolist() == [gpt2.eos_token_id]
+    assert NextToken().encode({"text": "fox"}, bert)["input_ids"].tolist() == bert.encode("fox")  # which ends it itself
+
+
+@pytest.mark.parametrize(("example", "why"), [({"txt": "a"}, "no column 'text'; did you mean 'txt'"),
+                                              ({"text": 3}, "column 'text' holds int")])  # fmt: skip
+def test_a_wrong_example_is_one_line(example, why, gpt2) -> None:
+    with pytest.raises(ValueError, match=why):
+        NextToken().encode(example, gpt2)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_padded_equals_by_hand(family: str) -> None:
+    model, objective = model_of(family), NextToken()
+    batch = objective.collate([{"input_ids": A}, {"input_ids": B}], 0)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]]
+    assert objective.weights(batch) == {"loss": 6}
+    right = sum(
+        F.cross_entropy(model(input_ids=torch.tensor(row)[None]).logits[0, :-1], torch.tensor(row[1:]), reduction="sum")
+        for row in (A.tolist(), B.tolist())
+    )
+    close(objective.losses(objective.module(model), batch)["loss"], right, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_packed_equals_separate_gradients_too(family: str) -> None:
+    model, objective = model_of(family), NextToken()
+    row = {"input_ids": np.concatenate([A, B]), "document_ids": np.array([0] * 5 + [1] * 3)}
+    packed, apart = objective.collate([row], 0), objective.collate([{"input_ids": A}, {"input_ids": B}], 0)
+    assert objective.weights(packed) == objective.weights(apart) == {"loss": 6}
+    found = []
+    for batch in (packed, apart):
+        model.zero_grad()
+        loss = objective.losses(model, batch)["loss"]
+        loss.backward()
+        found.append((loss, [p.grad.clone() for p in model.parameters()]))
+    close(found[0][0], found[1][0], 1e-5)
+    for a, b in zip(found[0][1], found[1][1]):
+        close(a, b, 1e-5)
+
+
+def test_one_text_where_documents_are_not_kept_apart() -> None:
+    model, objective = model_of("gpt2"), NextToken(apart=False)
+    row = {"input_ids": np.concatenate([A, B]), "document_ids": np.array([0] * 5 + [1] * 3)}
+    batch = objective.collate([row], 0)
+    assert set(batch) == {"input_ids"} and objective.weights(batch) == {"loss": 7}
+    logits = model(**batch).logits[0, :-1]
+    right = F.cross_entropy(logits, batch["input_ids"][0, 1:], reduction="sum")
+    close(objective.losses(model, batch)["loss"], right, 1e-5)
+
+
+def test_a_model_of_another_kind_is_one_line() -> None:
+    with pytest.raises(ValueError, match="reads from left to right"):
+        NextToken().module(model_of("bert"))
+    headless = model_of("gpt2")
+    headless.head = None
+    with pytest.raises(ValueError, match="the model has no head"):
+        NextToken().module(headless)

@@ -1,0 +1,277 @@
+"""Objectives with a second model or a second term: distillation, the auxiliary language model, replaced tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.model import Output
+from anyformer.objectives.auxiliary import Auxiliary
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.distill import Distill
+from anyformer.objectives.known import Known
+from anyformer.objectives.masked import Masked
+from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.replaced import ReplacedTokens
+from anyformer.objectives.tag import Tag
+from anyformer.objectives.translate import Translate
+from small import close
+from tiny import CONFIGS, model_of
+
+KNOWN = Known(size=50, mask=4, begin=2, end=3, apart=(0, 2, 3, 4))
+ROWS = [np.array([2, *range(10, 10 + n), 3], np.int32) for n in (25, 12)]
+
+
+def built(family: str, architecture: str, seed: int = 0, **more: Any) -> Any:
+    config = {**CONFIGS[family], "architectures": [architecture], **more}
+    model = af.build(families.find(family).read(config), seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def masked_batch(objective: Objective) -> Batch:
+    seen = [objective.vary({"input_ids": row}, np.random.default_rng(i)) for i, row in enumerate(ROWS)]
+    return objective.collate(seen, 0)
+
+
+# -- distillation -----------------------------------------------------------------------------------------------------
+
+
+def test_distilbert_terms_by_hand() -> None:
+    """As published: 5 KL at temperature 2 (times 4) + 2 MLM + 1 cosine, means over real tokens and over labels."""
+    student, teacher = built("bert", "BertForMaskedLM", 1, num_hidden_layers=1), built("bert", "BertForMaskedLM", 2)
+    of = Masked(known=KNOWN)
+    objective = Distill(of=of, teacher="unused")
+    batch = masked_batch(objective)
+    both = objective.beside(student, teacher)
+    sums, weights = objective.losses(both, batch), objective.weights(batch)
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "output_hidden_states": True}
+    ours, theirs = student(**inputs), teacher(**inputs)
+    real = batch["attention_mask"].bool()
+    soft = F.kl_div(
+        F.log_softmax(ours.logits[real] / 2, -1), F.softmax(theirs.logits[real] / 2, -1), reduction="batchmean"
+    )
+    x, y = (out.hidden_states[-1][real] for out in (ours, theirs))
+    cosine = F.cosine_embedding_loss(x, y, torch.ones(len(x)))
+    close(sums["soft"] / weights["soft"], 5 * 4 * soft, 1e-5)
+    close(sums["cosine"] / weights["cosine"], cosine, 1e-5)
+    close(sums["hard"] / weights["hard"], 2 * of.losses(student, batch)["loss"] / of.weights(batch)["loss"], 1e-5)
+    assert weights == {"soft": 41, "cosine": 41, "hard": 6}
+    sum(sums.values()).backward()
+    assert all(p.grad is None for p in teacher.parameters()) and all(p.grad is not None for p in student.parameters())
+
+
+def test_no_loss_where_student_and_teacher_are_one() -> None:
+    teacher = built("bert", "BertForMaskedLM")
+    objective = Distill(of=Masked(known=KNOWN), teacher="unused", hard=0.0)
+    sums = objective.losses(objective.beside(teacher, teacher), masked_batch(objective))
+    assert set(sums) == {"soft", "cosine"} and all(abs(float(v.detach())) < 1e-3 for v in sums.values())
+
+
+@pytest.mark.parametrize("kind", ["next", "translate", "classify", "tag"])
+def test_distillation_of_other_tasks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.objectives import distill
+
+    monkeypatch.setattr(distill, "rows_of_chunk", lambda device, V: 7)  # chunks must not matter
+    names = {"id2label": {i: str(i) for i in range(3)}, "label2id": {str(i): i for i in range(3)}}
+    of, architecture, family = {
+        "next": (NextToken(), "GPT2LMHeadModel", "gpt2"),
+        "translate": (Translate(), "T5ForConditionalGeneration", "t5"),
+        "classify": (Classify(labels=("a", "b", "c")), "BertForSequenceClassification", "bert"),
+        "tag": (Tag(labels=("a", "b", "c")), "BertForTokenClassification", "bert"),
+    }[kind]
+    more = names if kind in ("classify", "tag") else {}
+    student, teacher = built(family, architecture, 1, **more), built(family, architecture, 2, **more)
+    objective = Distill(of=of, teacher="unused", temperature=3.0, soft=1.0, hard=0.5, cosine=0.0)
+    labels = [np.asarray(1), np.asarray(2)]
+    if kind in ("translate", "tag"):
+        labels = [ROWS[1] % 3, ROWS[0][: len(ROWS[1])] % 3] if kind == "tag" else [ROWS[0][:9], ROWS[1][:5]]
+    ids = [ROWS[1], ROWS[0][: len(ROWS[1]) - (kind != "tag")]]  # of one length where each has a label
+    name = "label" if kind == "classify" else "labels"
+    batch = objective.collate([{"input_ids": i, name: np.asarray(y)} for i, y in zip(ids, labels)], 0)
+    sums, weights = objective.losses(objective.beside(student, teacher), batch), objective.weights(batch)
+    inputs = {n: v for n, v in batch.items() if n in ("input_ids", "attention_mask", "labels")}
+    inputs = inputs if kind == "translate" else {n: v for n, v in inputs.items() if n != "labels"}
+    ours, theirs = student(**inputs).logits, teacher(**inputs).logits
+    apart = F.kl_div(F.log_softmax(ours / 3, -1), F.softmax(theirs / 3, -1), reduction="none").sum(-1) * 9
+    if kind == "translate":
+        apart = apart[batch["labels"] != -100]
+    elif kind == "next":
+        apart = apart[batch["attention_mask"].bool()]
+    close(sums["soft"], apart.sum(), 1e-5)
+    assert weights["soft"] == apart.numel()
+    close(sums["hard"], 0.5 * of.losses(student, batch)["loss"], 1e-5)
+
+
+def test_the_teacher_goes_along_unseen(tmp_path: Path) -> None:
+    af.save(built("bert", "BertForMaskedLM", 2), tmp_path)
+    objective = Distill(of=Masked(known=KNOWN), teacher=str(tmp_path))
+    both: Any = objective.module(built("bert", "BertForMaskedLM", 1))
+    assert not any("teacher" in name for name in both.state_dict()) and len(list(both.parameters())) > 0
+    both.train().double()
+    assert both.teacher.dtype == torch.float64 and not both.teacher.training
+    assert not any(parameter.requires_grad for parameter in both.teacher.parameters())
+    assert set(objective.losses(both, masked_batch(objective))) == {"soft", "cosine", "hard"}
+
+
+def test_distillation_mistakes() -> None:
+    student = built("bert", "BertForMaskedLM")
+    wide = built("bert", "BertForMaskedLM", hidden_size=48)
+    with pytest.raises(ValueError, match="24 and 48 have no cosine"):
+        Distill(of=Masked(), teacher="x").beside(student, wide)
+    Distill(of=Masked(), teacher="x", cosine=0.0).beside(student, wide)
+    with pytest.raises(ValueError, match="tells 50 answers apart and its teacher 60"):
+        Distill(of=Masked(), teacher="x").beside(student, built("bert", "BertForMaskedLM", vocab_size=60))
+    with pytest.raises(ValueError, match="all 0"):
+        Distill(of=Masked(), teacher="x", soft=0.0, hard=0.0, cosine=0.0)
+
+
+# -- the auxiliary language model -------------------------------------------------------------------------------------
+
+
+def test_auxiliary_loss_by_hand() -> None:
+    """L2 + lambda L1: the classifier's mean, and half of the next tokens' mean under the tied table."""
+    names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}, "pad_token_id": 0}
+    model = built("gpt2", "GPT2ForSequenceClassification", **names)
+    language = built("gpt2", "GPT2LMHeadModel")
+    language.load_state_dict({n: t for n, t in model.state_dict().items() if "head" not in n}, strict=False)
+    language.tie()
+    objective = Auxiliary(of=Classify(labels=("a", "b")))
+    records = [{"input_ids": r, "label": np.asarray(i)} for i, r in enumerate(ROWS)]
+    batch = objective.collate(records, 0)
+    sums, weights = objective.losses(objective.module(model), batch), objective.weights(batch)
+    assert weights == {"loss": 2, "language": 26 + 13}
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    close(sums["loss"] / 2, model(**inputs, labels=batch["labels"]).loss, 1e-5)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    close(sums["language"] / 39, 0.5 * language(**inputs, labels=labels).loss, 1e-5)
+    with pytest.raises(ValueError, match="reads left to right"):
+        objective.module(model_of("bert"))
+
+
+# -- replaced tokens --------------------------------------------------------------------------------------------------
+
+
+def discriminator() -> Any:
+    return built("bert", "BertForTokenClassification", 5, id2label={0: "x"}, label2id={"x": 0})
+
+
+def replaced(**more: Any) -> ReplacedTokens:
+    spec = families.find("bert").read({**CONFIGS["bert"], "num_hidden_layers": 1})
+    return ReplacedTokens(generator=spec, known=KNOWN, **more)
+
+
+def test_replaced_token_terms_by_hand() -> None:
+    objective, model, generator = replaced(share=()), discriminator(), built("bert", "BertForMaskedLM", 6)
+    batch = masked_batch(objective)
+    both = objective.beside(model, generator)
+    sums, weights = objective.losses(both, batch), objective.weights(batch)
+    assert weights == {"generator": 6, "discriminator": 41} and objective.weight == 50
+    real, asked = batch["attention_mask"].bool(), batch["labels"] != -100
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    scores = generator(**inputs).logits.flatten(0, 1)[batch["places"][asked]]
+    close(sums["generator"], F.cross_entropy(scores, batch["labels"][asked], reduction="sum"), 1e-5)
+    # the sample: the token on whose share of the unit interval the dice fall
+    ids = batch["input_ids"].clone().flatten()
+    wrong = torch.zeros_like(ids, dtype=torch.bool)
+    for place, label, dice, row in zip(batch["places"], batch["labels"], batch["dice"], scores.softmax(-1)):
+        token, share = 0, float(row[0])
+        while share <= float(dice):
+            token += 1
+            share += float(row[token])
+        ids[place], wrong[place] = token, token != int(label)
+    ids, wrong = ids.view_as(real), wrong.view_as(real)
+    assert wrong.any() and not wrong[~real].any()
+    logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits[..., 0]
+    right = F.binary_cross_entropy_with_logits(logits[real], wrong[real].float(), reduction="sum")
+    close(sums["discriminator"], 50 * right, 1e-5)
+
+
+def test_a_right_guess_is_no_replacement() -> None:
+    """A generator that is sure of the original gives a discriminator nothing to find."""
+    objective, batch = replaced(share=()), masked_batch(replaced())
+
+    class Sure(torch.nn.Module):
+        part = None
+
+        def scores(self, x: Tensor) -> Tensor:
+            return 100 * F.one_hot(batch["labels"].clamp(min=0), 50).float()
+
+    generator = built("bert", "BertForMaskedLM")
+    from anyformer.objectives import replaced as module
+    from anyformer.objectives.objective import read
+
+    seen = read(generator, batch)
+    old, module.language_head = module.language_head, lambda model: Sure()  # type: ignore[assignment]
+    try:
+        ids, wrong = objective.fill_in(generator, batch, seen)
+    finally:
+        module.language_head = old
+    assert not wrong.any() and ids[0, : len(ROWS[0])].tolist() == ROWS[0].tolist()
+    assert ids[1, : len(ROWS[1])].tolist() == ROWS[1].tolist()
+
+
+def test_samples_follow_the_generator() -> None:
+    objective = replaced(share=())
+    random, found = np.random.default_rng(0), np.zeros(50)
+    generator = built("bert", "BertForMaskedLM", 6)
+    from anyformer.objectives.objective import read
+
+    record = objective.vary({"input_ids": ROWS[0]}, np.random.default_rng(1))
+    batch = objective.collate([record], 0)
+    seen = read(generator, batch)
+    place = int(batch["places"][0])
+    for _ in range(3000):
+        batch["dice"] = torch.from_numpy(random.random(len(batch["dice"]))).float()
+        found[int(objective.fill_in(generator, batch, seen)[0].flatten()[place])] += 1
+    chances = generator(input_ids=batch["input_ids"]).logits[0, place].softmax(-1).detach().numpy()
+    assert np.abs(found / 3000 - chances).max() < 0.03
+
+
+def test_published_masking_and_shared_tables() -> None:
+    objective, model = replaced(), discriminator()
+    both: Any = objective.module(model)
+    assert both.generator.embedding.tokens.weight is model.embedding.tokens.weight
+    assert both.generator.head.out.weight is model.embedding.tokens.weight  # what was tied stays tied
+    assert both.generator.embedding.position.weight is model.embedding.position.weight
+    random = np.random.default_rng(0)
+    row = np.array([2, *(10 + np.arange(398) % 40), 3], np.int32)
+    seen = [objective.vary({"input_ids": row}, random) for _ in range(99)]
+    hidden = np.concatenate([one["input_ids"][one["places"]] for one in seen])
+    assert abs((hidden == 4).mean() - 0.85) < 0.015
+    sum(objective.losses(both, masked_batch(objective)).values()).backward()
+    assert all(p.grad is not None for p in both.parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match="one score a token"):
+        objective.module(model_of("gpt2"))
+
+
+def test_losses_learn_together() -> None:
+    """Both models get better on one batch (T5)."""
+    objective, model = replaced(weight=5.0), discriminator()
+    both: Any = objective.module(model).train()
+    batch = masked_batch(objective)
+    weights = objective.weights(batch)
+    optimizer = torch.optim.AdamW(both.parameters(), 3e-3)
+    history = []
+    torch.manual_seed(0)
+    for _ in range(60):
+        terms = {name: value / weights[name] for name, value in objective.losses(both, batch).items()}
+        history.append({name: float(value.detach()) for name, value in terms.items()})
+        sum(terms.values()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert history[-1]["generator"] < 0.3 * history[0]["generator"]
+    assert history[-1]["discriminator"] < 0.5 * history[0]["discriminator"]
+    assert isinstance(model(input_ids=batch["input_ids"]), Output)

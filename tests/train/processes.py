@@ -1,0 +1,146 @@
+"""Small trainings of several families. `python processes.py FOLDER NUM CASES` does those that the JSON list CASES names
+in NUM processes, which it forks (torch is imported once) and which join as torchrun's do; found-NUM.pt has the results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from anyformer import families
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.masked import Masked
+from anyformer.objectives.translate import Translate
+from anyformer.train import parallel
+from anyformer.train.checkpoint import gathered
+from anyformer.train.data import TSV, Bytes, Data, TextFiles
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.parallel import Mesh
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.start import setup
+from anyformer.train.trainer import Callback, Trainer
+
+sys.path.insert(0, str(Path(__file__).parent))
+import runs
+
+STEPS = 4
+Case = list  # a name, a family, and the meshes that train it one after another, the last to the end
+SPECIAL = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "mask_token": "<|mask|>"}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 20, "max_position_embeddings": 32, "architectures": ["LlamaForCausalLM"],
+              "tie_word_embeddings": True},
+    "bert": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 20,
+             "max_position_embeddings": 32, "architectures": ["BertForMaskedLM"], "hidden_dropout_prob": 0.0,
+             "attention_probs_dropout_prob": 0.0},
+    "t5": {"num_layers": 2, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 20, "dropout_rate": 0.0,
+           "architectures": ["T5ForConditionalGeneration"], "decoder_start_token_id": 1, "pad_token_id": 1},
+    "mixtral": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 12, "num_local_experts": 4, "max_position_embeddings": 32,
+                "architectures": ["MixtralForCausalLM"]},
+}  # fmt: skip
+OBJECTIVES = {"bert": Masked(rate=0.3), "t5": Translate()}
+
+
+class Losses(Callback):
+    """Also which rows each step saw, over all processes."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.rows: list[Any] = []
+
+    def started(self, trainer: Trainer) -> None:
+        inner = trainer.launch
+
+        def launch(ready: Any) -> Any:
+            real = [batch["input_ids"].tolist() for batch, real in zip(ready.batches, ready.real) if real]
+            shown: list[Any] = [real]
+            if trainer.layout.data_size > 1:
+                shown = [None] * trainer.layout.data_size
+                dist.all_gather_object(shown, real, group=trainer.layout.data_group)
+            self.rows.append([ready.step, sorted(row for batches in shown for batch in batches for row in batch)])
+            return inner(ready)
+
+        trainer.launch = launch  # type: ignore[method-assign]
+
+    def stepped(self, trainer: Trainer, done: Any) -> None:
+        self.values.append(done.loss)
+        self.values.append(done.norm)
+
+    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
+        self.values.append(scores["loss"])
+
+
+def write_data(folder: Path) -> None:
+    texts = runs.write_texts(folder).read_text().splitlines()
+    pairs = [f"{text[:25]}\t{text[5:20]}" for text in texts]
+    (folder / "pairs.tsv").write_text("\n".join(["source\ttarget", *pairs]))
+
+
+def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
+    model = families.find(name).read({"vocab_size": 256 + len(SPECIAL), **CONFIGS[name]})
+    source: Any = TextFiles(path=str(folder / "text.txt"), unit="line")
+    if name == "t5":
+        source = TSV(path=str(folder / "pairs.tsv"))
+    base: dict[str, Any] = {
+        "name": name, "model": model, "vocabulary": Bytes(special=SPECIAL), "data": Data(train=source, valid=source),
+        "objective": OBJECTIVES.get(name, NextToken()), "steps": STEPS, "mesh": mesh, "schedule": Cosine(warmup=2),
+        # a large eps: Adam turns rounding errors of gradients that are 0 into whole steps otherwise
+        "optimizer": AdamW(lr=5e-3, eps=1e-4), "batch": Batch(examples=7, micro=2, length=32), "ema": 0.5,
+        "clip": 0.5, "evaluate": Evaluate(every=2, batches=2), "keep": Keep(every=2),
+    }  # fmt: skip
+    return Run(**{**base, **changes})
+
+
+def trained(run: Run, folder: Path) -> dict[str, Any]:
+    """Losses, gradient lengths and evaluations of a run, what it saw, and its last weights in plain tensors."""
+    log = Losses()
+    trainer = setup(run, folder, device="cpu", callbacks=[log], resume=True).fit()
+    model = gathered(trainer.model, trainer.device)
+    return {"values": log.values, "rows": log.rows, "weights": model.state_dict()}
+
+
+def every_case(folder: Path, cases: list[Case]) -> None:
+    found: dict[str, Any] = {}
+    for case, family, *meshes in cases:
+        for i, mesh in enumerate(meshes, 1):
+            steps = STEPS * i // len(meshes)
+            found[case] = trained(run_of(family, folder, Mesh(**mesh), steps=steps), folder / case)
+    if parallel.rank() == 0:
+        torch.save(found, folder / f"found-{parallel.world_size()}.pt")
+
+
+def fork(folder: Path, num: int, cases: list[Case]) -> int:
+    torch.set_num_threads(1)
+    for name in ("torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint"):
+        importlib.import_module(name)  # which each would import
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num)}
+    children = []
+    for rank in range(num):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            try:
+                every_case(folder, cases)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))

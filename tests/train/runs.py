@@ -1,0 +1,144 @@
+"""A small run on a few texts, for tests that start, kill and resume real trainings.
+
+As a program it waits for commands, "train TEXTS FOLDER PRECISION STEPS" or "save FOLDER FIRST LIMIT" a line, and does
+each in a process of its own that it forks: torch is imported once, and each can be killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import anyformer as af
+from anyformer import families
+from anyformer.objectives.causal import NextToken
+from anyformer.train.checkpoint import Checkpoints
+from anyformer.train.data import Bytes, Data, TextFiles
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.progress import Metrics
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.start import setup
+
+VOCABULARY, LENGTH = 258, 32
+
+
+def model(**changes: Any) -> Any:
+    config = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": VOCABULARY, "n_positions": LENGTH,
+              "resid_pdrop": 0.1, "attn_pdrop": 0.1, "architectures": ["GPT2LMHeadModel"], **changes}  # fmt: skip
+    return families.find("gpt2").read(config)
+
+
+def write_texts(folder: Path, seed: int = 0, lines: int = 21) -> Path:
+    """Words in no order, some two thousand bytes."""
+    draw = np.random.default_rng(seed)
+    texts = [draw.integers(1, 8, (draw.integers(5, 25), 2)) for _ in range(lines)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.txt").write_text("\n".join(" ".join("abcdefgh"[i] * n for i, n in text) for text in texts))
+    return folder / "text.txt"
+
+
+def run_of(texts: Path, **changes: Any) -> Run:
+    base: dict[str, Any] = {
+        "name": "small", "model": model(), "vocabulary": Bytes(), "objective": NextToken(),
+        "data": Data(train=TextFiles(path=str(texts), unit="line", stop=0.9),
+                     valid=TextFiles(path=str(texts), unit="line", start=0.9)),
+        "optimizer": AdamW(lr=1e-2), "schedule": Cosine(warmup=3), "batch": Batch(examples=6, micro=4), "steps": 24,
+        "evaluate": Evaluate(every=8), "keep": Keep(every=3, last=2),
+    }  # fmt: skip
+    return Run(**{**base, **changes})
+
+
+def train(texts: Path, folder: Path, precision: str, steps: int = 24) -> None:
+    """Also writes which tokens each step saw, step by step, as it sees them."""
+    trainer = setup(run_of(texts, precision=precision, steps=steps), folder, resume=True, callbacks=[Metrics()])
+    inner = trainer.launch
+
+    def launch(ready: Any) -> Any:
+        seen = hashlib.sha256(b"".join(batch["input_ids"].numpy().tobytes() for batch in ready.batches)).hexdigest()
+        with (folder / "order.jsonl").open("a") as file:
+            file.write(json.dumps([ready.step, seen]) + "\n")
+        return inner(ready)
+
+    trainer.launch = launch  # type: ignore[method-assign]
+    trainer.fit()
+
+
+def save(folder: Path, first: int, limit: int) -> None:
+    """One checkpoint after another without end, each with its step in every number; with `limit`, no file after the
+    first of them can be longer, as on a full disk."""
+    built = af.build(model(n_embd=120), seed=0)
+    kept = Checkpoints(folder, last=2)
+    for step in range(first, first + 100_000):
+        with torch.no_grad():
+            for p in built.parameters():
+                p.fill_(step)
+        kept.save(step, built, {"value": step}, optimizer={"a": torch.full((50_000,), float(step))})
+        if limit:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # which the optimisers would import in each fork
+    print("ready", flush=True)
+    for line in sys.stdin:
+        kind, *words = line.split()
+        child = os.fork()
+        if child == 0:
+            try:
+                if kind == "train":
+                    train(Path(words[0]), Path(words[1]), words[2], int(words[3]))
+                else:
+                    save(Path(words[0]), int(words[1]), int(words[2]))
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+class Nursery:
+    """That program, from a test."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.read() == "ready"
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, *words: object) -> int:
+        """The process that does it."""
+        assert self.process.stdin is not None
+        print(*words, file=self.process.stdin, flush=True)
+        return int(self.read())
+
+    def wait(self) -> int:
+        """Its exit code; -9 if it was killed."""
+        return int(self.read())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+if __name__ == "__main__":
+    main()

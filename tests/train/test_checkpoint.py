@@ -1,0 +1,154 @@
+"""T3: a checkpoint is whole or not there, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.train.checkpoint import Checkpoints, fill, read
+from anyformer.weights import hub, manifest
+from tiny import model_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+import runs
+
+
+def moments(model: Any) -> dict[str, torch.Tensor]:
+    return {f"{name}/exp_avg": p.detach() * 2 for name, p in model.named_parameters()}
+
+
+@pytest.fixture
+def model() -> Any:
+    return model_of("gpt2")
+
+
+def test_what_is_saved_is_read_back_to_the_bit(tmp_path: Path, model: Any) -> None:
+    kept = Checkpoints(tmp_path)
+    values = {"score": 0.1 + 0.2, "tokens": 12, "scaler": {"scale": 65536.0}}
+    folder = kept.save(7, model, values, optimizer=moments(model))
+    assert folder.name == "step-00000007"
+    saved, faults = kept.newest()
+    assert saved is not None and not faults and saved.values == {**values, "step": 7}
+    other = af.build(model.spec, seed=5)
+    fill(other, saved.tensors["weights"])
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values()))
+    assert other.head.out.weight is other.embedding.tokens.weight
+    assert saved.tensors["optimizer"].keys() == moments(model).keys()
+    assert all(torch.equal(saved.tensors["optimizer"][name], tensor) for name, tensor in moments(model).items())
+    # the folder of the run opens as a model
+    (tmp_path / "run.json").write_text("{}")
+    assert hub.resolve(tmp_path) == folder
+    loaded = af.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values()))
+
+
+def test_own_weights_are_kept_beside_the_model(tmp_path: Path, model: Any) -> None:
+    """An average is what is saved as the model; training goes on from the weights themselves."""
+    own = {name: tensor * 3 for name, tensor in model.state_dict().items()}
+    saved = read(Checkpoints(tmp_path).save(1, model, {}, weights=own))
+    assert all(torch.equal(saved.tensors["weights"][name], tensor) for name, tensor in own.items())
+    assert torch.equal(af.load(saved.folder).embedding.tokens.weight, model.embedding.tokens.weight)
+
+
+def test_weights_of_another_model_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="does not belong to this model: .* is missing"):
+        fill(model, {})
+    with pytest.raises(ValueError, match=r"embedding.tokens.weight \(3, 24\) is not \(50, 24\)"):
+        fill(model, {**model.state_dict(), "embedding.tokens.weight": torch.zeros(3, 24)})
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path, model: Any) -> None:
+    kept = Checkpoints(tmp_path, last=2)
+    for step, score in enumerate((5.0, 1.0, 3.0, None, float("nan"), 2.0), 1):
+        kept.save(step, model, {"score": score})
+    assert list(manifest.steps(tmp_path)) == [2, 5, 6] and kept.best_step() == 2
+    Checkpoints(tmp_path, last=1, best=False).prune()
+    assert list(manifest.steps(tmp_path)) == [6]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000006"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "manifest", "empty"])
+def test_a_damaged_one_is_never_chosen(tmp_path: Path, model: Any, damage: str) -> None:
+    kept = Checkpoints(tmp_path, last=3)
+    for step in (1, 2):
+        folder = kept.save(step, model, {}, optimizer=moments(model))
+    path = folder / "training.safetensors"
+    raw = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    elif damage == "cut":
+        path.write_bytes(raw[:-1])
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "manifest":
+        (folder / manifest.NAME).write_text("{")
+    else:
+        (folder / manifest.NAME).write_text(json.dumps({"files": {}}))
+    saved, faults = kept.newest()
+    assert saved is not None and saved.values["step"] == 1
+    assert len(faults) == 1 and "step-00000002" in faults[0]
+    (tmp_path / "run.json").write_text("{}")
+    assert hub.resolve(tmp_path).name == "step-00000001"
+    manifest.remove(tmp_path / "checkpoints" / "step-00000001")
+    assert kept.newest()[0] is None
+    with pytest.raises(FileNotFoundError, match="a run without a whole checkpoint.*step-00000002"):
+        hub.resolve(tmp_path)
+
+
+def test_an_error_while_saving_leaves_nothing(tmp_path: Path, model: Any) -> None:
+    kept = Checkpoints(tmp_path)
+    kept.save(1, model, {})
+    with pytest.raises(TypeError):
+        kept.save(2, model, {"score": object()})  # not JSON
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001"]
+    assert kept.newest()[0].values["step"] == 1  # type: ignore[union-attr]
+
+
+# -- real processes
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[runs.Nursery]:
+    made = runs.Nursery()
+    yield made
+    made.close()
+
+
+def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:
+    """kill -9 at random moments of a process that does nothing but save: the newest is whole each time."""
+    draw, first, halves = random.Random(0), 1, 0
+    for _ in range(8):
+        child = nursery.start("save", tmp_path, first, 0)
+        while first not in manifest.steps(tmp_path):
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.02, 0.2))
+        os.kill(child, signal.SIGKILL)
+        assert nursery.wait() == -signal.SIGKILL
+        halves += any(path.name.startswith(".saving-") for path in (tmp_path / "checkpoints").iterdir())
+        saved, faults = Checkpoints(tmp_path).newest()
+        assert saved is not None and not faults
+        step = saved.values["step"]
+        assert saved.values["value"] == step >= first
+        assert set(saved.tensors["weights"]["decoder.norm.bias"].tolist()) == {step}
+        assert set(saved.tensors["optimizer"]["a"].tolist()) == {step}
+        first = step + 1
+    assert halves, "no kill fell into a save: the test shows nothing"
+
+
+def test_t3_disk_full(tmp_path: Path, nursery: runs.Nursery) -> None:
+    nursery.start("save", tmp_path, 1, 100_000)  # the model alone is longer
+    assert nursery.wait() == 1
+    saved, faults = Checkpoints(tmp_path).newest()
+    assert saved is not None and saved.values["step"] == 1 and not faults
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]

@@ -1,0 +1,133 @@
+"""`anyformer train`: what it prints, and a user's mistakes, which are one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyformer import cli
+from anyformer.recipes import recipe, recipes
+from anyformer.spec import to_json
+from anyformer.train.run import read_run
+from anyformer.weights import manifest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import runs
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts and run.json, which is the working folder."""
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    runs.write_texts(tmp_path / "texts")
+    run = runs.run_of(Path("texts/text.txt"), steps=4, evaluate=runs.Evaluate(every=2, sample="ab"))
+    (tmp_path / "run.json").write_text(to_json(run))
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a mistake."""
+    assert cli.main(["train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "run.json", "--out", "here", "--set", "optimizer.lr=2e-3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and "step 2: loss " in out and "  | ab" in out and "unigram" in out
+    assert json.loads(Path("here/run.json").read_text())["optimizer"]["lr"] == 2e-3
+    lines = [json.loads(line) for line in Path("here/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    assert cli.main(["generate", "here", "ab", "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().out
+    assert "here holds a run already: --resume goes on with it" in said(capsys, "run.json", "--out", "here")
+    wrong = said(capsys, "run.json", "--out", "here", "--resume")
+    assert "here holds another run: optimizer.lr: 0.002 then, 0.01 now" in wrong
+    assert cli.main(["train", "here", "--resume", "--set", "steps=6"]) == 0  # a folder is its own description
+    assert "from step 4" in capsys.readouterr().out and list(manifest.steps(Path("here")))[-1] == 6
+
+
+def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and about for name, about in recipes().items()) and "quickstart" in out
+    assert cli.main(["train", "quickstart", "--show", "--set", "seed=7"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 7
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_is_json(name: str, tmp_path: Path) -> None:
+    run = recipe(name)
+    (tmp_path / "run.json").write_text(to_json(run))
+    assert read_run(tmp_path / "run.json") == run and run.name == name
+
+
+def test_mistakes_in_the_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no recipe 'quickstat'; did you mean 'quickstart'?" in said(capsys, "quickstat")
+    assert "give a recipe (--list shows them)" in said(capsys)
+    wrong = said(capsys, "run.json", "--set", "optimizer.rate=1")
+    assert "no 'optimizer.rate' in this Run: AdamW has no 'rate'" in wrong
+    assert "--set steps: give PATH=VALUE" in said(capsys, "run.json", "--set", "steps")
+    assert "Run.steps: expected int, got 'many'" in said(capsys, "run.json", "--set", "steps=many")
+    assert "Run.steps is 0; it must be at least 1" in said(capsys, "run.json", "--set", "steps=0")
+    assert "precision: 'bf17' is not valid; did you mean 'bf16'?" in said(capsys, "run.json", "--set", "precision=bf17")
+    assert "--log tensorbord; did you mean 'tensorboard'?" in said(capsys, "run.json", "--log", "tensorbord")
+    assert "elsewhere.json: no such file" in said(capsys, "elsewhere.json")
+    assert "has no flag '--resum'; did you mean '--resume'?" in said(capsys, "run.json", "--resum")
+    Path("bad.json").write_text('{"anyformer": 1, "kind": "LayerNorm"}')
+    assert "bad.json: describes a LayerNorm, not a Run" in said(capsys, "bad.json")
+    assert not Path("runs").exists()  # nothing of all that was begun
+
+
+def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.txt").write_text("")
+    wrong = said(capsys, "run.json", "--out", "a", "--set", "data.train.path=empty.txt")
+    assert "the train data has no example" in wrong
+    assert "nowhere.txt: no such file" in said(capsys, "run.json", "--out", "b", "--set", "data.train.path=nowhere.txt")
+    wrong = said(capsys, "run.json", "--out", "c", "--set", "batch.length=64")
+    assert "batch.length is 64, and this model takes at most 32 tokens" in wrong
+    small = ("--set", "model.embedding.tokens.vocab_size=100", "--set", "model.head.vocab_size=100")
+    wrong = said(capsys, "run.json", "--out", "d", *small)
+    assert "the vocabulary has 258 tokens, the model 100: they do not belong together" in wrong
+
+
+# -- a disk that does not do what is asked
+
+
+def trained(folder: Path, before: str = "", *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, after the code `before`."""
+    code = f"import sys, torch\n{before}\nfrom anyformer import cli\nsys.exit(cli.main(sys.argv[1:]))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, "train", "run.json", "--out", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+
+
+def test_t3_a_full_disk_is_one_line_and_nothing_is_lost(place: Path) -> None:
+    """From step 3 on nothing longer than 50 kB can be written: the model of that step is."""
+    assert cli.main(["train", "run.json", "--out", "here", "--set", "steps=2"]) == 0
+    full = (
+        "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))"
+    )
+    done = trained(place / "here", full, "--resume")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "File too large" in done.stderr
+    assert list(manifest.steps(place / "here")) == [2]
+    assert cli.main(["train", "run.json", "--out", "here", "--resume"]) == 0
+    assert list(manifest.steps(place / "here"))[-1] == 4
+
+
+def test_t3_a_folder_that_cannot_be_written_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "locked").mkdir()
+    (place / "locked").chmod(0o555)
+    locked = Path("/sys") if os.getuid() == 0 else place / "locked"  # which is not even for root to write in
+    wrong = said(capsys, "run.json", "--out", str(locked / "run"))
+    assert f"{locked / 'run'}: " in wrong and any(why in wrong for why in ("denied", "not permitted", "Read-only"))

@@ -1,0 +1,114 @@
+"""Recipes on their real data, in a small form: they run from end to end, and something is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.recipes import recipe
+from anyformer.spec import override, walk
+from anyformer.train.data import First
+from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.run import Batch, Pretrained
+from anyformer.train.start import pretrained, setup
+from anyformer.train.trainer import Callback, Trainer
+from anyformer.transforms.lora import LoRA
+
+SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
+
+
+def small(name: str, data: Path, **more: Any) -> Any:
+    """The same run with little data, all of it in every step, a narrow vocabulary and one layer."""
+    run = recipe(name, str(data))
+    changes: dict[str, Any] = {
+        "steps": 12, "evaluate.every": 12, "evaluate.batches": 2, "evaluate.sample": None, "keep.every": 12,
+        "ema": None,
+        "data.train": First(source=run.data.train, count=8), "data.valid": First(source=run.data.valid, count=4),
+        "data.test": None, "batch": Batch(examples=8, micro=4), "schedule.warmup": 2, **more,
+    }  # fmt: skip
+    changes |= {"vocabulary.size": 600} if hasattr(run.vocabulary, "size") else {}
+    changes |= {f"{path}.depth": 1 for path, part in walk(run) if hasattr(part, "depth")}
+    changes |= {"objective.stride": 16, "objective.length": 96} if "squad" in name else {}
+    changes |= {"optimizer.lr": 2e-3} if name.endswith("scratch") else {}
+    return override(run, changes)
+
+
+@pytest.mark.parametrize("name", SCRATCH)
+def test_from_scratch_on_real_data(name: str, tmp_path: Path, shared_data: Path) -> None:
+    torch.set_num_threads(1)
+    trainer = setup(small(name, shared_data), tmp_path, callbacks=[Metrics()]).fit()
+    losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
+    assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
+    again = af.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), trainer.model.state_dict().values()))
+
+
+# -- further from a published model
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT as transformers writes it, with random weights and a vocabulary of bytes."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    config = transformers.BertConfig(
+        vocab_size=600, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    from anyformer.recipes._encoder import vocabulary
+
+    vocabulary().replace(size=300).make(["some words"], folder)
+    return folder
+
+
+def test_a_published_model_with_another_head(published: Path) -> None:
+    labels = ("bad", "good", "neither")
+    part = Pretrained(path=str(published), architecture="BertForSequenceClassification", labels=labels)
+    model, base = pretrained(part, seed=0), af.load(published)
+    theirs = base.state_dict()
+    shared = [name for name in model.state_dict() if not name.startswith("head.")]
+    assert len(shared) > 20 and all(torch.equal(model.state_dict()[name], theirs[name]) for name in shared)
+    assert model.head.out.out_features == 3 and bool(model.head.out.weight.std() > 0.01)
+    assert tuple(model.spec.source["id2label"].values()) == labels
+    assert not torch.equal(pretrained(part, seed=1).head.out.weight, model.head.out.weight)
+    with pytest.raises(ValueError, match="BertForSequenceClasification"):
+        pretrained(part.replace(architecture="BertForSequenceClasification"), seed=0)
+
+
+@pytest.mark.parametrize("name", ["sst2", "wnut17", "squad"])
+def test_further_on_real_data(name: str, published: Path, tmp_path: Path, shared_data: Path) -> None:
+    torch.set_num_threads(1)
+    run = small(name, shared_data, **{"model.path": str(published), "optimizer.lr": 3e-3})
+    trainer = setup(run, tmp_path, callbacks=[Metrics()]).fit()
+    losses = [line["loss"] for line in read_metrics(tmp_path) if "loss" in line]
+    assert min(losses[-3:]) < 0.97 * losses[0], losses
+    assert trainer.tokenizer is not None and (tmp_path / "checkpoints/step-00000012/tokenizer.json").is_file()
+
+
+def test_adapters_are_trained_alone_and_resumed(published: Path, tmp_path: Path, shared_data: Path) -> None:
+    torch.set_num_threads(1)
+    changes = {"model.path": str(published), "lora": LoRA(rank=2, also=("head.*",)), "steps": 6, "optimizer.lr": 1e-2}
+    run = small("sst2", shared_data, **changes)
+
+    class Enough(Callback):
+        def stepped(self, trainer: Trainer, done: Any) -> None:
+            if done.step == 3:
+                trainer.stop("enough")
+
+    whole = setup(run, tmp_path / "whole").fit()
+    learnt = [name for name, p in whole.model.named_parameters() if p.requires_grad]
+    assert learnt and all("lora_" in name or name.startswith("head.") for name in learnt)
+    setup(run, tmp_path / "broken", callbacks=[Enough()]).fit()
+    resumed = setup(run, tmp_path / "broken", resume=True)
+    assert resumed.fit().step == 6
+    pairs = zip(whole.model.state_dict().items(), resumed.model.state_dict().values())
+    assert all(torch.equal(a, b) for (_, a), b in pairs)
+    name = "encoder.layers.0.attention.op.q.weight"  # stands still while it is trained, and what opens has the adapter
+    theirs = af.load(published).state_dict()[name]
+    assert torch.equal(whole.model.state_dict()[name], theirs)
+    assert not torch.equal(af.load(tmp_path / "whole").state_dict()[name], theirs)

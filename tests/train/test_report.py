@@ -1,0 +1,84 @@
+"""What is seen of a run: baselines by hand, metrics after a kill, the picture, and a page that loads nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyformer.train.baseline import WEIGHTS, baselines
+from anyformer.train.data.shards import Split, Writer
+from anyformer.train.progress import Metrics, Screen, peak, read_metrics
+from anyformer.train.report import report, smoothed
+from anyformer.train.trainer import Done
+
+
+def split(folder: Path, texts: list[list[int]]) -> Split:
+    with Writer(folder) as writer:
+        for text in texts:
+            writer.add({"input_ids": np.array(text, np.int32)})
+    return Split(folder)
+
+
+def test_baselines_by_hand(tmp_path: Path) -> None:
+    """Texts 0 1 1 | 2 1 and, to predict, 0 1 | 2 2: pairs never reach over the end of a text."""
+    train, valid = split(tmp_path / "a", [[0, 1, 1], [2, 1]]), split(tmp_path / "b", [[0, 1], [2, 2]])
+    single = {w: [(n + w / 3) / (3 + w) for n in (0, 3, 0)] for w in WEIGHTS}  # what follows: 1, 1, 1
+    unigram, best = min((-(math.log(p[1]) + math.log(p[2])) / 2, w) for w, p in single.items())
+    p = single[best]
+    # after 0 comes 1 in 1 of 1; after 2 never 2 in 1
+    bigram = min(-(math.log((1 + w * p[1]) / (1 + w)) + math.log(w * p[2] / (1 + w))) / 2 for w in WEIGHTS)
+    assert baselines(train, valid, 3) == {"unigram": pytest.approx(unigram), "bigram": pytest.approx(bigram)}
+    assert baselines(train, split(tmp_path / "c", [[1]]), 3) == {}
+
+
+def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    """And the half of a line that a kill left."""
+    lines = [{"step": n, "loss": float(n)} for n in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo')
+    assert read_metrics(tmp_path) == lines
+    trainer: Any = SimpleNamespace(folder=tmp_path, step=2, examples=0, tokens=0, seconds=0.0)
+    metrics = Metrics()
+    metrics.started(trainer)
+    metrics.stepped(trainer, Done(3, 0.1 + 0.2, {"a": 0.1, "b": 0.2}, 1.0, 1e-3, 1, 1, 0.1))
+    metrics.stopped(trainer)
+    found = read_metrics(tmp_path)
+    assert [line["step"] for line in found] == [1, 2, 3] and found[-1]["loss"] == 0.1 + 0.2
+    assert (found[-1]["loss/a"], found[-1]["loss/b"]) == (0.1, 0.2)
+
+
+def test_a_page_and_a_picture(tmp_path: Path) -> None:
+    """A model's text is text there, whatever it holds."""
+    (tmp_path / "run.json").write_text('{"name": "<b>small</b>"}')
+    (tmp_path / "environment.json").write_text('{"seed": 3}')
+    lines = [{"step": n, "loss": 5 / n, "tokens": n, "seconds": 0.1 * n} for n in range(1, 9)]
+    lines += [{"step": 8, "valid/loss": 0.7}, {"step": 8, "text": "<script>alert(1)</script>"}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written = report(tmp_path, {"bigram": 1.25})
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>" not in page and "&lt;script&gt;alert(1)" in page and "<b>small" not in page
+    assert "default-src 'none'" in page and "bigram baseline</td><td>1.2500" in page and "0.7000" in page
+    pytest.importorskip("matplotlib")
+    assert [path.name for path in written] == ["curve.png", "report.html"]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_smoothing_begins_at_the_first_value() -> None:
+    assert smoothed([(1, 4.0)]) == [(1, 4.0)]
+    flat = smoothed([(n, 2.0) for n in range(50)])
+    assert {value for _, value in flat} == {2.0}
+    assert smoothed([(n, float(n)) for n in range(100)])[-1][1] < 99
+
+
+def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.told("a line")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("a line\n", "")
+    assert 1e8 < peak(torch.device("cpu"), "fp32") < 1e14

@@ -1,0 +1,191 @@
+"""T2: a training killed with kill -9 and resumed is the training that was left alone, to the bit. T4: only that one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.spec import override
+from anyformer.train.checkpoint import read
+from anyformer.train.data import Bytes, TextFiles, TrainedBPE
+from anyformer.train.optim import AdamW
+from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.start import setup
+from anyformer.weights import manifest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import runs
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[runs.Nursery]:
+    made = runs.Nursery()
+    yield made
+    made.close()
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b'"norm"') if path.is_file() else 0
+
+
+def killed_at(nursery: runs.Nursery, texts: Path, folder: Path, precision: str, step: int, delay: float) -> None:
+    """Starts or resumes, and kills without warning once this step was logged."""
+    child = nursery.start("train", texts, folder, precision, 24)
+    limit = time.monotonic() + 120
+    while steps_done(folder) < step:
+        assert time.monotonic() < limit, "it does not get there"
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    assert nursery.wait() == -signal.SIGKILL, "it was done before it was killed: the test shows nothing"
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a clock says."""
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
+
+
+def same_end(a: Path, b: Path) -> None:
+    one, two = (read(list(manifest.steps(folder).values())[-1]) for folder in (a, b))
+    assert {**one.values, "seconds": 0} == {**two.values, "seconds": 0}
+    for kind in ("weights", "optimizer"):
+        assert one.tensors[kind].keys() == two.tensors[kind].keys()
+        for name, tensor in one.tensors[kind].items():
+            assert torch.equal(tensor, two.tensors[kind][name]), f"{kind}: {name}"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery, precision: str) -> None:
+    """Epochs of 7 steps, checkpoints every 3: twice within the first, after its end, and at two random steps."""
+    texts = runs.write_texts(tmp_path / "texts")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    nursery.start("train", texts, whole, precision, 24)
+    assert nursery.wait() == 0
+    order = dict(map(json.loads, (whole / "order.jsonl").read_text().splitlines()))
+    assert len(order) == 24 and len(set(order.values())) == 24
+    draw = random.Random(precision)
+    for step in (3, 6, 9, draw.randint(11, 16), draw.randint(17, 22)):
+        killed_at(nursery, texts, broken, precision, step, draw.uniform(0, 0.02))
+    nursery.start("train", texts, broken, precision, 24)
+    assert nursery.wait() == 0
+    seen = [json.loads(line) for line in (broken / "order.jsonl").read_text().splitlines()]
+    assert len(seen) > 24 and all(order[step] == what for step, what in seen)  # again, and the same
+    assert history(broken) == history(whole)
+    assert [line["step"] for line in history(whole) if "valid/loss" in line] == [8, 16, 24]
+    same_end(whole, broken)
+
+
+def test_t2_epochs_are_where_the_kills_were_meant_to_be(tmp_path: Path) -> None:
+    texts = runs.write_texts(tmp_path / "texts")
+    trainer = setup(runs.run_of(texts), tmp_path / "run")
+    with trainer.feed(0) as loader:
+        assert len(loader.plan) == 7  # type: ignore[attr-defined]
+
+
+def test_a_stop_is_a_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:
+    """SIGTERM, as a machine that is taken back sends it: the step is finished, saved, and nothing is done twice."""
+    texts = runs.write_texts(tmp_path / "texts")
+    child = nursery.start("train", texts, tmp_path / "run", "fp32", 4000)
+    while steps_done(tmp_path / "run") < 5:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGTERM)
+    assert nursery.wait() == 1  # KeyboardInterrupt
+    done = steps_done(tmp_path / "run")
+    assert list(manifest.steps(tmp_path / "run"))[-1] == done >= 5
+
+
+# -- T4
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """(texts, a run of 4 steps on them)"""
+    torch.set_num_threads(1)
+    texts = runs.write_texts(tmp_path / "texts")
+    setup(runs.run_of(texts, steps=4), tmp_path / "run", callbacks=[Metrics()]).fit()
+    return texts, tmp_path / "run"
+
+
+def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
+    texts, folder = begun
+    trainer = setup(runs.run_of(texts, steps=6, batch=runs.Batch(examples=6, micro=2)), folder, resume=True)
+    trainer.callbacks.append(Metrics())
+    assert trainer.fit().step == 6 and steps_done(folder) == 6
+    setup(runs.run_of(texts, steps=6), folder, resume=True).fit()  # nothing left to do
+    assert list(manifest.steps(folder)) == [4, 6]  # the best or the last two
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"optimizer": AdamW(lr=1e-3)}, "optimizer.lr: 0.01 then, 0.001 now"),
+    ({"seed": 7}, "seed: its default then, 7 now"),
+    ({"model": runs.model(n_layer=1)}, "model.decoder.depth: 2 then, 1 now"),
+    ({"vocabulary": TrainedBPE(size=300)}, "vocabulary: .* then, .*TrainedBPE.* now"),
+    ({"precision": "bf16"}, "precision: its default then, 'bf16' now"),
+])  # fmt: skip
+def test_t4_another_description_is_refused(begun: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
+    texts, folder = begun
+    with pytest.raises(ValueError, match=f"holds another run: {message}"):
+        setup(runs.run_of(texts, **{"steps": 6, **change}), folder, resume=True)
+
+
+def test_t4_other_data_under_the_same_name_is_refused(begun: tuple[Path, Path]) -> None:
+    texts, folder = begun
+    before = texts.read_text()
+    runs.write_texts(texts.parent, seed=1)
+    with pytest.raises(ValueError, match="step-00000004 was trained with another data: a run goes on with what"):
+        setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
+    texts.write_text(before)
+    assert setup(runs.run_of(texts, steps=6), folder, resume=True).fit().step == 6
+
+
+def test_t4_another_tokenizer_under_the_same_name_is_refused(begun: tuple[Path, Path]) -> None:
+    texts, folder = begun
+    Bytes(special={"eos_token": "<|end|>", "pad_token": "<|padding|>"}).make([], folder / "tokenizer")
+    with pytest.raises(ValueError, match="was trained with another (data|tokenizer)"):
+        setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
+
+
+def test_a_folder_is_one_runs(begun: tuple[Path, Path]) -> None:
+    texts, folder = begun
+    with pytest.raises(ValueError, match="holds a run already: --resume goes on with it"):
+        setup(runs.run_of(texts), folder)
+    assert (folder / "run.json").is_file() and af.load(folder).spec.decoder.depth == 2
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["seed"] == 0 and environment["torch"] == torch.__version__ and environment["commit"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) -> None:
+    texts, folder = begun
+    path = folder / "checkpoints" / "step-00000004" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    lines: list[str] = []
+
+    class Ear(Metrics):
+        def told(self, line: str) -> None:
+            lines.append(line)
+
+    trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear()]).fit()
+    assert trainer.step == 4 and len(lines) == 1 and "passed over" in lines[0] and "model.safetensors" in lines[0]
+    assert manifest.fault(folder / "checkpoints" / "step-00000004") is None  # trained anew
+
+
+def test_a_run_survives_its_own_json(begun: tuple[Path, Path]) -> None:
+    from anyformer.train.run import differences, read_run
+
+    texts, folder = begun
+    run = runs.run_of(texts, steps=4)
+    assert read_run(folder / "run.json") == run and not differences(run, run)
+    moved = override(run, {"data.train": TextFiles(path="elsewhere")})
+    assert differences(run, moved)

@@ -1,0 +1,195 @@
+"""Adapters on any family: at first nothing changes, they alone learn, go into the weights, into files and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.objectives.causal import NextToken
+from anyformer.spec import decode, encode
+from anyformer.transforms import lora
+from anyformer.transforms.fuse import fuse
+from anyformer.transforms.lora import LoRA
+from anyformer.transforms.pack import pack
+from anyformer.transforms.quantize import quantize
+from small import close
+from tiny import CONFIGS, inputs_of, model_of
+
+WIDE = LoRA(rank=2, alpha=6.0, targets=("*.q", "*.v", "*.up"))
+
+
+def logits(model: Any, family: str) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**inputs_of(family)).logits
+
+
+@torch.no_grad()
+def trained(model: Any) -> Any:
+    generator = torch.Generator().manual_seed(4)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_nothing_changes_at_first_and_only_adapters_learn(family: str) -> None:
+    model = model_of(family)
+    before = logits(model, family)
+    assert lora.apply(model, WIDE) is model
+    assert torch.equal(logits(model, family), before)
+    model(**inputs_of(family)).logits.square().sum().backward()
+    names = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert names and all(name.endswith(("lora_a", "lora_b")) for name in names)
+    assert names == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    layers = {name.rpartition(".")[0] for name in names}
+    assert {layer.rpartition(".")[2] for layer in layers} == {"q", "v", "up"} and len(layers) * 2 == len(names)
+    assert all(model.get_parameter(f"{layer}.lora_b").grad.any() for layer in layers)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_adapter_is_what_the_paper_says(family: str) -> None:
+    """W + alpha / rank B A, in every layer it was asked for."""
+    model = trained(lora.apply(model_of(family), WIDE))
+    plain = model_of(family)
+    for address, layer in lora.adapted(model).items():
+        assert layer.lora_a.shape == (2, layer.in_features) and layer.lora_b.shape == (layer.out_features, 2)
+        with torch.no_grad():
+            plain.get_parameter(f"{address}.weight").add_(3.0 * layer.lora_b @ layer.lora_a)
+    close(logits(model, family), logits(plain, family), 2e-6)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_merge_and_unmerge(family: str) -> None:
+    model = model_of(family)
+    addresses, before = set(model.state_dict()), logits(model, family)
+    after = logits(trained(lora.apply(model, WIDE)), family)
+    assert (after - before).abs().max() > 0.01
+    lora.merge(model)
+    assert set(model.state_dict()) == addresses and not lora.adapted(model)
+    assert all(p.requires_grad == q.requires_grad for p, q in zip(model.parameters(), model_of(family).parameters()))
+    close(logits(fuse(model), family), after, 2e-6)  # plain in every respect
+    lora.unmerge(model)
+    close(logits(model, family), after, 2e-6)
+    with torch.no_grad():
+        for layer in lora.adapted(model).values():
+            layer.lora_b.zero_()
+    close(logits(model, family), before, 2e-6)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        f"{address}.{name}" for address in lora.adapted(model) for name in lora.NAMES
+    }
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_saved_with_live_adapters_as_a_plain_model(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = trained(lora.apply(model_of(family), WIDE))
+    after = logits(model, family)
+    for layout in ("anyformer", "hf"):
+        af.save(model, tmp_path / layout, format=layout)
+        close(logits(af.load(tmp_path / layout), family), after, 2e-6)
+    theirs = getattr(transformers, CONFIGS[family]["architectures"][0]).from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        close(theirs(**inputs_of(family)).logits, after, 1e-5)
+    assert lora.adapted(model) and torch.equal(logits(model, family), after)  # saving changed nothing
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_adapters_in_a_file_of_their_own(family: str, tmp_path: Path) -> None:
+    part = WIDE.replace(also=("embedding.tokens.weight",))
+    model = trained(lora.apply(model_of(family), part))
+    lora.save_adapter(model, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter.json", "adapter.safetensors"}
+    again = lora.load_adapter(model_of(family), tmp_path)
+    assert torch.equal(logits(again, family), logits(model, family))
+    learnt = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
+    assert learnt == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any(name.endswith("tokens.weight") for name in learnt)
+
+
+def test_one_seed_one_start_whatever_else_is_there() -> None:
+    a, b = (lora.apply(model_of("gpt2"), WIDE.replace(targets=t), seed=3) for t in (("*.q",), ("*.q", "*.down")))
+    for address, layer in lora.adapted(a).items():
+        assert torch.equal(layer.lora_a, b.get_parameter(f"{address}.lora_a"))
+        bound = layer.in_features**-0.5
+        assert layer.lora_a.abs().max() <= bound and layer.lora_a.std() > 0.4 * bound
+    other = lora.apply(model_of("gpt2"), WIDE, seed=4)
+    assert not torch.equal(other.decoder.layers[0].attention.op.q.lora_a, a.decoder.layers[0].attention.op.q.lora_a)
+
+
+def test_dropout_is_of_the_adapter_alone_and_of_training_alone() -> None:
+    model = trained(lora.apply(model_of("llama"), WIDE.replace(dropout=0.5)))
+    assert torch.equal(logits(model, "llama"), logits(model, "llama"))
+    layer = model.decoder.layers[0].attention.op.q.train()
+    x = torch.randn(4, 3, layer.in_features)
+    plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    torch.manual_seed(0)
+    mean = sum(layer(x) - plain for _ in range(3000)) / 3000
+    close(mean, layer.eval()(x) - plain, 0.06)
+
+
+def test_a_head_with_an_adapter_learns_through_the_chunked_loss() -> None:
+    """Llama's head is not tied: the adapter must be in the scores that training computes."""
+    model = trained(lora.apply(model_of("llama"), LoRA(rank=2, targets=("head.out",))))
+    batch, objective = inputs_of("llama"), NextToken()
+    loss = objective.losses(model, batch)["loss"]
+    close(loss / objective.weights(batch)["loss"], model(**batch, labels=batch["input_ids"]).loss, 1e-5)
+    loss.backward()
+    assert model.head.out.lora_a.grad.any() and model.head.out.lora_b.grad.any() and model.head.out.weight.grad is None
+
+
+def test_trains_under_compile() -> None:
+    model = trained(lora.apply(model_of("gpt2"), WIDE))
+    eager = model(**inputs_of("gpt2")).logits
+    torch._dynamo.reset()
+    close(torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs_of("gpt2")).logits, eager, 1e-6)
+
+
+def test_with_other_transforms() -> None:
+    model = fuse(model_of("llama"))
+    lora.apply(pack(model), WIDE)  # made plain again: a fused product would pass the adapters by
+    after = logits(trained(model), "llama")
+    close(logits(fuse(model), "llama"), after, 1e-6)
+    close(logits(quantize(lora.merge(model), exact=True), "llama"), after, 0.05)
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    model = model_of("gpt2")
+    for part, why in [(LoRA(targets=("*.qq",)), r"no linear layer matches '\*.qq'"),
+                      (LoRA(targets=("head.out",)), "head.out shares its weights with another layer"),
+                      (LoRA(also=("head.x",)), "no parameter matches 'head.x'")]:  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            lora.apply(model, part)
+        assert all(parameter.requires_grad for parameter in model.parameters())  # nothing half done
+    for function, why in [(lora.merge, "no adapters"), (lora.unmerge, "no merged adapters"),
+                          (lambda m: lora.save_adapter(m, tmp_path), "no adapters")]:  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            function(model)
+    with pytest.raises(ValueError, match="no adapter.json here"):
+        lora.load_adapter(model, tmp_path)
+    lora.apply(model, WIDE)
+    with pytest.raises(ValueError, match="has adapters already"):
+        lora.apply(model, WIDE)
+    for wrong in ({"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"targets": ()}):
+        with pytest.raises(ValueError, match=f"LoRA.{next(iter(wrong))}"):
+            LoRA(**wrong)
+
+
+def test_an_adapter_of_another_model_is_refused_and_the_model_stays(tmp_path: Path) -> None:
+    lora.save_adapter(lora.apply(model_of("gpt2"), WIDE), tmp_path)
+    small = af.build(af.override(model_of("gpt2").spec, {"decoder.depth": 1}))
+    with pytest.raises(ValueError, match="decoder.layers.1.attention.op.q.lora_a has no place"):
+        lora.load_adapter(small, tmp_path)
+    assert not lora.adapted(small) and all(parameter.requires_grad for parameter in small.parameters())
+    (tmp_path / "adapter.json").write_text(json.dumps({"anyformer": 1, "kind": "LayerNorm"}))
+    with pytest.raises(ValueError, match="describes a LayerNorm, not a LoRA"):
+        lora.load_adapter(small, tmp_path)
+
+
+def test_json_round_trip() -> None:
+    assert decode(json.loads(json.dumps(encode(WIDE)))) == WIDE
