@@ -25,7 +25,7 @@ from catalogue import (
 from torch import Tensor
 
 import anyformer as af
-from anyformer.parts.head import LMHead, MultipleChoiceHead
+from anyformer.parts.head import CTCHead, LMHead, MultipleChoiceHead
 from anyformer.parts.mask import Window
 from anyformer.transforms.recompute import recompute
 
@@ -169,7 +169,9 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         model.kernel = kernel
         model.zero_grad()
         out = model(**inputs)
-        total = out.loss if out.loss is not None and out.loss.isfinite() else out[0].float().pow(2).mean()
+        # without a frame no alignment is possible, and CTC's loss of that is infinite as published
+        total = out[0].float().pow(2).mean() if out.loss is None or isinstance(spec.head, CTCHead) else out.loss
+        assert total.isfinite()
         total.backward()
         assert all(v.isfinite().all() for v in out.values() if isinstance(v, Tensor) and v.dim() > 0)
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -193,9 +195,11 @@ def test_n6_nan_names_its_address(case: Case) -> None:
         model.get_parameter(address).fill_(6e4)
     with torch.no_grad():
         try:
-            model(**inputs)
+            out = model(**inputs)
         except FloatingPointError as error:
             assert "layers" in str(error) or "head" in str(error) or "stages" in str(error)
+        else:  # a norm may have brought what overflowed back into range
+            assert not any(bool(v.isnan().any()) for v in out.values() if isinstance(v, Tensor))
 
 
 @over_catalogue("N7")

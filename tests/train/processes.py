@@ -20,12 +20,16 @@ from anyformer import families
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.translate import Translate
+from anyformer.parts.norm import RMSNorm
+from anyformer.parts.position import DistanceBias
+from anyformer.spec import override
 from anyformer.train import parallel
 from anyformer.train.checkpoint import gathered
 from anyformer.train.data import TSV, Bytes, Data, TextFiles
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.parallel import Mesh
-from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.progress import Metrics
+from anyformer.train.run import Batch, Evaluate, Keep, Run, read_run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer
 
@@ -33,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 
 STEPS = 4
-Case = list  # a name, a family, and the meshes that train it one after another, the last to the end
+Case = list  # a name, a family and the meshes that train it one after another, the last to the end; or a run.json
 SPECIAL = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "mask_token": "<|mask|>"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -48,6 +52,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
                 "intermediate_size": 12, "num_local_experts": 4, "max_position_embeddings": 32,
                 "architectures": ["MixtralForCausalLM"]},
 }  # fmt: skip
+CHANGES: dict[str, dict[str, Any]] = {  # parts that know how many heads there are
+    "llama": {"decoder.layers.attention.op.qk_norm": RMSNorm()},
+    "bert": {"encoder.layers.attention.op.position": DistanceBias(num_heads=2, before=4)},
+}
 OBJECTIVES = {"bert": Masked(rate=0.3), "t5": Translate()}
 
 
@@ -88,6 +96,7 @@ def write_data(folder: Path) -> None:
 
 def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
     model = families.find(name).read({"vocab_size": 256 + len(SPECIAL), **CONFIGS[name]})
+    model = override(model, CHANGES.get(name, {}))
     source: Any = TextFiles(path=str(folder / "text.txt"), unit="line")
     if name == "t5":
         source = TSV(path=str(folder / "pairs.tsv"))
@@ -96,7 +105,7 @@ def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
         "objective": OBJECTIVES.get(name, NextToken()), "steps": STEPS, "mesh": mesh, "schedule": Cosine(warmup=2),
         # a large eps: Adam turns rounding errors of gradients that are 0 into whole steps otherwise
         "optimizer": AdamW(lr=5e-3, eps=1e-4), "batch": Batch(examples=7, micro=2, length=32), "ema": 0.5,
-        "clip": 0.5, "evaluate": Evaluate(every=2, batches=2), "keep": Keep(every=2),
+        "clip": 0.5, "evaluate": Evaluate(every=2, batches=1), "keep": Keep(every=2),
     }  # fmt: skip
     return Run(**{**base, **changes})
 
@@ -104,7 +113,10 @@ def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
 def trained(run: Run, folder: Path) -> dict[str, Any]:
     """Losses, gradient lengths and evaluations of a run, what it saw, and its last weights in plain tensors."""
     log = Losses()
-    trainer = setup(run, folder, device="cpu", callbacks=[log], resume=True).fit()
+    trainer = setup(run, folder, device="cpu", callbacks=[log], resume=True)
+    if parallel.rank() == 0:
+        trainer.callbacks.append(Metrics())
+    trainer.fit()
     model = gathered(trainer.model, trainer.device)
     return {"values": log.values, "rows": log.rows, "weights": model.state_dict()}
 
@@ -112,9 +124,10 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
 def every_case(folder: Path, cases: list[Case]) -> None:
     found: dict[str, Any] = {}
     for case, family, *meshes in cases:
-        for i, mesh in enumerate(meshes, 1):
-            steps = STEPS * i // len(meshes)
-            found[case] = trained(run_of(family, folder, Mesh(**mesh), steps=steps), folder / case)
+        wanted = [run_of(family, folder, Mesh(**mesh), steps=STEPS * i // len(meshes)) for i, mesh in
+                  enumerate(meshes, 1)] or [read_run(folder / family)]  # fmt: skip
+        for run in wanted:
+            found[case] = trained(run, folder / case)
     if parallel.rank() == 0:
         torch.save(found, folder / f"found-{parallel.world_size()}.pt")
 

@@ -179,8 +179,9 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, 
                 )  # fmt: skip
             return sum(means.values())
 
+        size = 32 if trainer.device.type == "cpu" else 256
         job = Job(
-            trainer.model, tokenizer, pad, size=64, num_beams=run.evaluate.num_beams, autocast=trainer.autocast
+            trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast
         )
         return evaluation(job, mean_loss)
 

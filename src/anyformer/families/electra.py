@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at
+from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, activation_at
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -16,6 +16,13 @@ from anyformer.parts.embed import Tokens
 from anyformer.weights.rules import Rule
 
 CHOOSE = "ElectraForMultipleChoice"
+
+
+def first_dropout(spec: Any) -> float:
+    """The published config class has no such field, and its model reads it."""
+    if spec.head.pool.input_dropout == 0:
+        raise Absent
+    return spec.head.pool.input_dropout
 
 
 def of_choice(read: Any) -> Any:
@@ -33,7 +40,7 @@ FIELDS: dict[str, ConfigField] = {
     "summary_type": Only("first", "the published class would read pads as the last token or in the mean"),
     "summary_use_proj": Field(True, of_choice(lambda spec: spec.head.pool.dense)),
     "summary_activation": Field("gelu", of_choice(activation_at("head.pool.activation"))),
-    "summary_first_dropout": Field(0.0, of_choice(lambda spec: spec.head.pool.input_dropout)),
+    "summary_first_dropout": Field(0.0, of_choice(first_dropout)),
     "summary_last_dropout": Field(0.1, of_choice(lambda spec: spec.head.pool.dropout)),
     "summary_proj_to_labels": Only(False, "a summary of another width than the layer that reads it"),
     "generator_size": Inert(None, "how a pair was made; each of the two has a config of its own"),
@@ -48,18 +55,19 @@ def describe(c: Any) -> Model:
 
 def head(c: Any) -> heads.Head | None:
     dropout = encoder.classifier_dropout(c)
+    choose = heads.Pool(
+        take="first", input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
+        activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
+    )  # fmt: skip
     if c.architecture == "ElectraForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
     return encoder_head(
         c,
         encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
         classify=heads.Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
-        choose=heads.Pool(
-            take="first", input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
-            activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
-        ),
+        choose=choose,
         dropout=dropout,
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Model) -> list[Rule]:

@@ -140,7 +140,7 @@ class LMHeadModule(HeadModule):
             return {"loss": loss, "logits": logits}
         terms = self.part.balance.terms(ctx)
         loss = None if loss is None else loss + self.part.balance.total(terms)
-        return {"loss": loss, "logits": logits, **terms}
+        return {"loss": loss, "aux_loss": terms.pop("aux_loss", None), "logits": logits, **terms}  # as published
 
 
 class VocabularyOutput(Head):

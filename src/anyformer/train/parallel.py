@@ -54,7 +54,11 @@ def start(device: str | torch.device | None = None) -> torch.device:
     if several and not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store, number, num = next(dist.rendezvous("env://", timeout=PATIENCE))
+        # torchrun's store outlives a start: what the dead processes wrote there is not what these look for
+        store = dist.PrefixStore(f"start-{starts()}", store)
+        dist.init_process_group(backend, store=store, rank=number, world_size=num, timeout=PATIENCE)
     return device
 
 
@@ -78,9 +82,9 @@ def together(device: str | torch.device | None = None) -> Iterator[torch.device]
     end()
 
 
-def restarted() -> bool:
-    """Whether torchrun started this run again, after one of its processes died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def starts() -> int:
+    """How often torchrun started this run again, after one of its processes died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def rank() -> int:
@@ -174,7 +178,7 @@ class Layout:
         self.device, self.sharded = device, inner > 1
         self.data_rank, self.data_size = rank() // mesh.tensor, num // mesh.tensor
         self.tensor = mesh.tensor
-        self.partial: list[nn.Parameter] = []  # whose gradients are sums over the processes of a layer
+        self.partial: list[tuple[nn.Module, str]] = []  # parameters with only a share of their gradient in a process
         self.statistics: list[tuple[nn.Module, str]] = []
         self.copies: Any = None  # DistributedDataParallel
         if num == 1:
@@ -217,9 +221,10 @@ class Layout:
 
     def sum_gradients(self) -> None:
         """After the last micro-batch: what DistributedDataParallel and FSDP2 leave to do."""
-        for parameter in self.partial:
-            if parameter.grad is not None:
-                dist.all_reduce(own(parameter.grad), group=self.mesh.get_group("tensor"))
+        for module, name in self.partial:
+            gradient = getattr(module, name).grad
+            if gradient is not None:
+                dist.all_reduce(own(gradient), group=self.mesh.get_group("tensor"))
 
     def summed(self, values: Tensor) -> Tensor:
         """The sum over all shares of a batch: how losses and counts become those of the whole batch."""

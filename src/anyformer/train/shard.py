@@ -69,18 +69,18 @@ def _divides(what: str, size: int, num: int) -> None:
         raise ValueError(f"{what} cannot be split over mesh.tensor={num} processes")
 
 
-def split(model: nn.Module, mesh: Any) -> list[nn.Parameter]:
-    """Splits the layers of a model, which every process has whole, in place. Gives the parameters whose gradients here
-    are only this process's share."""
+def split(model: nn.Module, mesh: Any) -> list[tuple[nn.Module, str]]:
+    """Splits the layers of a model, which every process has whole, in place. Gives the parameters, as (module, name),
+    whose gradients here are only this process's share."""
     parallelize_module(model, mesh, plan(model, mesh.size()), src_data_rank=None)
-    partial: list[nn.Parameter] = []
+    partial: list[tuple[nn.Module, str]] = []
     for module in model.modules():
         if type(module) is AttentionModule:
             module.register_forward_pre_hook(functools.partial(_own_bias, mesh))
             if isinstance(module.position, STATIC):
                 module.position.bias = functools.partial(_own_position, mesh, module.position.bias)  # type: ignore
             for norm in (module.q_norm, module.k_norm):  # over heads, of which only some are here
-                partial += [] if norm is None else [p for p in norm.parameters() if p.requires_grad]
+                partial += [] if norm is None else [(norm, name) for name, _ in norm.named_parameters()]
         elif isinstance(module, ExpertsModule):
             _deal(module, mesh)
     return partial

@@ -52,7 +52,7 @@ def setup(
     folder = Path(folder)
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
-    parallel.from_first(lambda: claim(run, folder, resume or parallel.restarted()))
+    parallel.from_first(lambda: claim(run, folder, resume or parallel.starts() > 0))
     tokenizer = vocabulary(run, folder, tell)
     model = make_model(run, tokenizer)
     objective = run.objective.ready(tokenizer)

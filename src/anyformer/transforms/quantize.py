@@ -11,13 +11,13 @@ keeps the activations as they are there, and so does every other device. Inferen
 from __future__ import annotations
 
 import fnmatch
-import functools
 import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from anyformer.spec import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
@@ -56,7 +56,6 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", scale)  # (out,) fp32
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.exact = exact
-        self.packed: Any = None  # the CPU kernel's own layout, made at the first call
 
     @classmethod
     def of(cls, linear: nn.Linear, exact: bool = False) -> Int8Linear:
@@ -79,8 +78,8 @@ class Int8Linear(nn.Module):
         return self.weight.float() * self.scale[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.exact and x.is_cpu and x.numel() and not torch.compiler.is_compiling() and has_bytes():
-            return self.by_bytes(x)
+        if not self.exact and x.is_cpu and x.numel() and HAS_BYTES:
+            return by_bytes(x, self.weight, self.scale, self.bias)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if x.dtype == torch.float16:  # sums of whole numbers up to 127 are beyond its range
             return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype)[:, None], bias)
@@ -88,41 +87,52 @@ class Int8Linear(nn.Module):
         out = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
         return out if bias is None else out + bias
 
-    def by_bytes(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            self.packed = pack(self.weight, self.scale)
-        wide = x.float()
-        top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-        # with each row brought into [-1, 1], one step size is right for all of them
-        levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
-        out = _multiply()(wide / top, 1 / levels, 128, self.packed)
-        out = out * top if self.bias is None else torch.addcmul(self.bias, out, top)
-        return out.to(x.dtype)
-
     def _apply(self, fn: Any, recurse: bool = True) -> Int8Linear:
         scale = self.scale
         super()._apply(fn, recurse)
         if self.scale.dtype != torch.float32:  # .half() is for activations: 8 bits have no room for a rough scale
             self.scale = scale.to(self.scale.device)
-        self.packed = None
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "packed": None}
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-@functools.cache
-def has_bytes() -> bool:
-    """Whether torch was built with 8-bit products for this CPU (and still has them: their tensors are deprecated)."""
-    return "x86" in torch.backends.quantized.supported_engines and hasattr(torch, "_make_per_channel_quantized_tensor")
+# Whether torch was built with 8-bit products for this CPU (and still has them: their tensors are deprecated).
+HAS_BYTES = "x86" in torch.backends.quantized.supported_engines and hasattr(torch, "_make_per_channel_quantized_tensor")
 
 
-@functools.cache
-def _multiply() -> Any:
-    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+@torch.library.custom_op("anyformer::by_bytes", mutates_args=())
+def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., in) times int8 (out, in): each row of x in bytes too. One operation to a compiler, which cannot look into
+    the packed weights."""
+    wide = x.float()
+    top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+    # with each row brought into [-1, 1], one step size is right for all of them
+    levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
+    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    out = multiply(wide / top, 1 / levels, 128, packed(weight, scale))
+    out = out * top if bias is None else torch.addcmul(bias, out, top)
+    return out.to(x.dtype)
+
+
+@by_bytes.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+# where weights lie -> their storage, and the CPU kernel's own layout of them, made at the first call
+PACKED: dict[int, tuple[StorageWeakRef, int, Any]] = {}
+
+
+def packed(weight: Tensor, scale: Tensor) -> Any:
+    found = PACKED.get(weight.data_ptr())
+    if found is None or found[0].expired() or found[1] != weight._version:
+        for place in [place for place, (storage, *_) in PACKED.items() if storage.expired()]:
+            del PACKED[place]
+        found = StorageWeakRef(weight.untyped_storage()), weight._version, pack(weight, scale)
+        PACKED[weight.data_ptr()] = found
+    return found[2]
 
 
 def pack(weight: Tensor, scale: Tensor) -> Any:
