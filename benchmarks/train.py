@@ -4,7 +4,7 @@ A GPT of 10 million parameters, 8 x 256 tokens a step on the CPU. Theirs is the 
 labels, backward, clip, fused AdamW. Ours is what `anyformer train` runs, the loader included. The steps alternate; a
 pair gives one ratio, theirs / ours, and above 1 we are faster. Behind it the spread, 10th to 90th percentile.
 
-    python benchmarks/train.py [--repeats 20] [--threads 2] [--cpu] [--precision fp32] [--json]
+    python benchmarks/train.py [--size pairs|bytes] [--repeats 20] [--threads 2] [--cpu] [--json]
 
 On a machine that others use too, `--cpu` (one thread, processor time instead of time on the wall) says more.
 """
@@ -36,16 +36,17 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 
 BATCH, LENGTH, LR = 8, 256, 3e-4
-CONFIG = {
-    "vocab_size": 8192, "n_positions": LENGTH, "n_embd": 320, "n_layer": 6, "n_head": 5, "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-}  # fmt: skip
+SIZES = {  # 10 million parameters each: with a vocabulary of byte pairs, and nanoGPT's of bytes
+    "pairs": {"vocab_size": 8192, "n_embd": 320, "n_layer": 6, "n_head": 5},
+    "bytes": {"vocab_size": 258, "n_embd": 384, "n_layer": 6, "n_head": 6},
+}
+COMMON = {"n_positions": LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def sides(folder: Path, precision: str) -> tuple[Callable[[], float], Callable[[], float], int]:
+def sides(folder: Path, size: str, precision: str) -> tuple[Callable[[], float], Callable[[], float], int]:
     """(our step, their step), each giving its loss, from the same weights, and how many these are."""
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**CONFIG)).train()
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, **SIZES[size])).train()
     theirs.save_pretrained(folder / "model")
     model = af.load(folder / "model")
     run = Run(
@@ -99,13 +100,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--size", choices=SIZES, default="pairs")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--cpu", action="store_true", help="one thread, processor time")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu else options.threads)
     with tempfile.TemporaryDirectory(prefix="anyformer-bench-") as folder:
-        ours, theirs, size = sides(Path(folder), options.precision)
+        ours, theirs, size = sides(Path(folder), options.size, options.precision)
         times, gap = [], 0.0
         for i in range(options.repeats + 2):  # the first two warm up
             (mine, a), (other, b) = clock(ours, options.cpu), clock(theirs, options.cpu)

@@ -333,3 +333,12 @@ def test_two_kinds_cannot_share_a_name() -> None:
     with pytest.raises(AssertionError, match="two kinds named RMSNorm"):
         type("RMSNorm", (Part,), {"__module__": "elsewhere", "__annotations__": {}})
     assert Part.kinds["RMSNorm"] is RMSNorm
+
+
+def test_changes_that_are_only_valid_together_come_in_any_order() -> None:
+    llama, op = af.spec("llama3.2-1b"), "decoder.layers.attention.op"
+    sizes = {f"{op}.num_heads": 4, f"{op}.num_kv_heads": 2}
+    there, back = (af.override(llama, dict(order)) for order in (sizes.items(), reversed(sizes.items())))
+    assert there == back and at(there, f"{op}.num_heads") == 4
+    with pytest.raises(ValueError, match="not a multiple"):
+        af.override(llama, {f"{op}.num_heads": 4, f"{op}.num_kv_heads": 3})

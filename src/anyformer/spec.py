@@ -246,14 +246,23 @@ def at(spec: Part, path: str) -> Any:
 def override(spec: Part, changes: Mapping[str, Any]) -> Any:
     """A copy of `spec` with other values at dotted paths; an unknown path or a value of the wrong type raises.
 
-    Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`).
+    Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`). The order of changes that are only
+    valid together (heads and key/value heads) does not matter.
     """
-    for path, value in changes.items():
-        new = decode(value) if isinstance(value, (dict, list)) else freeze(value)
-        try:
-            spec = spec.edit(tuple(path.split(".")), _always(new))
-        except KeyError as error:
-            raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    waiting = dict(changes)
+    while waiting:
+        refused: dict[str, ValueError] = {}
+        for path, value in waiting.items():
+            new = decode(value) if isinstance(value, (dict, list)) else freeze(value)
+            try:
+                spec = spec.edit(tuple(path.split(".")), _always(new))
+            except KeyError as error:
+                raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+            except ValueError as error:  # perhaps another change makes room for it
+                refused[path] = error
+        if len(refused) == len(waiting):
+            raise next(iter(refused.values()))
+        waiting = {path: waiting[path] for path in refused}
     return spec
 
 

@@ -234,7 +234,9 @@ def test_bits_per_byte_and_perplexity_of_a_text(tmp_path: Path, capsys: pytest.C
     assert found["bits_per_byte"] == pytest.approx(nats / 140 * 142 / 140 / math.log(2), rel=1e-4)
 
 
-def test_translations_are_written_with_beams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translations_are_written_with_beams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sacrebleu
 
     torch.set_num_threads(1)
@@ -255,6 +257,13 @@ def test_translations_are_written_with_beams(tmp_path: Path, capsys: pytest.Capt
         data=Data(train=source, valid=source), objective=Translate(), optimizer=AdamW(lr=2e-2, weight_decay=0.0),
         batch=Batch(examples=3), steps=60, evaluate=Evaluate(every=60, metrics=names, num_beams=2),
     )  # fmt: skip
+    beams = []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        beams.append(options["num_beams"])
+        return af.generate(*given, **options)
+
+    monkeypatch.setattr("anyformer.evaluate.predict.generate", counted)
     trainer = setup(run, tmp_path / "run").fit()
     assert trainer.scores["bleu"] == pytest.approx(100) == trainer.scores["bleu_lower"]  # learnt by heart
     # the loss is smoothed, the perplexity is of the plain one
@@ -266,6 +275,7 @@ def test_translations_are_written_with_beams(tmp_path: Path, capsys: pytest.Capt
     found = evaluated(capsys, str(tmp_path / "run"), "--num-beams", "3", "--save", str(saved), "--metrics", "bleu,chrf")
     said = [json.loads(line) for line in saved.read_text().splitlines()]
     assert [one["predicted"] for one in said] == [b for _, b in pairs] and found["num_beams"] == 3
+    assert set(beams) == {2, 3}
     wanted = ["eins Zwei drei", "Drei vier!", "Sieben acht Neun zehn"]
     assert found["bleu"] == sacrebleu.corpus_bleu([b for _, b in pairs], [wanted]).score < 90
 

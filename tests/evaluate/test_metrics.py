@@ -58,7 +58,7 @@ def test_answers_by_hand() -> None:
     answers = METRICS["answers"]
     # words {denver, broncos} in {denver, broncos, team}: precision 1, recall 2/3
     assert shared_words("the Denver Broncos", "Denver Broncos team") == pytest.approx(0.8)
-    assert shared_words("to to be", "to be to be") == pytest.approx(6 / 7)  # as often as in both
+    assert shared_words("to to be", "to be or not") == pytest.approx(4 / 7)  # as often as in both
     assert shared_words("", "") == 1 and shared_words("the", "a b") == 0
     predicted, wanted = ["the Broncos!", "Denver", ""], [["Panthers", "broncos"], ["Denver Broncos"], []]
     assert answers["exact_match"](predicted, wanted) == pytest.approx(100 * 2 / 3)

@@ -14,6 +14,7 @@ import os
 import pkgutil
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +241,34 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
 
 
-def over_catalogue(line: str = "", **only: Any) -> Any:
+def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
-    checked by `test_declared_exceptions`."""
+    checked by `test_declared_exceptions`. `everyday` as in `over`."""
+    return over([case for case in cases() if line not in case.skip], everyday)
+
+
+def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None = None) -> Any:
+    """Parametrises a test over cases. Where `everyday` says what of a case matters here, a case with anything new is an
+    everyday matter, and the others are for `make test-all`."""
     import pytest
 
-    chosen = [case for case in cases() if line not in case.skip]
-    return pytest.mark.parametrize("case", chosen, ids=lambda case: case.id)
+    seen: set[Any] = set()
+    parameters = []
+    for case in chosen:
+        news = set(everyday(case)) if everyday is not None else {case.id}
+        later = news <= seen
+        seen |= news
+        parameters.append(pytest.param(case, marks=pytest.mark.slow if later else (), id=case.id))
+    return pytest.mark.parametrize("case", parameters)
+
+
+def published_class(case: Case) -> tuple[str]:
+    return (case.architecture,)
+
+
+def body_and_head(case: Case) -> tuple[Any, Any]:
+    """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
+    the kind of head."""
+    spec = spec_of(case)
+    body = spec.replace(head=None, architecture="", ties=(), init={}, source={})
+    return body, (type(spec), type(spec.head), getattr(getattr(spec.head, "pool", None), "take", None))

@@ -21,8 +21,8 @@ def other_values(value: Any) -> list[Any]:
         return [value / 2 + 0.003]
     if isinstance(value, str):
         return ["gelu", "relu", "silu", "layer", "group", "relative", "rotary", "auto", "mean", "gated-gelu", "zzz"]
-    if isinstance(value, list) and value:
-        return [[v + 1 if isinstance(v, int) else v for v in value], value[:-1]]
+    if isinstance(value, (list, tuple)) and value:
+        return [[v + 1 if isinstance(v, int) else f"{v}x" for v in value], list(value[:-1])]
     if isinstance(value, dict):
         return [{"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}]
     return [7, True, 0.125, "relu", {"rope_type": "linear", "factor": 2.0}]

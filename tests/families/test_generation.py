@@ -17,7 +17,9 @@ from catalogue import (
     is_text,
     make_inputs,
     ours,
+    over,
     published,
+    published_class,
     shared,
     spec_of,
 )
@@ -39,7 +41,7 @@ WRITERS = [case for case in cases() if writes(case)]
 LENGTHS = (7, 3, 5)  # of the prompts in a batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
-over_writers = pytest.mark.parametrize("case", WRITERS, ids=lambda case: case.id)
+over_writers = over(WRITERS)
 
 
 def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> dict[str, Any]:
@@ -364,7 +366,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(again, state), "the returned state goes on"
 
 
-@over_writers
+@over(WRITERS, published_class)
 def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: dict[str, Any] = {"greedy": {}, "sampled": {"do_sample": True, "seed": 3}}
     if case.id in ONE_WRITER_PER_KIND:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from catalogue import (
     Case,
+    body_and_head,
     cases,
     close,
     folder,
@@ -178,7 +179,7 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     assert stored.keys() == loaded.keys()
 
 
-@over_catalogue("L6")
+@over_catalogue("L6", body_and_head)
 def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatch) -> None:
     def refuse(*args, **kwargs):
         raise AssertionError("a socket was opened")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from catalogue import (
     Case,
     af_walk,
+    body_and_head,
     cases,
     close,
     is_causal,
@@ -18,6 +19,7 @@ from catalogue import (
     make_inputs,
     ours,
     over_catalogue,
+    published_class,
     results,
     shared,
     spec_of,
@@ -67,7 +69,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 
-@over_catalogue("N1")
+@over_catalogue("N1", body_and_head)
 def test_n1_causality(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -95,7 +97,7 @@ def not_causal(case: Case) -> None:
     assert any(not torch.allclose(value[:, :1], after[key][0][:, :1]) for key, (value, _) in before.items())
 
 
-@over_catalogue("N2")
+@over_catalogue("N2", body_and_head)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_n2_kernels_agree(case: Case, dtype: torch.dtype) -> None:
     spec, model = spec_of(case), ours(case, dtype=dtype)
@@ -118,7 +120,7 @@ def test_n2_kernels_agree(case: Case, dtype: torch.dtype) -> None:
                 close(found, value, tolerance)
 
 
-@over_catalogue("N3")
+@over_catalogue("N3", body_and_head)
 def test_n3_a_batch_is_its_rows(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     inputs = make_inputs(case, batch=3)
@@ -131,7 +133,7 @@ def test_n3_a_batch_is_its_rows(case: Case) -> None:
                 assert torch.equal(whole[key][0][row].argmax(-1), value[0].argmax(-1))
 
 
-@over_catalogue("N4")
+@over_catalogue("N4", body_and_head)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     spec, model = spec_of(case), shared(case)
@@ -177,7 +179,7 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@over_catalogue("N6")
+@over_catalogue("N6", body_and_head)
 def test_n6_nan_names_its_address(case: Case) -> None:
     model = ours(case, dtype=torch.float16)
     inputs = {k: v.half() if v.is_floating_point() else v for k, v in make_inputs(case).items()}
@@ -202,7 +204,7 @@ def test_n6_nan_names_its_address(case: Case) -> None:
             assert not any(bool(v.isnan().any()) for v in out.values() if isinstance(v, Tensor))
 
 
-@over_catalogue("N7")
+@over_catalogue("N7", body_and_head)
 def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
     spec = spec_of(case)
     if "document_ids" not in spec.embedding.inputs or isinstance(spec.head, MultipleChoiceHead):
@@ -282,7 +284,7 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
         close(recomputed[name], grad, 1e-6)
 
 
-@over_catalogue("G1")
+@over_catalogue("G1", body_and_head)
 def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -301,7 +303,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
                     close(step[key][0], value[:, start:end])
 
 
-@over_catalogue("G1")
+@over_catalogue("G1", body_and_head)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     """N4 for states: a padded prompt leaves behind what the prompt alone does."""
@@ -328,7 +330,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
         close(run(model, step, past_key_values=state)["logits"][0][:, 0], plain[:, t])
 
 
-@over_catalogue("N9")
+@over_catalogue("N9", published_class)
 def test_n9_compiled_equals_eager(case: Case) -> None:
     compile_and_compare(case, "aot_eager")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small import close
-from tiny import CONFIGS
 from torch import nn
 
 import anyformer as af
@@ -32,8 +30,11 @@ from anyformer.objectives.translate import Translate
 from anyformer.spec import decode, encode
 from anyformer.train.data import Data, Loader, Plan, prepare
 from anyformer.train.data.table import JSONLines
+from small import close
+from tiny import CONFIGS
 
-WORDS = "thank you for inviting me to your party last week . the cat sat on the mat and dog ran".split()
+TEXT = "thank you for inviting me to your party last week . the cat sat on the mat and dog ran"
+WORDS = TEXT.split()
 
 
 def spec(family: str, architecture: str | None = None, **more: Any) -> Any:
@@ -60,7 +61,9 @@ CASES: dict[str, tuple[Objective, str, Any]] = {
         spec("bert", "BertForTokenClassification", **ONE),
     ),
     "distill": (Distill(of=Masked(), teacher="TEACHER", hard=1.0), "bert", spec("bert", num_hidden_layers=1)),
-    "classify": (Classify(labels=("a", "b"), pair=True, length=40), "bert", spec("bert", "BertForSequenceClassification", **TWO)),
+    "classify": (
+        Classify(labels=("a", "b"), pair=True, length=40), "bert", spec("bert", "BertForSequenceClassification", **TWO)
+    ),
     "number": (Classify(length=40), "bert", spec("bert", "BertForSequenceClassification", **ONE)),
     "auxiliary": (
         Auxiliary(of=Classify(labels=("a", "b"), length=40)), "gpt2",

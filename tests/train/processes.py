@@ -4,9 +4,11 @@ in NUM processes, which it forks (torch is imported once) and which join as torc
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -26,12 +28,13 @@ from anyformer.spec import override
 from anyformer.train import parallel
 from anyformer.train.checkpoint import gathered
 from anyformer.train.data import TSV, Bytes, Data, TextFiles
-from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.optim import Adafactor, AdamW, Cosine
 from anyformer.train.parallel import Mesh
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Run, read_run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer
+from anyformer.transforms.lora import LoRA
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
@@ -121,9 +124,48 @@ def trained(run: Run, folder: Path) -> dict[str, Any]:
     return {"values": log.values, "rows": log.rows, "weights": model.state_dict()}
 
 
+def troubles(folder: Path, mesh: Mesh) -> dict[str, Any]:
+    """What each process says of a weight that is no number, of a wish to stop, and of what cannot be."""
+    said: dict[str, Any] = {}
+
+    class Wish(Callback):
+        def stepped(self, trainer: Trainer, done: Any) -> None:
+            if done.step == 2 and parallel.rank() == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    class Break(Callback):
+        def stepped(self, trainer: Trainer, done: Any) -> None:
+            if done.step == 3:
+                weight = trainer.module.get_parameter("decoder.layers.1.feedforward.op.up.weight")
+                parallel.own(weight.detach())[0, 0] = float("nan")
+
+    run = run_of("llama", folder, mesh, steps=1000, keep=Keep(every=2))
+    trainer = setup(run, folder / f"stopped-{mesh}", device="cpu", callbacks=[Wish()])
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer.fit()
+    said["stopped"] = (trainer.step, list(trainer.checkpoints.steps()), trainer.reason)
+    wrong: dict[str, Any] = {
+        "nan": run, "claimed": run,
+        "fp16": override(run, {"precision": "fp16"}), "adafactor": override(run, {"optimizer": Adafactor()}),
+        "drop": override(run, {"model.decoder.layer_drop": 0.1}), "lora": override(run, {"lora": LoRA()}),
+    }  # fmt: skip
+    for name, run in wrong.items():
+        try:
+            place = folder / f"{'nan' if name == 'claimed' else name}-{mesh}"
+            setup(run, place, device="cpu", callbacks=[Break()]).fit()
+        except (ValueError, FloatingPointError) as error:
+            said[name] = str(error)
+    every: list[Any] = [None] * parallel.world_size()
+    dist.all_gather_object(every, said)
+    return {"said": every}
+
+
 def every_case(folder: Path, cases: list[Case]) -> None:
     found: dict[str, Any] = {}
     for case, family, *meshes in cases:
+        if family == "troubles":
+            found[case] = troubles(folder, Mesh(**meshes[0]))
+            continue
         wanted = [run_of(family, folder, Mesh(**mesh), steps=STEPS * i // len(meshes)) for i, mesh in
                   enumerate(meshes, 1)] or [read_run(folder / family)]  # fmt: skip
         for run in wanted:

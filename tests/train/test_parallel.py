@@ -39,12 +39,14 @@ BOTH, HYBRID, WIDE = {"shard": 2, "tensor": 2}, {"replicate": 2, "shard": 2}, {"
 EVERYDAY = {
     2: [*([f"{name}-shard", name, SHARD] for name in FAMILIES), ["llama-copies", "llama", COPIES],
         ["bert-copies", "bert", COPIES], ["t5-tensor", "t5", TENSOR], ["llama-to-pieces", "llama", COPIES, TENSOR],
-        ["llama-from-pieces", "llama", SHARD, COPIES], ["killed-whole", "killed.json"]],
+        ["llama-from-pieces", "llama", SHARD, COPIES], ["killed-whole", "killed.json"],
+        ["troubles", "troubles", TENSOR]],
     4: [[f"{name}-both", name, BOTH] for name in FAMILIES],
 }  # fmt: skip
 SLOW = {
-    2: [[f"{name}-{kind}", name, mesh] for name in FAMILIES for kind, mesh in (("copies", COPIES), ("tensor", TENSOR))],
-    4: [*([f"{name}-{kind}", name, mesh] for name in FAMILIES
+    2: [[f"{name}-every-{kind}", name, mesh] for name in FAMILIES
+        for kind, mesh in (("copies", COPIES), ("tensor", TENSOR))],
+    4: [*([f"{name}-{kind}-of-4", name, mesh] for name in FAMILIES
           for kind, mesh in (("copies", COPIES), ("shard", {"shard": 4}), ("hybrid", HYBRID), ("wide", WIDE))),
         ["llama-about", "llama", BOTH, HYBRID], ["mixtral-about", "mixtral", WIDE, COPIES],
         ["t5-about", "t5", COPIES, BOTH], ["bert-about", "bert", HYBRID, WIDE]],
@@ -244,6 +246,21 @@ def test_every_linear_layer_of_a_block_has_its_place() -> None:
               for name, kind in zip("qkvo", ("Col", "Col", "Col", "Row"))}  # fmt: skip
     assert across.items() <= kinds.items() and kinds["encoder.layers.*.feedforward.op.down"] == "Row"
     assert len(plan) == 2 * (4 + 2) + 2 * (8 + 2)
+
+
+def test_troubles_are_those_of_all(by_two: dict[str, Any]) -> None:
+    """One process is asked to stop, one gets a weight that is no number, a layout cannot be: all end, with one line."""
+    one, two = by_two["troubles"]["said"]
+    steps, checkpoints, why = one.pop("stopped")
+    assert two.pop("stopped") == (steps, checkpoints, "interrupted") and why == "another process was asked to"
+    assert steps == checkpoints[-1] == 3  # the one it was in, after which all knew
+    assert one == two  # word for word
+    where = "the first values that are not finite appear in decoder.layers.1.feedforward.op.up.weight"
+    assert one["nan"] == f"step 4: the loss is not finite; {where}; the checkpoint of step 2 is good"
+    assert "take bf16" in one["fp16"] and "take AdamW or Muon" in one["adafactor"]
+    assert one["drop"].startswith("decoder.layer_drop is 0.1: each process would leave out other layers")
+    assert one["lora"] == "decoder.layers.0.attention.op.q is a AdaptedLinear, which cannot be split: mesh.tensor=1"
+    assert "holds a run already: --resume goes on with it" in one["claimed"]
 
 
 def test_a_mesh_for_other_processes(place: Path, tmp_path: Path) -> None:

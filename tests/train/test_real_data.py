@@ -39,11 +39,11 @@ def small(name: str, data: Path, vocabulary: int, batch: int, train: int, valid:
         "architectures": [run.model.architecture],
         **({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {}),
     }  # fmt: skip
-    marian = {
+    m2m = {
         **CONFIG, "vocab_size": vocabulary, "d_model": WIDTH, "dropout": 0.0, "init_std": WIDTH**-0.5,
         "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 2 * WIDTH, "decoder_ffn_dim": 2 * WIDTH,
     }  # fmt: skip
-    family, config = ("marian", marian) if run.model.family == "marian" else ("bert", bert)
+    family, config = ("m2m_100", m2m) if run.model.family == "m2m_100" else ("bert", bert)
     values: dict[str, Any] = {
         "model": families.find(family).read(config), "vocabulary.size": vocabulary, "batch": Batch(examples=batch),
         "optimizer": AdamW(lr=3e-3, weight_decay=0.0), "schedule": Linear(warmup=20), "ema": None,
@@ -97,7 +97,7 @@ def test_pairs_of_sentences(tmp_path: Path, shared_data: Path, capsys: pytest.Ca
 
 
 def test_names_in_messages(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = small("wnut17-scratch", shared_data, 1500, 30, train=120, valid=50, steps=120)
+    run = small("wnut17-scratch", shared_data, 1500, 30, train=60, valid=50, steps=120)
     assert 0 <= scores(run, tmp_path, capsys, "--split", "valid")["f1"] <= 1
     capsys.readouterr()
     assert cli.main(["eval", str(tmp_path / "run"), "--split", "train", "--json", "--device", "cpu"]) == 0
@@ -124,7 +124,8 @@ def test_answers_to_questions(tmp_path: Path, shared_data: Path, capsys: pytest.
 
 
 def test_translations(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = small("multi30k-en-de", shared_data, 800, 32, train=4000, valid=60, steps=200, **{"evaluate.num_beams": 2})
+    fast = {"evaluate.num_beams": 2, "optimizer": AdamW(lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0)}
+    run = small("multi30k-en-de", shared_data, 800, 32, train=4000, valid=60, steps=260, **fast)
     found = scores(run, tmp_path, capsys, "--split", "valid", "--num-beams", "2")
     assert run.data.valid is not None
     pairs, bleu = examples(run.data.valid, run), METRICS["texts"]["bleu"]

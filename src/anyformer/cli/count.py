@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         result: dict[str, Any] = {
             "name": options.name, "family": spec.family, "architecture": spec.architecture, "parameters": total,
-            "active": counted.active, "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts, "tied": dict(spec.ties),
-            "note": spec.note,
+            "active": counted.active, "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts,
+            "tied": dict(spec.ties), "note": spec.note,
         }  # fmt: skip
         print(json.dumps(result, indent=1))
         return

@@ -127,8 +127,6 @@ def _by_chunks(
         if by_weight is not None:
             if dtype == torch.float32:
                 by_weight.addmm_(slope.T, inner)
-            elif x.is_cuda:
-                by_weight = torch.addmm(by_weight, slope.T, inner, out_dtype=torch.float32)
             else:
                 by_weight += slope.T @ inner
     by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)

@@ -37,7 +37,7 @@ def run(data: str = "data") -> Run:
         optimizer=Muon(lr=6e-3),
         schedule=Cosine(warmup=20, floor=0.05),
         batch=Batch(examples=8, length=LENGTH),
-        steps=800,
-        evaluate=Evaluate(every=200, sample="The following functions"),
-        keep=Keep(every=200, last=1),
+        steps=700,
+        evaluate=Evaluate(every=175, sample="The following functions"),
+        keep=Keep(every=175, last=1),
     )

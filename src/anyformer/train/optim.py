@@ -76,6 +76,8 @@ class Adafactor(Optimizer):
     threshold: float = 1.0
 
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
+        if any(hasattr(p, "device_mesh") for _, p in named):
+            raise ValueError("Adafactor looks at whole gradients: with mesh.shard or mesh.tensor take AdamW or Muon")
         return [torch.optim.Adafactor(self.groups(named), lr=self.lr, beta2_decay=self.decay, d=self.threshold)]
 
 

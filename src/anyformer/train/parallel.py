@@ -232,6 +232,13 @@ class Layout:
             dist.all_reduce(values, group=self.data_group)
         return values
 
+    def wishes(self, one: bool) -> Tensor:
+        """How many of the processes that share this one's examples wish for something."""
+        wish = torch.full((), float(one), device=self.device)
+        if self.tensor > 1:
+            dist.all_reduce(wish, group=self.mesh.get_group("tensor"))
+        return wish
+
     def agree(self) -> None:
         """After a step: statistics that no gradient moves (of batch norms) are the first process's everywhere."""
         for module, name in self.statistics:

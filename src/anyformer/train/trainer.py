@@ -211,8 +211,7 @@ class Trainer:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # nothing where it is off
         norm = clip(self.optimizers.parameters, self.run.clip)
-        wish = torch.full((), float(bool(self.wish)), device=self.device)
-        sums = self.summed(torch.stack((*total.values(), wish)))
+        sums = self.summed(torch.stack((*total.values(), self.layout.wishes(bool(self.wish)))))
         numbers = torch.cat((sums, norm.detach().float().reshape(1)))
         lr = self.optimizers.rate(self.run.schedule.factor(ready.step, self.run.steps))
         self.move(numbers)
