@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import anyformer as af
+from anyformer import families
 from anyformer.objectives.causal import NextToken
 from small import close
 from tiny import model_of
@@ -75,3 +77,19 @@ def test_a_model_of_another_kind_is_one_line() -> None:
     headless.head = None
     with pytest.raises(ValueError, match="the model has no head"):
         NextToken().module(headless)
+
+
+def test_experts_are_balanced_in_training() -> None:
+    """The loss is the head's own with its router losses, as published; an evaluation is about the labels alone."""
+    config = {"architectures": ["MixtralForCausalLM"], "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 8, "num_local_experts": 4,
+              "router_aux_loss_coef": 0.5}  # fmt: skip
+    model = af.build(families.find("mixtral").read(config), seed=1)
+    ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids}
+    for training in (True, False):
+        model.train(training)
+        out = model(input_ids=ids, labels=ids, output_router_logits=training)
+        found = NextToken().losses(model, batch)["loss"] / NextToken().weights(batch)["loss"]
+        close(found, out.loss, 1e-5)
+    assert out.aux_loss is None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.evaluate import metrics
-from anyformer.evaluate.predict import Answered, Example, Job, kind_of, predict, task_of
+from anyformer.evaluate.predict import Answered, Example, Job, kind_of, predictions, task_of
 from anyformer.generate.prompt import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
@@ -122,7 +122,7 @@ class Evaluation:
         """What the model predicts for every example."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
-        self.answered = predict(self.task, job, examples, records)
+        self.answered = predictions(self.task, job, examples, records)
         return self.answered
 
     def scored(self, answered: Answered) -> dict[str, float]:

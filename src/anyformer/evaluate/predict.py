@@ -76,7 +76,9 @@ def kind_of(objective: Objective) -> str | None:
     return next((kind for cls, kind in kinds.items() if isinstance(objective, cls)), None)
 
 
-def predict(objective: Objective, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def predictions(
+    objective: Objective, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Answered:
     """`records` are the objective's of each example."""
     ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts)}
     return ask[kind_of(objective)](objective, job, examples, records)

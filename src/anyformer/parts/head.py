@@ -110,9 +110,13 @@ class LMHeadModule(HeadModule):
         return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
 
     def loss_sum(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed loss of the labels that are not -100, for training: the scores are never held all at once."""
+        """The summed loss of the labels that are not -100, for training: the scores are never held all at once. What
+        balances experts is a mean over the tokens of this pass, and counts as often as there are labels."""
         if self.part.shift:
             labels = next_labels(labels, ctx)
+        balance: Tensor | float = 0.0
+        if self.part.balance is not None and self.training and (terms := self.part.balance.terms(ctx)):
+            balance = self.part.balance.total(terms) * (labels != IGNORED).sum()
         if x.is_cpu and not torch.compiler.is_compiling():  # other devices would wait for a size that depends on data
             asked = labels != IGNORED
             x, labels = x[asked], labels[asked]
@@ -124,7 +128,7 @@ class LMHeadModule(HeadModule):
         weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
-        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
+        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing) + balance
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         keep, labels = inputs.get("logits_to_keep"), inputs.get("labels")
