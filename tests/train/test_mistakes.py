@@ -42,6 +42,7 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str], train: Any, objective
     assert cli.main(["train", str(folder / "run.json"), "--out", str(folder / "run"), "--device", "cpu"]) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and "Traceback" not in err and not manifest.steps(folder / "run")
+    assert not (folder / "run" / "run.json").exists(), "the folder is free for another try"
     return err
 
 

@@ -52,50 +52,62 @@ def setup(
     folder = Path(folder)
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
-    parallel.from_first(lambda: claim(run, folder, resume or parallel.starts() > 0))
-    tokenizer = vocabulary(run, folder, tell)
-    model = make_model(run, tokenizer)
-    objective = run.objective.ready(tokenizer)
-    length = longest(run, model.spec)
-    with telling(tell, "preparing the data") as progress:
-        splits = prepare(run.data, objective, tokenizer, folder / "data", length, progress)
-    for line in splits.report():
-        tell(line)
-    sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
-    tell(f"data: {sizes}")
-    if run.lora is not None:
-        lora.apply(model, run.lora, seed=run.seed)
-    if tokenizer is not None and tokenizer.folder is not None:
-        model.folder = tokenizer.folder  # its files go into every checkpoint
-    identity = {
-        "data": splits.digest,
-        "tokenizer": tokenizer_digest(tokenizer),
-        "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
-    }
-    pad = padding(tokenizer)
-    row = length if length is None or not objective.packs else objective.reads(length)
-    batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
-    options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
+    with claimed(run, folder, resume or parallel.starts() > 0):
+        tokenizer = vocabulary(run, folder, tell)
+        model = make_model(run, tokenizer)
+        objective = run.objective.ready(tokenizer)
+        length = longest(run, model.spec)
+        with telling(tell, "preparing the data") as progress:
+            splits = prepare(run.data, objective, tokenizer, folder / "data", length, progress)
+        for line in splits.report():
+            tell(line)
+        sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
+        tell(f"data: {sizes}")
+        if run.lora is not None:
+            lora.apply(model, run.lora, seed=run.seed)
+        if tokenizer is not None and tokenizer.folder is not None:
+            model.folder = tokenizer.folder  # its files go into every checkpoint
+        identity = {
+            "data": splits.digest,
+            "tokenizer": tokenizer_digest(tokenizer),
+            "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
+        }
+        pad = padding(tokenizer)
+        row = length if length is None or not objective.packs else objective.reads(length)
+        batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
+        options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
 
-    def loader(split: Split, once: bool, start: int = 0) -> Loader:
-        plan = Plan(split, seed=run.seed, packs=objective.packs, once=once, **batch)
-        return Loader(plan, objective, micro=run.batch.micro, start_step=start, **options)
+        def loader(split: Split, once: bool, start: int = 0) -> Loader:
+            plan = Plan(split, seed=run.seed, packs=objective.packs, once=once, **batch)
+            return Loader(plan, objective, micro=run.batch.micro, start_step=start, **options)
 
-    trainer = Trainer(
-        run, folder, model=model, objective=objective, feed=lambda start: loader(splits.train, False, start),
-        valid=None if splits.valid is None else lambda: loader(splits.valid, True),  # type: ignore[arg-type]
-        tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
-        metrics=during(run, objective, tokenizer, splits.valid, pad),
-    )  # fmt: skip
-    trainer.splits = splits
-    return trainer
+        trainer = Trainer(
+            run, folder, model=model, objective=objective, feed=lambda start: loader(splits.train, False, start),
+            valid=None if splits.valid is None else lambda: loader(splits.valid, True),  # type: ignore[arg-type]
+            tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
+            metrics=during(run, objective, tokenizer, splits.valid, pad),
+        )  # fmt: skip
+        trainer.splits = splits
+        return trainer
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def claim(run: Run, folder: Path, resume: bool) -> None:
-    """Makes the run's folder, or makes sure that it is this run's."""
+@contextlib.contextmanager
+def claimed(run: Run, folder: Path, resume: bool) -> Iterator[None]:
+    """The folder is this run's; where what follows goes wrong and the folder was free before, it is free again."""
+    fresh = parallel.from_first(lambda: claim(run, folder, resume))
+    try:
+        yield
+    except BaseException:
+        if fresh and parallel.rank() == 0:
+            (folder / "run.json").unlink(missing_ok=True)
+        raise
+
+
+def claim(run: Run, folder: Path, resume: bool) -> bool:
+    """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
@@ -106,12 +118,13 @@ def claim(run: Run, folder: Path, resume: bool) -> None:
         if changed:
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
             raise ValueError(f"{folder} holds another run: {'; '.join(changed[:3])}{more}; --out DIR starts another")
-        return
+        return False
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "environment.json", environment(run))
     temporary = folder / ".run.json.tmp"
     temporary.write_text(to_json(run) + "\n")
     os.replace(temporary, path)  # the folder is a run's from here on
+    return True
 
 
 def environment(run: Run) -> dict[str, Any]:
