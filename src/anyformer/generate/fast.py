@@ -28,6 +28,7 @@ ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
 ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
 BURST = 16  # steps between two looks at what was written, where an end token may have ended the text
 KEPT = 4  # recordings of one model
+LITTLE = 2**28  # bytes
 BACKEND = "inductor"  # of torch.compile
 
 
@@ -86,7 +87,9 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
     )  # fmt: skip
     kept = model.__dict__.setdefault("recordings", Kept())
     if key not in kept:
-        while len(kept) >= KEPT:
+        # the oldest go; what states hold between two texts is never more than the weights, or little
+        room = max(LITTLE, sum(tensor.nbytes for tensor in tensors))
+        while kept and (len(kept) >= KEPT or sum(each.state.nbytes for each in kept.values()) > room):
             kept.pop(next(iter(kept)))
         kept[key] = Recording(stepper, capacity, compiled)
     return kept[key]
@@ -209,7 +212,8 @@ def write(job: Job) -> dict[str, Any]:
     recording, s = job.stepper.recording, job.settings
     ends, room = job.ended.eos, job.max_length - job.prompt_length
     fill = s.pad if s.pad is not None and 0 <= s.pad < job.scores.shape[1] else 0
-    burst = 1 if job.stream is not None else BURST if s.eos else room
+    looks = job.stream is not None or job.ids.device.type == "cpu"  # where looking costs nothing, or is wanted
+    burst = room if not s.eos and job.stream is None else 1 if looks else BURST
     tokens = job.scores.argmax(-1, keepdim=True)  # (B, 1)
     recording.buffers.inputs[f"{recording.prefix}input_ids"].copy_(tokens)
     while True:
