@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
 
 import anyformer as af
 from anyformer.transforms.fuse import fuse
-from anyformer.transforms.pack import PackedLinear, pack, unpack
+from anyformer.transforms.pack import PACKED, PackedLinear, pack, unpack
 from small import close
 from tiny import CONFIGS, inputs_of, model_of
 
@@ -32,7 +33,7 @@ def test_products(shape: tuple[int, ...], bias: bool) -> None:
 def test_weights_changed_in_place_are_packed_again() -> None:
     model, x = pack(torch.nn.Sequential(layer())), torch.randn(8, 48)
     before = model(x)
-    assert "_kept" in model[0].__dict__, "nothing was packed"
+    assert model[0].weight.data_ptr() in PACKED.kept, "nothing was packed"
     model[0].weight.mul_(2)
     close(model(x) - model[0].bias, 2 * (before - model[0].bias))
     model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()})
@@ -45,7 +46,7 @@ def test_weights_changed_in_place_are_packed_again() -> None:
 def test_a_joined_layer_changed_by_its_parts_is_packed_again() -> None:
     model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")
     model(**inputs)
-    assert "_kept" in model.decoder.layers[0].attention.op.qkv.whole.__dict__
+    assert model.decoder.layers[0].attention.op.qkv.whole.weight.data_ptr() in PACKED.kept
     other = model_of("llama")
     for some in (model, other):
         some.decoder.layers[0].attention.op.k.weight.mul_(-1.5)
@@ -90,3 +91,24 @@ def test_training_goes_on() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="no linear layer matches 'decoder.q'"):
         pack(model_of("gpt2"), "decoder.q")
+
+
+@torch.no_grad()
+def test_packed_layers_compile() -> None:
+    """Few rows go through the packed weights there too, and weights that change are packed again."""
+    model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for factor in (1.0, -1.5):
+        model.decoder.layers[0].attention.op.k.weight.mul_(factor)
+        close(compiled(**inputs).logits, model(**inputs).logits)
+
+
+def test_what_is_packed_goes_with_its_weights() -> None:
+    model = pack(torch.nn.Sequential(layer()))
+    with torch.no_grad():
+        model(torch.randn(8, 48))
+    place = model[0].weight.data_ptr()
+    del model
+    gc.collect()
+    assert PACKED.kept[place][0].expired()

@@ -13,13 +13,14 @@ and training goes on unpacked. `unpack` undoes it. After `fuse`, not before.
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels import matvec
+from anyformer.kernels.packed import Packed
 from anyformer.parts.joined import Joined
 from anyformer.spec import nearest
 
@@ -46,32 +47,37 @@ def unpack(model: nn.Module) -> nn.Module:
     wholes = [module.whole for module in model.modules() if isinstance(module, Joined)]
     for module in [*model.modules(), *wholes]:
         if isinstance(module, PackedLinear):
-            for name in ("_kept", "_views"):
-                module.__dict__.pop(name, None)
+            module.__dict__.pop("_views", None)
             module.__class__ = nn.Linear  # type: ignore[assignment]
     return model
 
 
 class PackedLinear(nn.Linear):
+    _views: ClassVar[list[Tensor]] = []  # of the weights, by which they may be changed (a joined layer's parts)
     def forward(self, x: Tensor) -> Tensor:
         if matvec.fits(x, self.weight):
             return matvec.matvec(x, self.weight, self.bias)
         rows = x.numel() // max(x.shape[-1], 1)
-        if rows not in ROWS or torch.is_grad_enabled() or torch.compiler.is_compiling() or not packs(x, self.weight):
+        if rows not in ROWS or torch.is_grad_enabled() or not packs(x, self.weight):
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed(), self.bias, "none", [], "")
+        return packed_linear(x, self.weight, self.bias, self._views)
 
-    def packed(self) -> Tensor:
-        """oneDNN's own layout, made at the first call and again when the weights change."""
-        weight, views = self.weight, self.__dict__.get("_views", ())
-        now = weight.data_ptr(), weight.dtype, weight._version, *[view._version for view in views]
-        kept = self.__dict__.get("_kept")
-        if kept is None or kept[0] != now:
-            kept = self.__dict__["_kept"] = now, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
-        return kept[1]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+PACKED = Packed()
+
+
+@torch.library.custom_op("anyformer::packed_linear", mutates_args=())
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Tensor:
+    """x (..., in) times weights (out, in) that are packed as oneDNN wants them for few rows; `views` are tensors in
+    their memory through which they may be changed, and which count that for themselves."""
+    changes = sum(view._version for view in views)
+    packed = PACKED.of(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8), changes)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+@packed_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def packs(x: Tensor, weight: Tensor) -> bool:

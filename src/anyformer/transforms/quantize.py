@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from anyformer.kernels.packed import Packed
 from anyformer.spec import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
 
@@ -102,6 +102,9 @@ class Int8Linear(nn.Module):
 HAS_BYTES = "x86" in torch.backends.quantized.supported_engines and hasattr(torch, "_make_per_channel_quantized_tensor")
 
 
+PACKED = Packed()
+
+
 @torch.library.custom_op("anyformer::by_bytes", mutates_args=())
 def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """(..., in) times int8 (out, in): each row of x in bytes too. One operation to a compiler, which cannot look into
@@ -111,7 +114,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     # with each row brought into [-1, 1], one step size is right for all of them
     levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
     multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    out = multiply(wide / top, 1 / levels, 128, packed(weight, scale))
+    out = multiply(wide / top, 1 / levels, 128, PACKED.of(weight, lambda: pack(weight, scale)))
     out = out * top if bias is None else torch.addcmul(bias, out, top)
     return out.to(x.dtype)
 
@@ -119,20 +122,6 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
 @by_bytes.register_fake
 def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
-# where weights lie -> their storage, and the CPU kernel's own layout of them, made at the first call
-PACKED: dict[int, tuple[StorageWeakRef, int, Any]] = {}
-
-
-def packed(weight: Tensor, scale: Tensor) -> Any:
-    found = PACKED.get(weight.data_ptr())
-    if found is None or found[0].expired() or found[1] != weight._version:
-        for place in [place for place, (storage, *_) in PACKED.items() if storage.expired()]:
-            del PACKED[place]
-        found = StorageWeakRef(weight.untyped_storage()), weight._version, pack(weight, scale)
-        PACKED[weight.data_ptr()] = found
-    return found[2]
 
 
 def pack(weight: Tensor, scale: Tensor) -> Any:

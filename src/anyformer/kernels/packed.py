@@ -1,0 +1,26 @@
+"""Weights in a kernel's own layout, kept beside the weights for as long as these live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+class Packed:
+    """Where weights lie -> what was made of them. An operation that a compiler calls has tensors in hand and no module,
+    so this goes by the memory: made at the first call, and again when the weights changed (`stamp` is for changes that
+    their own version does not count)."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[StorageWeakRef, tuple[int, int], Any]] = {}
+
+    def of(self, weight: Tensor, make: Callable[[], Any], stamp: int = 0) -> Any:
+        found, now = self.kept.get(weight.data_ptr()), (weight._version, stamp)
+        if found is None or found[0].expired() or found[1] != now:
+            self.kept = {place: kept for place, kept in self.kept.items() if not kept[0].expired()}
+            found = StorageWeakRef(weight.untyped_storage()), now, make()
+            self.kept[weight.data_ptr()] = found
+        return found[2]
