@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from anyformer.cli.settings import setting
 from anyformer.spec import override
 from anyformer.train.data import Data, PythonDocs
 from anyformer.train.start import setup
@@ -40,13 +41,6 @@ class Clock(Callback):
         self.tokens = done.tokens
 
 
-def value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="gpt2_124m")
@@ -56,8 +50,8 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="PATH=VALUE")
     options = parser.parse_args()
     run = importlib.import_module(f"anyformer.recipes.{options.recipe}").run()
-    changes = {"steps": options.steps, "keep.every": 10**6, "evaluate.every": 10**6, "evaluate.sample": None}
-    changes |= {path: value(text) for path, text in (item.split("=", 1) for item in options.set)}
+    never = {"keep.every": 10**6, "evaluate.every": 10**6, "evaluate.sample": None}
+    changes = {"steps": options.steps, **never, **dict(setting(text) for text in options.set)}
     run = override(run.replace(data=Data(train=PythonDocs())), changes)
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="anyformer-train-") as folder:

@@ -14,7 +14,8 @@ from typing import Any
 
 import anyformer as af
 from anyformer import cli
-from anyformer.cli.train import changed, train
+from anyformer.cli.settings import setting
+from anyformer.cli.train import train
 from anyformer.recipes import recipe
 from anyformer.spec import Part, walk
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
     options = parser.parse(arguments)
     start = time.perf_counter()
-    run = af.override(recipe("quickstart"), dict(changed(text) for text in options.set))
+    run = af.override(recipe("quickstart"), dict(setting(text) for text in options.set))
     folder = unused(Path(options.out))
     show_parts(run.model)
     print(f"\n$ anyformer train quickstart --out {folder}", flush=True)

@@ -76,7 +76,8 @@ def test_mistakes_in_the_command(place: Path, capsys: pytest.CaptureFixture[str]
     assert "give a recipe (--list shows them)" in said(capsys)
     wrong = said(capsys, "run.json", "--set", "optimizer.rate=1")
     assert "no 'optimizer.rate' in this Run: AdamW has no 'rate'" in wrong
-    assert "--set steps: give PATH=VALUE" in said(capsys, "run.json", "--set", "steps")
+    assert "--set takes PATH=VALUE, got 'steps'" in said(capsys, "run.json", "--set", "steps")
+    assert "nested too deeply" in said(capsys, "run.json", "--set", "steps=" + "[" * 100_000)
     assert "Run.steps: expected int, got 'many'" in said(capsys, "run.json", "--set", "steps=many")
     assert "Run.steps is 0; it must be at least 1" in said(capsys, "run.json", "--set", "steps=0")
     assert "precision: 'bf17' is not valid; did you mean 'bf16'?" in said(capsys, "run.json", "--set", "precision=bf17")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from anyformer.cli.settings import setting
+
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -61,16 +63,3 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name} is {owner}: counted once")
     if spec.note:
         print(f"note: {spec.note}")
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """PATH=VALUE, the value as JSON where it is JSON, else as text."""
-    path, equals, value = text.partition("=")
-    if not path or not equals:
-        raise ValueError(f"--set takes PATH=VALUE, got {text!r}")
-    try:
-        return path, json.loads(value)
-    except ValueError:
-        return path, value
-    except RecursionError:
-        raise ValueError(f"--set {path}: JSON nested too deeply") from None

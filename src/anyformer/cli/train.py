@@ -9,11 +9,12 @@ share of every batch; --set mesh.shard=8 also deals out the parameters, --set me
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from anyformer.cli.settings import setting
 
 LOGS = ("tensorboard", "wandb")
 
@@ -71,18 +72,7 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
     else:
         found = recipe(options.recipe, options.data)
         out = f"runs/{found.name}"
-    return override(found, dict(changed(text) for text in options.set)), out
-
-
-def changed(text: str) -> tuple[str, Any]:
-    """"steps=20" -> ("steps", 20): JSON where it is, text otherwise."""
-    path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise ValueError(f"--set {text}: give PATH=VALUE")
-    try:
-        return path, json.loads(value)
-    except ValueError:
-        return path, value
+    return override(found, dict(setting(text) for text in options.set)), out
 
 
 def train(description: Any, folder: Path, resume: bool, device: str | None = None, logs: Sequence[str] = ()) -> Any:
