@@ -134,3 +134,28 @@ def test_is_an_operator_for_compilers() -> None:
     for train in (False, True):
         inputs = [t.detach().requires_grad_(train) for t in make(2, 20, 6, 4)]
         torch.library.opcheck(torch.ops.anyformer.selective_scan.default, (*inputs, torch.ones(2, 20), train))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (torch.cuda.is_available() and kernel.HAS_TRITON), reason="needs a CUDA GPU and Triton")
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 300, 70, 16)], ids=str)
+def test_one_program_on_cuda(shape: tuple[int, ...], documents: bool) -> None:
+    """The Triton programs against fp64 in steps: outputs and every gradient; and twice the same to the bit."""
+    wide = make(*shape, dtype=torch.float64)
+    keep = (torch.rand(shape[:2], generator=torch.Generator().manual_seed(2)) > 0.2).double() if documents else None
+    given = [t.detach().float().cuda().requires_grad_() for t in wide]
+    kept = None if keep is None else keep.float().cuda()
+    right = run(kernel.scan_by_steps, wide, keep)
+
+    def ours() -> tuple[Tensor, ...]:
+        y, last = kernel.scan(*given, keep=kept)
+        draws = [torch.Generator().manual_seed(1) for _ in (y, last)]  # as `run` draws them
+        above = [torch.randn(t.shape, generator=g, dtype=torch.float64) for t, g in zip((y, last), draws)]
+        total = sum((t * w.float().cuda()).sum() for t, w in zip((y, last), above))
+        return y, last, *torch.autograd.grad(total, given)
+
+    assert kernel.fused(given[0])
+    for a, b, again in zip(ours(), right, ours(), strict=True):
+        assert torch.equal(a, again)
+        assert (a.cpu() - b).abs().max() < 1e-5 * max(1.0, float(b.detach().abs().max()))

@@ -172,7 +172,9 @@ def kill_worker(agent: subprocess.Popen[str], out: Path, step: int, which: int) 
     """kill -9 of one of the two, once this step was logged."""
     limit = time.monotonic() + 120
     while sum("loss" in line for line in read_metrics(out)) < step:
-        assert time.monotonic() < limit and agent.poll() is None, "it does not get there"
+        if agent.poll() is not None:
+            raise AssertionError(f"it ended before step {step}: {agent.communicate()[0][-3000:]}")
+        assert time.monotonic() < limit, "it does not get there"
         time.sleep(0.02)
     workers = sorted(psutil.Process(agent.pid).children(), key=lambda p: int(p.environ()["RANK"]))
     assert len(workers) == 2

@@ -14,7 +14,7 @@ import torch
 
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.data.shards import Split, Writer
-from anyformer.train.progress import Metrics, Screen, peak, read_metrics
+from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
 from anyformer.train.trainer import Done
 
@@ -82,3 +82,12 @@ def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     out, err = capsys.readouterr()
     assert (out, err) == ("a line\n", "")
     assert 1e8 < peak(torch.device("cpu"), "fp32") < 1e14
+
+
+def test_speed_is_right_where_two_steps_are_read_at_once() -> None:
+    speed = Speed()
+    speed.flops = 0.0
+    for step in range(200):
+        done = Done(step, 1.0, {}, 1.0, 1.0, 1, 100, 0.2 if step % 2 else 0.0)
+        speed.add(None, done)  # type: ignore[arg-type]
+    assert 900 < speed.rate < 1150  # 200 tokens in 0.2 s

@@ -124,3 +124,27 @@ def test_before_and_after_int8() -> None:
         for model in (fuse(quantize(model_of("llama"))), quantize(fuse(model_of("llama")))):
             assert model.decoder.layers[0].feedforward.op.gate_up is not None
             close(model(**ids).logits, expected)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_training_together(family: str) -> None:
+    """Joined while gradients are taken: the same loss and gradients, each layer's its own, and nothing moved."""
+    alone, together = model_of(family), model_of(family)
+    storage = {name: p.data_ptr() for name, p in together.named_parameters()}
+    fuse(together, training=True)
+    calls: list[int] = []
+    joined = [m for m in together.modules() if isinstance(m, Joined)]
+    for module in joined:
+        module.register_forward_hook(lambda *_: calls.append(1))
+    for model in (alone, together):
+        model(**inputs_of(family)).logits.square().mean().backward()
+    assert len(calls) == len(joined) > 0
+    for (name, a), (_, b) in zip(alone.named_parameters(), together.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        if a.grad is not None and b.grad is not None:
+            close(b.grad, a.grad)
+    assert storage == {name: p.data_ptr() for name, p in together.named_parameters()}
+    with torch.no_grad():
+        assert torch.equal(together(**inputs_of(family)).logits, alone(**inputs_of(family)).logits)
+    assert len(calls) == len(joined), "used without gradients"
+    assert all(type(m) is Joined for m in fuse(together).modules() if isinstance(m, Joined))

@@ -17,8 +17,9 @@ from anyformer.kernels.decode import HAS_TRITON
 
 IGNORED = -100  # a label that asks for nothing
 # scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
-CHUNK = {"cuda": 2**28, "cpu": 2**21}
+CHUNK = {"cuda": 6 * 10**8, "cpu": 2**21}
 LEAST = 256
+BLOCK, WARPS = 2048, 16  # scores that one program reads at a time
 ROWS = {"cuda": 64}  # the vocabulary is filled up to a multiple of this: odd widths make products twice as slow
 
 
@@ -46,8 +47,12 @@ def linear_cross_entropy(
     rows = chunk or rows_of_chunk(kind, V)
     number = max(1, -(-x.shape[0] // rows))  # chunks of about equal size
     rows = -(-x.shape[0] // number) if number > 1 else max(1, x.shape[0])
+    if chunk is None and number > 1:
+        rows = -(-rows // LEAST) * LEAST  # products like even sizes
     needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in (x, weight, bias)]
     with torch.autocast(kind, enabled=False):
+        if dtype == torch.bfloat16:  # which has fp32's range: what is read and written is half as much
+            x = x.to(dtype)
         return _loss(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)[0]
 
 
@@ -125,12 +130,19 @@ def _by_chunks(
         if by_x is not None:
             by_x[part] = slope @ w
         if by_weight is not None:
-            if dtype == torch.float32:
-                by_weight.addmm_(slope.T, inner)
-            else:
-                by_weight += slope.T @ inner
+            _accumulate(by_weight, slope.T, inner)
     by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)
     return total, by_x, by_weight, None if by_bias is None or bias is None else by_bias.to(bias.dtype)
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total (fp32) += a @ b, with the product's own sums in fp32 where the library can add them there itself."""
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total += a @ b
 
 
 def _in_place(scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: float, slopes: bool) -> Tensor:
@@ -138,8 +150,8 @@ def _in_place(scores: Tensor, V: int, labels: Tensor, smoothing: float, z_loss: 
     from anyformer.kernels.loss_triton import slopes as program
 
     losses = torch.empty(scores.shape[0], dtype=torch.float32, device=scores.device)
-    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, 16384, slopes
-    program[(scores.shape[0],)](scores, labels, losses, *shape, num_warps=16)
+    shape = scores.stride(0), smoothing, z_loss, V, IGNORED, BLOCK, slopes, smoothing > 0
+    program[(scores.shape[0],)](scores, labels, losses, *shape, num_warps=WARPS)
     return losses.sum()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOW = tl.constexpr(-1e30)  # below any score, and its differences are finite
+
 
 @triton.jit
 def slopes(
     scores, labels, losses, stride, smoothing, z_loss, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr,
-    WRITE: tl.constexpr,
+    WRITE: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """The loss of one row of scores, and its gradient in their place. The second reading comes from the cache."""
     row = scores + tl.program_id(0).to(tl.int64) * stride
@@ -21,14 +23,17 @@ def slopes(
             for start in range(0, V, BLOCK):
                 tl.store(row + start + c, tl.zeros((BLOCK,), row.dtype.element_ty), mask=start + c < V)
     else:
-        top, total, added = -float("inf"), 0.0, 0.0
+        # each lane keeps its own highest score and its own sum, with one exponential an element; they meet at the end
+        tops, totals, added = tl.full((BLOCK,), LOW, tl.float32), tl.zeros((BLOCK,), tl.float32), 0.0
         for start in range(0, V, BLOCK):
-            x = tl.load(row + start + c, mask=start + c < V, other=-float("inf")).to(tl.float32)
-            higher = tl.maximum(top, tl.max(x, 0))
-            total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
-            added += tl.sum(tl.where(start + c < V, x, 0.0), 0)
-            top = higher
-        log_total = top + tl.log(total)
+            x = tl.load(row + start + c, mask=start + c < V, other=LOW).to(tl.float32)
+            shrink = tl.exp(-tl.abs(x - tops))
+            totals = tl.where(x > tops, totals * shrink + 1.0, totals + shrink)
+            tops = tl.maximum(tops, x)
+            if SMOOTH:
+                added += tl.sum(tl.where(start + c < V, x, 0.0), 0)
+        top = tl.max(tops, 0)
+        log_total = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
         hit = tl.load(row + label).to(tl.float32)
         loss = log_total - (1.0 - smoothing) * hit - smoothing * added / V + z_loss * log_total * log_total
         tl.store(losses + tl.program_id(0), loss.to(tl.float32))

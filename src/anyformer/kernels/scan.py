@@ -4,7 +4,7 @@ Three forms of one function: `scan_by_steps` (the definition), `scan` (training,
 `scan` never holds the states of all tokens: it works through windows that fit a processor's cache, keeps the state at
 the start of each, and computes the rest again in the backward pass. A narrow model would leave the processor idle, so
 there a window is cut into segments that run side by side and are joined afterwards. Decays are only ever multiplied,
-never divided: no length overflows.
+never divided: no length overflows. On CUDA with Triton it is one program instead (`kernels/scan_triton.py`).
 
 B rows, T tokens, I channels, N states a channel; G segments of L steps in a window; all in fp32 (or fp64).
 x, dt (B, T, I)   A (N, I), negative   b, c (B, T, N)   state (B, N, I)   keep (B, T), 0 where a document begins
@@ -21,10 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.kernels.decode import HAS_TRITON
+
 # numbers that a step and a window should touch, for each thread of a processor; a GPU counts as so many threads
 SLAB, WINDOW, GPU = 2**14, 2**17, 256
 STEPS = 16  # in a window, at least
 SEGMENTS = 8  # fewer side by side are not worth joining
+FUSED_WINDOW, CHANNELS = 32, 32  # of a Triton program: steps between kept states, and channels
 
 
 def scan_by_steps(
@@ -156,6 +159,8 @@ def _scan(
     x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last state, and (windows, B, N, I) the state at the start of each window where gradients will be asked."""
+    if fused(x):
+        return _scan_fused(x, dt, A, b, c, state, keep, train)
     plan = Plan(x, A.shape[0])
     dtx, dt, b, c = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c)
     keep = None if keep is None else plan.pad(keep, 1.0)
@@ -178,7 +183,8 @@ def _scan(
 @_scan.register_fake
 def _(x, dt, A, b, c, state, keep, train):
     shape = (x.shape[0], *A.shape)
-    return torch.empty_like(x), x.new_empty(shape), x.new_empty(Plan(x, A.shape[0]).windows if train else 0, *shape)
+    windows = -(-x.shape[1] // FUSED_WINDOW) if fused(x) else Plan(x, A.shape[0]).windows
+    return torch.empty_like(x), x.new_empty(shape), x.new_empty(windows if train else 0, *shape)
 
 
 @torch.library.custom_op("anyformer::selective_scan_backward", mutates_args=())
@@ -188,6 +194,8 @@ def _scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, dt, A, b, c and the first state. With g[t] = C[t] gy[t] + a[t + 1] g[t + 1] the gradient of h[t],
     every other one is a sum over what stands at t."""
+    if fused(x):
+        return _scan_fused_backward(gy, glast, x, dt, A, b, c, starts, keep)
     plan = Plan(x, A.shape[0])
     dtx, dt_all, b, c, gy = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c), plan.pad(gy)
     keep = None if keep is None else plan.pad(keep, 1.0)
@@ -238,3 +246,44 @@ def _backward(ctx: Any, gy: Tensor, glast: Tensor, _: Tensor) -> Any:
 
 
 _scan.register_autograd(_backward, setup_context=_save)
+
+
+# -- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def fused(x: Tensor) -> bool:
+    return HAS_TRITON and x.is_cuda and x.dtype == torch.float32
+
+
+def _scan_fused(
+    x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    from anyformer.kernels.scan_triton import forward
+
+    (B, T, I), N = x.shape, A.shape[0]
+    x, dt, A, b, c = (t.contiguous() for t in (x, dt, A, b, c))
+    y, last = torch.empty_like(x), x.new_empty(B, N, I)
+    starts = x.new_empty(-(-T // FUSED_WINDOW) if train else 0, B, N, I)
+    first, kept = (x if t is None else t.contiguous() for t in (state, keep))
+    asked = state is not None, keep is not None, train
+    sizes = B, T, I, N, *asked, FUSED_WINDOW, 1 << max(N - 1, 1).bit_length(), CHANNELS
+    forward[(B, -(-I // CHANNELS))](x, dt, A, b, c, first, kept, y, last, starts, *sizes, num_warps=1)
+    return y, last, starts
+
+
+def _scan_fused_backward(
+    gy: Tensor, glast: Tensor, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, starts: Tensor,
+    keep: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from anyformer.kernels.scan_triton import backward
+
+    (B, T, I), N = x.shape, A.shape[0]
+    gy, glast, x, dt, A, b, c = (t.contiguous() for t in (gy, glast, x, dt, A, b, c))
+    blocks, states = -(-I // CHANNELS), 1 << max(N - 1, 1).bit_length()
+    room = x.new_empty(blocks * B, FUSED_WINDOW, states, CHANNELS)
+    gx, gdt, gA, gfirst = torch.empty_like(x), torch.empty_like(x), x.new_empty(B, N, I), torch.empty_like(glast)
+    gb, gc = x.new_empty(blocks, B, T, N), x.new_empty(blocks, B, T, N)
+    given = gy, glast, x, dt, A, b, c, starts, x if keep is None else keep.contiguous(), room
+    sizes = keep is not None, FUSED_WINDOW, states, CHANNELS
+    backward[(B, blocks)](*given, gx, gdt, gA, gb, gc, gfirst, B, T, I, N, *sizes, num_warps=1)
+    return gx, gdt, gA.sum(0), gb.sum(0), gc.sum(0), gfirst

@@ -12,7 +12,7 @@ from torch import Tensor
 from anyformer.spec import nearest
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
     "relu6": F.relu6,
     "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
+    "gelu_tanh": gelu_tanh,
     "quick_gelu": _quick_gelu,
     "silu": F.silu,
     "elu": F.elu,

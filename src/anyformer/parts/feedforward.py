@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from anyformer.context import Context
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, chance
-from anyformer.parts.joined import Joined
+from anyformer.parts.joined import Joined, LinearThenGELU
 from anyformer.spec import Part, Site
 
 
@@ -34,9 +34,13 @@ class MLPModule(nn.Module):
         self.up = nn.Linear(width, part.width, bias=part.bias)
         self.down = nn.Linear(part.width, width, bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.up_gelu: LinearThenGELU | None = None  # both in one, where transforms/fuse.py joined them for training
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        inner = self.activation(self.up(x))
+        if self.up_gelu is not None and self.up_gelu.covers(self.up, x):
+            inner = self.up_gelu(x)
+        else:
+            inner = self.activation(self.up(x))
         if self.dropout and self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down(inner)

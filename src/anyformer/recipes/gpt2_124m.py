@@ -30,7 +30,7 @@ def run(data: str = "data") -> Run:
         schedule=Cosine(warmup=700, floor=0.1),
         batch=Batch(examples=32, length=1024),
         steps=20_000,
-        precision="bf16",
+        precision="bf16-stream",
         compile=True,
         evaluate=Evaluate(every=1000, batches=50, sample="The"),
         keep=Keep(every=1000),

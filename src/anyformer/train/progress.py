@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from anyformer.train import parallel
-from anyformer.train.trainer import Callback, Done, Trainer
+from anyformer.train.trainer import DTYPES, Callback, Done, Trainer
 
 
 class Metrics(Callback):
@@ -160,14 +160,16 @@ class Speed:
     """Tokens a second over the last steps, and the share of what the machine can do at best."""
 
     def __init__(self) -> None:
-        self.rate = 0.0  # tokens a second, smoothed
+        # of the last steps, an older one counting less; never by a step's own rate: two may be read at once, and the
+        # second then took no time
+        self.tokens = self.seconds = 0.0
         self.share: float | None = None
         self.flops: float | None = None  # of one token
         self.peak = 0.0
 
     def add(self, trainer: Trainer, done: Done) -> None:
-        rate = done.tokens / max(done.seconds, 1e-9)
-        self.rate = rate if not self.rate else 0.9 * self.rate + 0.1 * rate
+        self.tokens = 0.9 * self.tokens + done.tokens
+        self.seconds = 0.9 * self.seconds + done.seconds
         if self.flops is None and done.step > 1:  # the first step is slow enough without
             # where parameters lie in pieces no process can run the model alone
             self.flops = 0.0 if trainer.layout.sharded else flops_per_token(trainer)
@@ -175,6 +177,10 @@ class Speed:
             trainer.clock = time.perf_counter()
         if self.flops and self.peak:
             self.share = self.rate * self.flops / self.peak
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
 
     def __str__(self) -> str:
         share = f", {100 * self.share:.0f} % of peak" if self.share is not None else ""
@@ -209,7 +215,7 @@ def peak(device: torch.device, precision: str) -> float:
             if known in name:
                 return value
     size = 4096 if device.type == "cuda" else 768
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    dtype = DTYPES.get(precision, torch.float32)
     a = torch.ones(size, size, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(4):

@@ -82,7 +82,7 @@ class Run(Part):
     schedule: Schedule = Constant()
     batch: Batch
     steps: int
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "bf16-stream", "fp16"] = "fp32"  # stream: between the layers, too
     clip: float | None = 1.0  # the longest a gradient may be, over all parameters
     ema: float | None = None  # a moving average of the weights with this decay, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # addresses whose activations are computed again in the backward pass

@@ -32,10 +32,12 @@ from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
 from anyformer.train.data import Ready
 from anyformer.train.optim import clip
 from anyformer.train.run import Run
+from anyformer.transforms.fuse import fuse
 from anyformer.transforms.recompute import recompute
+from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[Ready]]]  # first step -> what each step learns from
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,10 @@ class Trainer:
             recompute(module, pattern)
         if self.layout.sharded and run.precision == "fp16":
             raise ValueError("fp16 looks for overflows in whole gradients: with mesh.shard or mesh.tensor take bf16")
+        if not self.layout.sharded:  # there each layer's weights lie in pieces of their own
+            fuse(module, training=True)
+        if run.precision == "bf16-stream":
+            narrow_stream(module)
         self.core = Step(self.objective, module)
         placed = self.layout.place(self.core)
         self.call: Any = torch.compile(placed) if run.compile else placed

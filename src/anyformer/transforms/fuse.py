@@ -2,9 +2,10 @@
 
     fuse(model)                                       # every attention and gated feed-forward of any family
     fuse(model, "decoder.layers.*.attention.op")      # some of them
+    fuse(model, training=True)                        # while gradients are taken, instead of while they are not
 
-Outputs stay equal, parameters keep their addresses, and saving, loading in place, `.to()` and training go on as before:
-while gradients are taken the layers are used one by one. `unfuse` undoes it.
+Outputs stay equal, parameters keep their addresses, and saving, loading in place and `.to()` go on as before. `unfuse`
+undoes it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from anyformer.parts.activation import gelu_tanh
 from anyformer.parts.attention import AttentionModule
-from anyformer.parts.feedforward import GatedMLPModule
-from anyformer.parts.joined import Joined
+from anyformer.parts.feedforward import GatedMLPModule, MLPModule
+from anyformer.parts.joined import Joined, JoinedInTraining, LinearThenGELU
 from anyformer.spec import nearest
 
 # where the joined layer stands, and what it joins
@@ -26,8 +28,9 @@ SITES: dict[type, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def fuse(model: nn.Module, pattern: str = "*") -> nn.Module:
+def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.Module:
     """Joins the projections of every module whose address matches `pattern`; the model is changed and returned."""
+    kind = JoinedInTraining if training else Joined
     found = list(sites(model))
     chosen = [site for site in found if fnmatch.fnmatchcase(site[0], pattern)]
     if not chosen and pattern != "*":
@@ -35,8 +38,13 @@ def fuse(model: nn.Module, pattern: str = "*") -> nn.Module:
         raise ValueError(f"no attention or gated feed-forward matches {pattern!r}; {nearest(pattern, known)}")
     for _, module, name, parts in chosen:
         layers = [getattr(module, part) for part in parts]
-        if getattr(module, name) is None and joinable(layers):
-            setattr(module, name, Joined(*layers))
+        able = joinable(layers) and (type(layers[0]) is nn.Linear or not training)
+        if able and type(getattr(module, name)) is not kind:
+            setattr(module, name, kind(*layers))
+    for address, module in list(model.named_modules()) if training else ():
+        if isinstance(module, MLPModule) and module.activation is gelu_tanh and fnmatch.fnmatchcase(address, pattern):
+            if type(module.up) is nn.Linear and module.up.bias is not None:
+                module.up_gelu = LinearThenGELU(module.up)
     return model
 
 
@@ -48,6 +56,9 @@ def unfuse(model: nn.Module, pattern: str = "*") -> nn.Module:
             for part in parts:
                 for parameter in getattr(module, part).parameters():
                     parameter.data = parameter.data.clone()
+    for address, module in model.named_modules():
+        if isinstance(module, MLPModule) and fnmatch.fnmatchcase(address, pattern):
+            module.up_gelu = None
     return model
 
 

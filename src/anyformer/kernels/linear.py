@@ -1,0 +1,117 @@
+"""Linear layers for training in half precision on CUDA, whose backward pass reads each gradient once.
+
+A bias's gradient is the sum of all rows of what arrives from above; taken alone, that is one more reading of a large
+tensor for almost no work. Here it is made while that tensor is written: while the gradients of several layers are put
+side by side, or while the activation's slope is applied. The products are torch's.
+
+M tokens, D width in, N width out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.kernels.decode import HAS_TRITON
+
+ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # of one program, TILE rows at a time
+
+
+def half_type(x: Tensor) -> torch.dtype | None:
+    """The half-precision type that a product of x is computed in, on a device with the programs; None elsewhere."""
+    if not (HAS_TRITON and x.is_cuda and torch.is_grad_enabled()):
+        return None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def linears(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Layers side by side, (..., D) -> (..., size) each: `weight` (N, D) and `bias` (N,) are those of all."""
+    return _Linears.apply(*(t.to(dtype) for t in (x, weight, bias)), sizes)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """gelu(x @ weight.T + bias), by tanh: (..., D) -> (..., N)."""
+    return _LinearGelu.apply(*(t.to(dtype) for t in (x, weight, bias)))
+
+
+def gelu_by_sigmoid(x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(u)) = x sigmoid(2 u): compiled, a tanh takes longer than reading x does."""
+    wide = x.float()
+    return (wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias).split(sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        grad, sums = side_by_side([g.contiguous() for g in above])
+        return *_products(grad, x, weight), sums, None
+
+
+class _LinearGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        inner = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, weight, inner)
+        return gelu_by_sigmoid(inner)
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> Any:
+        x, weight, inner = ctx.saved_tensors
+        grad, sums = gelu_slope(above.contiguous(), inner)
+        return *_products(grad, x, weight), sums
+
+
+def _products(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weights."""
+    return (grad @ weight).view(x.shape), grad.T @ x.reshape(-1, x.shape[-1])
+
+
+@torch.library.custom_op("anyformer::side_by_side", mutates_args=())
+def side_by_side(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Gradients (..., size) next to each other (M, N), and the sum of the rows (N,)."""
+    return _written(grads, None)
+
+
+@side_by_side.register_fake
+def _(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
+    M, N = math.prod(grads[0].shape[:-1]), sum(g.shape[-1] for g in grads)
+    return grads[0].new_empty(M, N), grads[0].new_empty(N)
+
+
+@torch.library.custom_op("anyformer::gelu_slope", mutates_args=())
+def gelu_slope(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient (M, N) of what entered a GELU, given that of what left it, and the sum of its rows."""
+    return _written([above], inner)
+
+
+@gelu_slope.register_fake
+def _(above: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+    N = above.shape[-1]
+    return above.new_empty(math.prod(above.shape[:-1]), N), above.new_empty(N)
+
+
+def _written(grads: list[Tensor], inner: Tensor | None) -> tuple[Tensor, Tensor]:
+    from anyformer.kernels.linear_triton import write_and_sum
+
+    M, N = math.prod(grads[0].shape[:-1]), sum(g.shape[-1] for g in grads)
+    blocks = -(-M // ROWS)
+    out, sums = grads[0].new_empty(M, N), grads[0].new_empty(blocks, N, dtype=torch.float32)
+    offset = 0
+    for g in grads:
+        size = g.shape[-1]
+        program = functools.partial(write_and_sum[(blocks, -(-size // COLUMNS))], num_warps=WARPS)
+        program(g, g if inner is None else inner, out, sums, M, size, N, offset, inner is not None, ROWS, COLUMNS, TILE)
+        offset += size
+    return out, sums.sum(0).to(out.dtype)
