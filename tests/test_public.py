@@ -77,7 +77,8 @@ print(af.count(af.spec("gpt2")).parameters)
 
 def test_public_names() -> None:
     assert {"spec", "override", "build", "load", "save", "count", "__version__"} <= set(af.__all__) <= set(dir(af))
-    for name in set(af.__all__) - {"__version__"}:
+    assert isinstance(af.tasks, types.ModuleType) and af.tasks.__doc__
+    for name in set(af.__all__) - {"__version__", "tasks"}:
         assert callable(getattr(af, name)) and getattr(af, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = af.lod

@@ -60,6 +60,20 @@ def bert(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def words(folder: Path, **config: Any) -> Path:
+    """vocab.txt, WordPiece, always the same (trained ones differ from run to run): short words, letters, endings."""
+    text = normalizers.BertNormalizer().normalize_str(WORDS)
+    found = sorted({word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)})
+    letters = sorted({letter for word in found for letter in word})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    known = [*special, *letters, *(f"##{letter}" for letter in letters if letter.isalnum())]
+    known += ["transform", "spring", "##ers", "##ing", "##en"] + [word for word in found if 1 < len(word) < 6]
+    assert len(known) <= 300
+    write(folder, "vocab.txt", "".join(f"{word}\n" for word in known))
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
+    return folder
+
+
 def pieces(folder: Path, name: str, kind: str, config: dict[str, Any] | None = None, **options: Any) -> Path:
     """A SentencePiece model file."""
     import sentencepiece
@@ -88,6 +102,28 @@ def llama(folder: Path, **config: Any) -> Path:
 
 def t5(folder: Path, **config: Any) -> Path:
     return pieces(folder, "spiece.model", "unigram", {"tokenizer_class": "T5Tokenizer", **config}, **T5)
+
+
+def m2m(folder: Path, kind: str = "unigram", **config: Any) -> Path:
+    """vocab.json + sentencepiece.bpe.model + the two configs, as M2M-100 has them; some pieces have no id, some words
+    no piece."""
+    import sentencepiece
+
+    from anyformer.inputs.languages import LANGUAGES
+
+    pieces(folder, "sentencepiece.bpe.model", kind, vocab_size=180)
+    model = sentencepiece.SentencePieceProcessor(str(folder / "sentencepiece.bpe.model"))
+    known = [model.id_to_piece(i) for i in range(3, model.get_piece_size()) if i % 11]
+    words = ["<s>", "<pad>", "</s>", "<unk>", *reversed(known), "▁nowhere"]
+    write(folder, "vocab.json", {word: i for i, word in enumerate(words)})
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
+    more = [f"__{code}__" for code in LANGUAGES[config.get("language_codes", "m2m100")]]
+    write(folder, "special_tokens_map.json", {**special, "additional_special_tokens": more})
+    write(folder, "tokenizer_config.json", {
+        "src_lang": None, "tgt_lang": None, **special, "model_max_length": 1024, "tokenizer_class": "M2M100Tokenizer",
+        "language_codes": "m2m100", "num_madeup_words": 8, **config,
+    })  # fmt: skip
+    return folder
 
 
 def whole(folder: Path) -> Path:

@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyformer._version import __version__
+from anyformer.lazy import lazily
 
 if TYPE_CHECKING:
+    from anyformer import tasks
     from anyformer.build import build
     from anyformer.checkpoint import load, save
     from anyformer.count import count
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anyformer.names import spec
     from anyformer.spec import override
 
-# public name -> the module it lives in, imported on first use: `import anyformer` itself does not import torch
+# public name -> the module it lives in (or is), imported on first use: `import anyformer` itself does not import torch
 _PUBLIC = {
     "spec": "anyformer.names",
     "override": "anyformer.spec",
@@ -31,30 +31,10 @@ _PUBLIC = {
     "save": "anyformer.checkpoint",
     "count": "anyformer.count",
     "generate": "anyformer.generate",
+    "tasks": "anyformer.tasks",
 }
 
-__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec"]
+__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks"]
 
 
-class _Package(types.ModuleType):
-    """Some public functions (`spec`, `build`, `count`) are called like the modules they live in. Importing such a
-    module would put it in place of the function; here the function wins; `from anyformer.count import ...` works."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _PUBLIC:
-            raise AttributeError(f"module 'anyformer' has no attribute {name!r}")
-        import importlib
-
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
-        super().__setattr__(name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_PUBLIC})
-
-
-sys.modules[__name__].__class__ = _Package
+lazily(__name__, _PUBLIC)

@@ -236,7 +236,8 @@ class StackModule(nn.Module):
         self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
         self.neck = part.neck.build(site.child("neck", depth=len(part.steps))) if part.neck else None
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context, first: Context | None = None) -> Tensor:
+        """`first` is the context of the first step, where it is another."""
         states = []  # of every layer, where the neck asks for them
         keep = ctx.capture is not None and ctx.capture.hidden_states
         if self.position is not None:
@@ -246,7 +247,7 @@ class StackModule(nn.Module):
         dtype, inputs = x.dtype, self.part.shows == "inputs"
         if ctx.state is not None and len(self.part.steps) > len(self.layers):
             raise ValueError("layers that run more than once have no memory for each time; give use_cache=False")
-        for i in self.part.steps:
+        for step, i in enumerate(self.part.steps):
             layer = self.layers[i]
             if keep and inputs:
                 ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
@@ -254,7 +255,7 @@ class StackModule(nn.Module):
                 states.append(x)
             if self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop:
                 continue
-            x = layer(x, own)
+            x = layer(x, own if step or first is None else first)
             if keep and not inputs:
                 ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
         if self.wide:

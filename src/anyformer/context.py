@@ -42,6 +42,9 @@ class Context:
     memory: Tensor | None = None  # (B, M, D) what cross-attention looks at
     memory_padding: Tensor | None = None  # (B, M)
     memory_documents: Tensor | None = None  # (B, M)
+    segments: Tensor | None = None  # (B, T) the kind of each token's segment, where attention compares them
+    fine: Tensor | None = None  # (B, S, D) where keys are of a longer sequence: then all but the stream is about it
+    spacing: int = 1  # tokens of the text from one place of the row to the next
     state: State | None = None
     bias: Tensor | None = None  # (1, H, T, S) a position bias shared by the layers of a stack (T5)
     global_tokens: Tensor | None = None  # (B, T) True where a token sees all and is seen by all (Longformer)
@@ -61,6 +64,8 @@ class Context:
 
     def places(self) -> Tensor:
         """(S,) row places of all the keys that a state without windows holds after this call."""
+        if self.fine is not None:
+            return torch.arange(self.fine.shape[1], device=self.index.device)
         if self.state is None:
             return self.index
         if self.state.capacity is not None:

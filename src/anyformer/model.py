@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.block import Stack, Stages
 from anyformer.context import Capture, Context
+from anyformer.funnel import Funnel
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
 from anyformer.parts.embed import Embedding
@@ -84,7 +85,7 @@ class EncoderModel(Model):
     """One stack that sees both sides."""
 
     embedding: Embedding
-    encoder: Stack | Stages
+    encoder: Stack | Stages | Funnel
 
     def build(self, site: Site) -> nn.Module:
         return OneStackModule(self, "encoder")

@@ -31,6 +31,8 @@ def other_values(value: Any) -> list[Any]:
 def test_every_config_field_is_accounted_for() -> None:
     transformers = pytest.importorskip("transformers")
     for model_type, family in families.catalogue().items():
+        if not family.architectures:
+            continue  # no class is published: descriptions alone
         mine = [case for case in every_case() if case.model_type == model_type]
         fields = set(transformers.AutoConfig.for_model(model_type).to_dict())
         silent = []

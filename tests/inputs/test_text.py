@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from anyformer.inputs import sentencepiece as pieces_of
 from anyformer.inputs.text import StreamDecoder, Tokenizer, settled, tidied
-from vocabularies import LLAMA, T5, TEXTS, bert, gpt2, llama, pieces, t5, whole, write
+from vocabularies import CORPUS, LLAMA, T5, TEXTS, bert, gpt2, llama, m2m, pieces, t5, whole, write
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -29,6 +30,7 @@ MAKERS: dict[str, Any] = {
     "tokenizer.json": whole,
     "llama": lambda folder: llama(folder, add_bos_token=True),
     "t5": t5,
+    "m2m": m2m,
 }
 PUBLISHED = ["gpt2", "gpt2-prefix", "qwen2", "roberta", "bert", "bert-cased", "bert-tidy", "tokenizer.json"]
 
@@ -141,14 +143,83 @@ def test_marian_reads_one_language_and_writes_the_other(tmp_path: Path) -> None:
     words = ["</s>", "<unk>", *reversed(known), "▁targetword", ">>fr<<", "<pad>"]
     write(tmp_path, "vocab.json", {word: i for i, word in enumerate(words)})
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer"})
-    (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
+    pieces(tmp_path, "target.spm", "unigram", vocab_size=130)
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
     for text in (*TEXTS, "targetword", ">>fr<< The fox"):
         ids = theirs.encode(text)
         assert ours.encode(text) == ids, text
         if 1 not in ids:
             assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.encode_target(text) == theirs(text_target=text)["input_ids"], text
+    assert ours.encode_target("The quick") != [1, 0]
     assert ours.decode([words.index("▁targetword")]) == "targetword"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_m2m_marks_the_language_of_a_text(tmp_path: Path, kind: str) -> None:
+    folder = m2m(tmp_path, kind)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    texts = [*TEXTS, "nowhere", "__fr__ The fox", "a</s> b", "a __de__b <unk>  c"]
+    assert type(theirs).__name__ == "M2M100Tokenizer" and len(theirs) == len(ours)
+    assert ours.languages == theirs.lang_code_to_id and ours.special_ids == set(theirs.all_special_ids)
+    for code in ("en", "zu", "af", "ceb"):
+        theirs.src_lang, marked = code, ours.in_language(code)
+        for text in texts:
+            ids = theirs.encode(text)
+            assert marked.encode(text) == ids and ids[0] == ours.language_id(code) and ids[-1] == ours.eos_token_id
+            assert ours.decode(ids, skip_special_tokens=True).strip() == theirs.decode(ids, skip_special_tokens=True)
+            assert ours.decode(ids).replace(" ", "") == theirs.decode(ids).replace(" ", "")
+        for pairs in (None, TEXTS[3:11]):
+            a = theirs(TEXTS[:8], pairs, padding=True, truncation=True, max_length=12, return_tensors="pt")
+            b = marked.batch(TEXTS[:8], pairs, max_length=12)
+            assert torch.equal(a["input_ids"], b["input_ids"]) and torch.equal(a["attention_mask"], b["attention_mask"])
+    assert ours.encode("The fox") == ours.in_language("en").encode("The fox")
+    theirs.tgt_lang = "de"  # what the decoder is to write
+    assert theirs(text_target="Der Fuchs")["input_ids"] == ours.in_language("de").encode_target("Der Fuchs")
+    theirs.src_lang = "zu"
+    theirs.save_pretrained(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again").encode("The fox") == theirs.encode("The fox")
+
+
+def test_nllb_marks_the_language_of_a_text(tmp_path: Path) -> None:
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    core.train_from_iterator(CORPUS, tokenizers.trainers.BpeTrainer(vocab_size=250, special_tokens=special))
+    model = json.loads(core.to_str())["model"]
+    theirs = transformers.NllbTokenizer(
+        vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]],
+        extra_special_tokens=["ace_Arab", "deu_Latn", "eng_Latn"],
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    assert list(ours.languages) == ["ace_Arab", "deu_Latn", "eng_Latn"]
+    for code in ("eng_Latn", "deu_Latn"):
+        theirs.src_lang = code
+        for text in TEXTS:
+            assert ours.in_language(code).encode(text) == theirs.encode(text), text
+    assert ours.encode("The fox") == ours.in_language("eng_Latn").encode("The fox")
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Lat"})
+    refused(tmp_path, "src_lang='eng_Lat'; did you mean 'eng_Latn'")
+
+
+def test_languages_that_are_not_there(tmp_path: Path, folders) -> None:
+    tokenizer = Tokenizer.load(folders("m2m"))
+    with pytest.raises(ValueError, match="no language 'eng'; did you mean 'en'"):
+        tokenizer.in_language("eng")
+    with pytest.raises(ValueError, match="no tokens for languages"):
+        Tokenizer.load(folders("gpt2")).in_language("en")
+    few = Tokenizer.load(m2m(tmp_path / "few", language_codes="wmt21"))
+    assert list(few.languages) == ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"]
+    write(m2m(tmp_path / "a"), "tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer", "src_lang": "eng"})
+    refused(tmp_path / "a", "src_lang='eng'; did you mean 'en'")
+    write(tmp_path / "a", "tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer", "language_codes": "wmt20"})
+    refused(tmp_path / "a", "language_codes='wmt20'; did you mean 'wmt21'")
+    write(tmp_path / "a", "tokenizer_config.json", {"tokenizer_class": "Speech2TextTokenizer"})
+    refused(tmp_path / "a", "Speech2TextTokenizer")
+    write(tmp_path / "a", "vocab.json", {"<s>": 0, "</s>": 2})
+    write(tmp_path / "a", "tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer"})
+    refused(tmp_path / "a", "vocab.json", "from 0")
 
 
 def test_text_that_is_not_text(folders) -> None:

@@ -1,4 +1,4 @@
-"""The selective state mixer: what pads, documents and states do to a recurrence."""
+"""Recurrent mixers (selective states, RWKV): what pads, documents and states do to a recurrence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,35 @@ from anyformer.spec import at
 IDS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "biased"])
-def model(request):
+def mamba(bias: bool):
     mixer = "decoder.layers.mixer.op"
-    changes = {"width": 16, "decoder.depth": 2, "embedding.tokens.vocab_size": 50, "head.vocab_size": 50}
-    changes |= {f"{mixer}.width": 24, f"{mixer}.rank": 3, f"{mixer}.bias": request.param}
-    model = af.build(af.override(af.spec("mamba-130m"), changes)).eval()
+    return "mamba-130m", {f"{mixer}.width": 24, f"{mixer}.rank": 3, f"{mixer}.bias": bias}
+
+
+def mamba2():
+    mixer = "decoder.layers.mixer.op"
+    changes = {"num_heads": 6, "head_width": 4, "groups": 2, "states": 5, "step_low": 0.1}
+    return "mamba2-130m", {f"{mixer}.{name}": value for name, value in changes.items()}
+
+
+def rwkv(every: int):
+    """Whole, or halved every so many layers."""
+    changes: dict[str, object] = {"decoder.layers.time.op.width": 24, "decoder.layers.channel.op.width": 20}
+    changes |= {f"decoder.layers.{step}.op.halve_every": every for step in ("time", "channel")}
+    residual = {"kind": "Halved", "every": every} if every else {"kind": "Add"}
+    return "rwkv-4-169m", {**changes, "decoder.layers.channel.residual": residual}
+
+
+MODELS = {
+    "plain": mamba(False), "biased": mamba(True), "mamba2": mamba2(), "rwkv": rwkv(0), "rwkv-halved": rwkv(1),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def model(request):
+    name, changes = request.param
+    changes |= {"width": 16, "decoder.depth": 2, "embedding.tokens.vocab_size": 50, "head.vocab_size": 50}
+    model = af.build(af.override(af.spec(name), changes)).eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
@@ -104,6 +127,8 @@ def test_a_static_state_stays_where_it_is(model) -> None:
 
 def test_the_stream_stays_in_fp32(model) -> None:
     """A large stream swallows small branches in bf16: residual.float32 is what saves them."""
+    if model.spec.family == "rwkv":
+        pytest.skip("Mamba's own")
     spec, found = model.spec, {}
     for wide in (False, True):
         half = af.build(af.override(spec, {"decoder.layers.mixer.residual.float32": wide})).eval()

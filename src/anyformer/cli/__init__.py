@@ -22,6 +22,7 @@ VERBS = {
     "count": "parameters and memory of a description, by part",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
+    "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "eval": "how good a model is: loss and published metrics on a data set",
 }
@@ -50,7 +51,7 @@ class Parser(argparse.ArgumentParser):
             flag = given.partition("=")[0]
             if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self.flags(), "-", "-h"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
-        known, left = self.parse_known_args(arguments)
+        known, left = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
         if left and "=" in left[0] and "--set" in self.flags():
             self.error(f"did you mean '--set {left[0]}'?")
         if left:
@@ -79,6 +80,8 @@ def dispatch(arguments: Sequence[str]) -> None:
     if verb not in VERBS:
         raise Mistake(f"no verb {verb!r}; {nearest(verb, VERBS)}")
     module = importlib.import_module(f"anyformer.cli.{verb}")
+    if hasattr(module, "main"):  # its arguments depend on the first of them
+        return module.main(rest)
     parser = Parser(prog=f"anyformer {verb}", description=module.__doc__)
     module.arguments(parser)
     module.run(parser.parse(rest))

@@ -7,10 +7,8 @@ its predictions are scored again, on a machine that has the libraries for it."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
 
 def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
     """Scores, and what they are of."""
-    from anyformer.cli.terminal import working
+    from anyformer.cli.terminal import progress, working
     from anyformer.cli.train import described
 
     home = Path(options.model).expanduser()
@@ -124,18 +122,3 @@ def checkpoint_of(home: Path, options: argparse.Namespace) -> Path:
     if step is None:
         raise ValueError(f"--best: {options.model} holds no checkpoint that was evaluated")
     return checkpoints.steps()[step]
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal; nothing without one."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from anyformer.cli.texts import text_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -98,33 +99,12 @@ def prompts(options: argparse.Namespace) -> list[str]:
         raise ValueError("give PROMPT or --file, not both")
     if options.prompt is not None:
         text = options.prompt
-    elif options.file is not None:
-        text = read(Path(options.file).expanduser(), options.file)
-    elif sys.stdin is None or sys.stdin.isatty():
-        raise ValueError("give a prompt: as an argument, with --file, or piped in")
-    else:
-        text = decoded(sys.stdin.buffer.read(LARGEST + 1), "standard input")
+    else:  # a newline at the end is not part of a prompt
+        text = text_of(options.file, "give a prompt", LARGEST)[0].removesuffix("\n").removesuffix("\r")
     texts = [line for line in text.split("\n") if line.strip()] if options.lines else [text]
     if not texts or not all(texts):
         raise ValueError("the prompt is empty")
     return texts
-
-
-def read(path: Path, name: str) -> str:
-    if path.is_dir():
-        raise ValueError(f"--file {name} is a folder")
-    with path.open("rb") as file:
-        return decoded(file.read(LARGEST + 1), name)
-
-
-def decoded(raw: bytes, name: str) -> str:
-    if len(raw) > LARGEST:
-        raise ValueError(f"{name}: a prompt of more than {LARGEST:,} bytes")
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name}: not UTF-8 text (byte {error.start})") from None
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def check_device(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), total: bool = False) -> None:
@@ -56,3 +57,18 @@ def working(message: str) -> Iterator[None]:
 
     with Console(stderr=True).status(Text(message)):
         yield
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Any]:
+    """A bar on a terminal; nothing without one."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

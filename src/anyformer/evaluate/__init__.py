@@ -180,9 +180,7 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, 
             return sum(means.values())
 
         size = 32 if trainer.device.type == "cpu" else 256
-        job = Job(
-            trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast
-        )
+        job = Job(trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast)
         return evaluation(job, mean_loss)
 
     return score

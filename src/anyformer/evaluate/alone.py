@@ -13,12 +13,13 @@ import torch
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.predict import Answered, Job
 from anyformer.generate.prompt import position_limit
+from anyformer.inputs.text import belong
 from anyformer.objectives.objective import Objective
 from anyformer.train.data import Data, Loader, Plan, Source
 from anyformer.train.data.prepare import prepare_split
 from anyformer.train.data.source import lines
 from anyformer.train.run import Run
-from anyformer.train.start import belong, longest, padding
+from anyformer.train.start import longest, padding
 
 SPLITS = ("test", "valid", "train")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generate import generate
+from anyformer.generate.config import settings_for
 from anyformer.generate.prompt import position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
@@ -115,16 +116,7 @@ def tags(objective: Tag, job: Job, examples: Sequence[Example], records: Sequenc
 def answers(objective: Answer, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
     """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
     if the first token of every window is likelier."""
-    flat = [record for windows in records for record in windows]
-    scores: list[Any] = [None] * len(flat)
-    for which, batch in job.batches(objective, flat):
-        inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
-        with job.autocast():
-            seen = read(job.model, inputs)
-            said = job.model.head(seen.x, seen.ctx, seen.inputs)
-        both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
-        for i, row in zip(which, both):
-            scores[i] = row[:, : len(flat[i]["input_ids"])]
+    scores = ends(objective, job, [record for windows in records for record in windows])
     wanted = [right_answers(example) for example in examples]
     unanswered = not all(wanted)
     found, place = [], 0
@@ -143,6 +135,20 @@ def answers(objective: Answer, job: Job, examples: Sequence[Example], records: S
     return Answered(found, wanted)
 
 
+def ends(objective: Answer, job: Job, records: Sequence[Record]) -> list[Tensor]:
+    """Of each window the scores (2, T) of its tokens to be the first and the last of the answer."""
+    scores: list[Any] = [None] * len(records)
+    for which, batch in job.batches(objective, records):
+        inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
+        with job.autocast():
+            seen = read(job.model, inputs)
+            said = job.model.head(seen.x, seen.ctx, seen.inputs)
+        both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
+        for i, row in zip(which, both):
+            scores[i] = row[:, : len(records[i]["input_ids"])]
+    return scores
+
+
 def right_answers(example: Example) -> list[str]:
     """All texts that are right; none where there is no answer."""
     given = example["answers"]
@@ -154,15 +160,28 @@ def right_answers(example: Example) -> list[str]:
 
 
 def texts(objective: Translate, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
-    """Written by beam search, or greedily with one beam; at most twice as long as what was read, and a little."""
-    found = [""] * len(examples)
-    limit = position_limit(job.model.spec)
-    for which, batch in job.batches(objective, [record for (record,) in records]):
-        most = 2 * batch["input_ids"].shape[1] + 20
-        written = generate(
-            job.model, batch["input_ids"], attention_mask=batch.get("attention_mask"), num_beams=job.num_beams,
-            max_new_tokens=most if limit is None else min(most, limit), do_sample=False, compile=False,
-        )  # fmt: skip
-        for i, text in zip(which, job.tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)):
-            found[i] = text.strip()
+    to = objective.target_language
+    language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
+    found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language)
     return Answered(found, [str(example["target"]) for example in examples])
+
+
+def written(objective: Objective, job: Job, records: Sequence[Record], **options: Any) -> list[str]:
+    """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
+    stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
+    found = [""] * len(records)
+    limit, usual = position_limit(job.model.spec), settings_for(job.model, options)
+    for which, batch in job.batches(objective, records):
+        T = batch["input_ids"].shape[1]
+        free = usual.max_new_tokens is None and usual.max_length is None
+        room = {"max_new_tokens": min(2 * T + 20, limit or 2 * T + 20)} if free else {}
+        ids = generate(
+            job.model, batch["input_ids"], attention_mask=batch.get("attention_mask"), tokenizer=job.tokenizer,
+            **{"do_sample": False, "compile": False, **room, **options},
+        )  # fmt: skip
+        new = ids if hasattr(job.model, "encode") else ids[:, T:]
+        for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
+            for stop in options.get("stop_strings") or ():
+                text = text.partition(stop)[0]
+            found[i] = text.strip()
+    return found

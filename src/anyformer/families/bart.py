@@ -116,6 +116,10 @@ def rules(spec: Model) -> list[Rule]:
 
 BASE = {f"{side}_{name}": value for side in ("encoder", "decoder")
         for name, value in (("layers", 6), ("ffn_dim", 3072), ("attention_heads", 12))}  # fmt: skip
+# the same shape with the words of uncased BERT, trained to write a hidden fragment of the text [Song et al. 2019]
+MASS = {"vocab_size": 30522, "max_position_embeddings": 512, "scale_embedding": True, "attention_dropout": 0.1,
+        "activation_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102,
+        "decoder_start_token_id": 102}  # fmt: skip
 
 FAMILIES = (
     Family(
@@ -135,6 +139,10 @@ FAMILIES = (
         sizes={
             "bart-base": Size({**BASE, "d_model": 768}, 139e6),
             "bart-large": Size({}, 406e6),
+            "mass-base": Size({**BASE, **MASS, "d_model": 768}, 123e6, "objective MASS; uncased, for summaries"),
+            "mass-middle": Size(
+                {**MASS, "encoder_layers": 6, "decoder_layers": 6}, 208e6, "objective MASS; uncased, for summaries"
+            ),
         },
     ),
 )  # fmt: skip

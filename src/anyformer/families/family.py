@@ -103,6 +103,7 @@ COMMON: dict[str, ConfigField] = {
     "problem_type": Inert(None, "the kind of labels; read by classification heads"),
     "bos_token_id": Inert(None, _TOKEN),
     "eos_token_id": Inert(None, _TOKEN),
+    "eos_token_ids": Inert(None, "an old name of eos_token_id that nothing reads"),
     "pad_token_id": Inert(None, _TOKEN),
     "sep_token_id": Inert(None, _TOKEN),
     "cls_token_id": Inert(None, _TOKEN),
@@ -160,7 +161,7 @@ class Family:
     fields: Mapping[str, ConfigField]
     describe: Callable[[Any], Model]
     rules: Callable[[Model], Sequence[Rule]]
-    architectures: tuple[str, ...]  # class names; the first is the default
+    architectures: tuple[str, ...]  # class names; the first is the default; none where no class is published
     base: tuple[str, ...] = ()  # those without the prefix
     prefix: str = ""  # what the other classes put before the base model's names
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # classes that put something else there
@@ -188,8 +189,9 @@ class Family:
             field = known[name]
             if isinstance(field, Only) and value != field.default and value not in field.allowed:
                 raise ValueError(f"{self.name} config: {name}={value!r} is not supported ({field.why})")
-        architecture = architecture or (config.get("architectures") or [None])[0] or self.architectures[0]
-        if architecture not in self.architectures:
+        classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
+        architecture = architecture or (config.get("architectures") or [None])[0] or classes[0]
+        if architecture not in classes:
             valid = nearest(architecture, self.architectures)
             raise ValueError(f"{self.name} config: architecture {architecture!r} is not supported; {valid}")
         values = SimpleNamespace(**{name: config.get(name, field.default) for name, field in known.items()})
@@ -204,6 +206,8 @@ class Family:
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The published config.json of a description; refused where no config says the same."""
+        if not self.architectures:
+            raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
         recovered, kept = self._recover(spec), thaw(Table(spec.source))
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
         first = None

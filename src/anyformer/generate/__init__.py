@@ -52,8 +52,7 @@ def generate(
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         fields = ctc.write(model, given, options)
         return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]
-    if not model.remembers or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
-        raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
+    check_writer(model)
     if model.training:
         raise ValueError("generate needs a model in eval mode: model.eval()")
     if model.spec.state_name in options:
@@ -116,6 +115,13 @@ def write(
         fields = (assisted if assistant is not None or s.prompt_lookup_num_tokens else single).write(job)
     stepper.check_finite(fields["sequences"])
     return fields
+
+
+def check_writer(model: Any) -> None:
+    """ValueError where a model scores no next tokens."""
+    head = model.spec.head
+    if not model.remembers or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+        raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
 
 
 def check_assistant(model: Any, assistant: Any, s: Settings, prompt: Prompt) -> None:

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import codecs
+import copy
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from anyformer.inputs import vocabulary
+from anyformer.inputs import languages, vocabulary
 from anyformer.spec import nearest
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Tokenizer:
     """The tokenizer of a model folder.
 
     `special` names its special tokens ({"bos_token": "<s>", ...}); each also has an id: `tokenizer.bos_token_id`.
+    `languages` has the ids of the tokens that mark languages, by their codes; `in_language` marks another one.
     """
 
     bos_token_id: int | None
@@ -43,8 +46,11 @@ class Tokenizer:
         self, core: tokenizers.Tokenizer, *, special: dict[str, str] | None = None,
         config: dict[str, Any] | None = None, writer: tokenizers.Tokenizer | None = None,
         unknown_from: int | None = None, doubles_space: bool = False, folder: Path | None = None,
+        languages: dict[str, int] | None = None, target: tokenizers.Tokenizer | None = None,
     ) -> None:  # fmt: skip
         self._doubles_space = doubles_space
+        self.languages, self.target = languages or {}, target
+        self._ends: Any = None  # what puts special tokens at the ends, where it is not `core`
         self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
         self.config, self.folder = config or {}, folder
         self.special = {name: text for name, text in (special or {}).items() if core.token_to_id(text) is not None}
@@ -76,6 +82,7 @@ class Tokenizer:
         return cls(
             words.core, special=words.special, config=words.config, writer=words.writer,
             unknown_from=words.unknown_from, doubles_space=words.doubles_space, folder=folder,
+            languages=words.languages, target=words.target,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -92,10 +99,30 @@ class Tokenizer:
     def id(self, token: str) -> int | None:
         return self.writer.token_to_id(token)
 
+    # -- languages
+
+    def language_id(self, code: str) -> int:
+        if not self.languages:
+            raise ValueError(f"language {code!r}: this model has no tokens for languages")
+        if code not in self.languages:
+            raise ValueError(f"no language {code!r}; {nearest(str(code), self.languages)}")
+        return self.languages[code]
+
+    def in_language(self, code: str) -> Tokenizer:
+        """The same tokenizer for texts of another language."""
+        assert self.eos_token_id is not None
+        other = copy.copy(self)
+        other._ends = languages.between(self.core, self.language_id(code), self.eos_token_id)
+        return other
+
     # -- text to ids
 
     def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
-        return self._ids(self.core.encode(self._text(text), self._text(pair), add_special_tokens=add_special_tokens))
+        return self._ids(self._encode(text, pair, None, add_special_tokens))
+
+    def encode_target(self, text: str) -> list[int]:
+        """Of a text that the model has to write: in another language, with its own pieces (Marian)."""
+        return self.encode(text) if self.target is None else self._ids(self.target.encode(self._text(text)))
 
     def _text(self, text: Any) -> Any:
         """Text that UTF-8 can hold: half a surrogate pair, as a JSON escape may give, becomes U+FFFD."""
@@ -148,15 +175,29 @@ class Tokenizer:
             out["token_type_ids"] = filled((row.type_ids for row in rows), 0)
         return out
 
+    def plain(self, text: str) -> tokenizers.Encoding:
+        """The tokens of a text before `core.post_process`, which may be cut."""
+        return self._bare.encode(self._text(text), add_special_tokens=False)
+
+    @functools.cached_property
+    def _bare(self) -> tokenizers.Tokenizer:
+        """`core`, or a copy that leaves offsets alone: a space trimmed off them twice takes a letter with it."""
+        after = self.core.post_processor
+        if after is None or b'"trim_offsets":true' not in after.__getstate__():
+            return self.core
+        bare = tokenizers.Tokenizer.from_str(self.core.to_str())
+        bare.post_processor = None
+        return bare
+
     def _encode(self, text: str, pair: str | None, max_length: int | None, special: bool) -> tokenizers.Encoding:
-        if max_length is None:
+        if max_length is None and self._ends is None:
             return self.core.encode(self._text(text), self._text(pair), add_special_tokens=special)
-        room = max_length - (self.core.num_special_tokens_to_add(pair is not None) if special else 0)
+        first, second = self.plain(text), None if pair is None else self.plain(pair)
+        a, b = len(first.ids), len(second.ids) if second is not None else 0
+        ends = (self._ends or self.core).num_special_tokens_to_add(pair is not None) if special else 0
+        room = a + b if max_length is None else max_length - ends
         if room < 0:
             raise ValueError(f"max_length={max_length} has no room for the special tokens")
-        first = self.core.encode(self._text(text), add_special_tokens=False)
-        second = None if pair is None else self.core.encode(self._text(pair), add_special_tokens=False)
-        a, b = len(first.ids), len(second.ids) if second is not None else 0
         if a + b > room:  # the longer gives way until both are equal, then both
             small = min(a, b)
             large = max(small, room - small)
@@ -168,6 +209,8 @@ class Tokenizer:
             for part, size in ((first, a), (second, b)):
                 if part is not None:
                     part.truncate(size, direction=self.truncation_side)
+        if self._ends is not None:
+            return self._ends.process(first, second, special)
         return self.core.post_process(first, second, add_special_tokens=special)
 
     # -- ids to text
@@ -199,6 +242,15 @@ def _ints(ids: Any) -> list[int]:
     if isinstance(ids, int):
         return [ids]
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def belong(model: Any, tokenizer: Tokenizer | None) -> None:
+    """ValueError where the vocabulary is another model's."""
+    table = getattr(model.spec.embedding, "tokens", None)
+    size = getattr(table, "vocab_size", None)
+    if tokenizer is not None and size is not None and len(tokenizer) > size:
+        sizes = f"the vocabulary has {len(tokenizer):,} tokens, the model {size:,}"
+        raise ValueError(f"{sizes}: they do not belong together")
 
 
 # -- spaces that tokenization left before punctuation, for vocabularies of words ---------------------------------------

@@ -7,7 +7,7 @@ folder names. A class that is not listed here is refused: its words would be rea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from anyformer.inputs import sentencepiece
+from anyformer.inputs.languages import LANGUAGES, NLLB, between
+from anyformer.spec import nearest
 from anyformer.weights.io import JSON_BYTES, read_json
 
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -30,6 +33,8 @@ class Words:
     writer: tokenizers.Tokenizer | None = None
     unknown_from: int | None = None  # ids from here on stand for words that the model does not have
     doubles_space: bool = False  # see sentencepiece.doubles
+    languages: dict[str, int] = dataclasses.field(default_factory=dict)  # code -> the id of its token
+    target: tokenizers.Tokenizer | None = None  # reads what is to be written, where `core` does not
 
 
 def named(folder: Path, config: dict[str, Any]) -> str:
@@ -50,6 +55,8 @@ KINDS = {
     "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
     "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
     "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
+    "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
+    "m2m_100": "M2M100Tokenizer",
 }  # fmt: skip
 
 END = "<|endoftext|>"
@@ -57,15 +64,17 @@ _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_
             "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
 _QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 # class -> special tokens that its folders need not name
 DEFAULTS: dict[str, dict[str, str]] = {
-    "": {}, "GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN, "GPTNeoXTokenizer": _GPT2,
+    "": {}, "M2M100Tokenizer": _M2M, "GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN, "GPTNeoXTokenizer": _GPT2,
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
+    "NllbTokenizer": {**_ROBERTA},
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
@@ -123,10 +132,10 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
         return "source.spm", marian
     if there("vocab-src.json"):
         raise ValueError(f"{folder}: FSMT's files (vocab-src.json, merges.txt) need Moses; give token ids instead")
-    model = next((name for name in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model") if there(name)), None)
+    model = next((name for name in PIECES if there(name)), None)
     ways: list[tuple[str, Make]] = []
     if model is not None:
-        ways.append((model, pieces))
+        ways.append((model, m2m if there("sentencepiece.bpe.model", "vocab.json") else pieces))
     if there("vocab.json", "merges.txt"):
         ways.append(("vocab.json", byte_pairs))
     if there("vocab.txt"):
@@ -136,8 +145,8 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     file, make = ways[0]
     if kind not in SUPPORTED[make]:
         raise ValueError(
-            f"{folder / file}: {kind} is read from a tokenizer.json alone; save one with transformers "
-            "(AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+            f"{folder / file}: {kind or 'a class without a name'} is read from a tokenizer.json alone; save one with "
+            "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))"
         )
     return file, make
 
@@ -146,7 +155,26 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     path = folder / "tokenizer.json"
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
-    return Words(tokenizers.Tokenizer.from_file(str(path)), config, special)
+    core = tokenizers.Tokenizer.from_file(str(path))
+    if kind != "NllbTokenizer":
+        return Words(core, config, special)
+    if config.get("legacy_behaviour"):
+        raise ValueError("legacy_behaviour: languages at the end of texts are not supported")
+    added = core.get_added_tokens_decoder()
+    languages = {token.content: place for place, token in added.items() if NLLB.fullmatch(token.content)}
+    end = core.token_to_id(special.get("eos_token", ""))
+    if end is None:
+        raise ValueError("there is no eos_token")
+    core.post_processor = between(core, source_of(config, languages, "eng_Latn"), end)
+    return Words(core, config, special, languages=languages)
+
+
+def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> int:
+    """The token of the language that a folder's texts are in."""
+    code = config.get("src_lang") or usual
+    if code not in languages:
+        raise ValueError(f"src_lang={code!r}; {nearest(str(code), languages)}")
+    return languages[code]
 
 
 # Qwen2's split into words: digits one by one.
@@ -209,7 +237,7 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
 
 def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     """A SentencePiece model: Llama and Mistral, T5."""
-    name = next(n for n in ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model") if (folder / n).is_file())
+    name = next(n for n in PIECES if (folder / n).is_file())
     model = sentencepiece.read(folder / name)
     t5 = DEFAULTS.get(kind) is _T5
     extra = range(int(config.get("extra_ids", 100 if kind == "T5Tokenizer" else 0)) - 1, -1, -1)
@@ -229,38 +257,74 @@ def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
 
 def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
-    special = {**_T5, **special}
-    vocabulary = read_json(folder / "vocab.json")
     if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
         raise ValueError("separate vocabularies of the two languages are not supported")
-    size = len(vocabulary)
-    if sorted(vocabulary.values()) != list(range(size)):
+    special = {**_T5, **special}
+    vocabulary = numbered(folder)
+    asked = [word for word in vocabulary if word.startswith(">>") and word.endswith("<<")]  # >>fr<<: the one to write
+    core, writer = renumbered(folder / "source.spm", vocabulary, special, asked)
+    target = None
+    if (folder / "target.spm").is_file():
+        target, _ = renumbered(folder / "target.spm", vocabulary, special, asked)
+    end = special["eos_token"]
+    for each in (core, target):
+        if each is not None:
+            each.post_processor = processors.TemplateProcessing(
+                single=["$A", end], pair=["$A", "$B", end], special_tokens=[(end, vocabulary[end])]
+            )
+    return Words(core, config, special, writer, len(vocabulary), target=target)
+
+
+def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """M2M-100: pieces of a hundred languages, ids from vocab.json, and after them a token for each language."""
+    special = {**_M2M, **special}
+    vocabulary = numbered(folder)
+    name = config.get("language_codes") or "m2m100"
+    if name not in LANGUAGES:
+        raise ValueError(f"language_codes={name!r}; {nearest(str(name), LANGUAGES)}")
+    languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
+    full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
+    core, writer = renumbered(folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :])
+    core.post_processor = between(core, source_of(config, languages, "en"), vocabulary[special["eos_token"]])
+    return Words(core, config, special, writer, len(full), languages=languages)
+
+
+def numbered(folder: Path) -> dict[str, int]:
+    """The words of vocab.json, which have the ids 0, 1, ... in some order."""
+    vocabulary = read_json(folder / "vocab.json")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("vocab.json does not number its words from 0 without a gap")
-    source = sentencepiece.read(folder / "source.spm")
-    words = sorted(vocabulary, key=vocabulary.__getitem__)
-    readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
-    scores = {text: score for text, score, kind in source.pieces if kind in readable}
-    # Words of the other language take no part in reading; pieces without an id do, and stand for the unknown word.
-    known = [(word, scores[word], sentencepiece.NORMAL) if word in scores else (f"\0{word}", -1e4, sentencepiece.UNUSED)
-             for word in words]  # fmt: skip
+    return vocabulary
+
+
+def renumbered(
+    path: Path, vocabulary: dict[str, int], special: dict[str, str], inside: Iterable[str] = (),
+    tokens: Iterable[str] = (),
+) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:  # fmt: skip
+    """What reads the pieces of a model as the ids of a vocabulary, and what writes them. `inside` are words of the
+    vocabulary that may stand in a text, `tokens` are special ones."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:
             raise ValueError(f"{name} {special[name]!r} is not in vocab.json")
-        known[vocabulary[special[name]]] = (special[name], 0.0, sentencepiece.CONTROL)
+    source = sentencepiece.read(path)
+    readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
+    scores = {text: score for text, score, kind in source.pieces if kind in readable}
+    marked = {text for text in (*special.values(), *tokens) if text in vocabulary}
+    # Words that are no pieces take no part in reading; pieces without an id do, and stand for the unknown word.
+    kinds = {**dict.fromkeys(marked, sentencepiece.CONTROL), **dict.fromkeys(inside, sentencepiece.USER_DEFINED)}
+    known = [
+        (word, 0.0, kinds[word]) if word in kinds
+        else (word, scores[word], sentencepiece.NORMAL) if word in scores
+        else (f"\0{word}", -1e4, sentencepiece.UNUSED)
+        for word in sorted(vocabulary, key=vocabulary.__getitem__)
+    ]  # fmt: skip
     homeless = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
     unknown = vocabulary[special["unk_token"]]
-    for word in words:  # >>fr<<: the language to write
-        if word.startswith(">>") and word.endswith("<<"):
-            known[vocabulary[word]] = (word, 0.0, sentencepiece.USER_DEFINED)
     core = sentencepiece.build(dataclasses.replace(source, pieces=known + homeless, unk_id=unknown))
-    end = special["eos_token"]
-    core.post_processor = processors.TemplateProcessing(
-        single=["$A", end], pair=["$A", "$B", end], special_tokens=[(end, vocabulary[end])]
-    )
     writer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
     writer.decoder = core.decoder
-    writer.add_special_tokens(sorted({special[name] for name in ("unk_token", "eos_token", "pad_token")}))
-    return Words(core, config, special, writer, size)
+    writer.add_special_tokens(sorted(marked, key=vocabulary.__getitem__))
+    return core, writer
 
 
 def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], special: dict[str, str]) -> None:
@@ -308,5 +372,6 @@ def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[st
 SUPPORTED: dict[Make, set[str]] = {
     byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
     word_pieces: {""} | {k for k, v in DEFAULTS.items() if v is _BERT},
+    m2m: {"M2M100Tokenizer"},
     pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},
 }

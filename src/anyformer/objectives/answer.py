@@ -46,9 +46,9 @@ class Answer(Objective):
     def windows(self, question: str, context: str, tokenizer: Any) -> list[Any]:
         """Encodings of question and piece of context, whose `offsets` are characters of the context where
         `sequence_ids` is 1."""
-        asked = tokenizer._encode(question, None, None, False)
+        asked = tokenizer.plain(question)
         asked.truncate(self.question_length)
-        text = tokenizer._encode(context, None, None, False)
+        text = tokenizer.plain(context)
         room = self.length - len(asked.ids) - tokenizer.core.num_special_tokens_to_add(True)
         if room <= self.stride:
             raise ValueError(f"the question and a stride of {self.stride} leave no room in {self.length} tokens")

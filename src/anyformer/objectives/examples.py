@@ -47,9 +47,13 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
 def token_ids(text: str, tokenizer: Any, end: bool = False) -> np.ndarray:
     """(T,) ids with the tokenizer's special tokens; `end` adds its end token where none stands there."""
     ids = tokenizer.encode(text)
-    if end and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
-        ids = [*ids, tokenizer.eos_token_id]
-    return array(ids)
+    return array(ended(ids, tokenizer) if end else ids)
+
+
+def ended(ids: list[int], tokenizer: Any) -> list[int]:
+    """With the tokenizer's end token last, where it has one."""
+    end = tokenizer.eos_token_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def array(ids: Any) -> np.ndarray:
@@ -63,7 +67,7 @@ def around(before: int | None, ids: np.ndarray, after: int | None) -> np.ndarray
 
 
 def joined(tokenizer: Any, text: str, pair: str | None = None, length: int | None = None) -> dict[str, np.ndarray]:
-    """"input_ids" and, for a pair, "token_type_ids"; of at most `length` tokens, the longer of a pair cut first."""
+    """ "input_ids" and, for a pair, "token_type_ids"; of at most `length` tokens, the longer of a pair cut first."""
     encoding = tokenizer._encode(text, pair, length, True)
     record = {"input_ids": array(tokenizer._ids(encoding))}
     if not len(record["input_ids"]):

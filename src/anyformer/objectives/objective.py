@@ -146,11 +146,17 @@ def language_head(model: Any) -> LMHeadModule:
     return head
 
 
-def read(model: Any, batch: Batch) -> Read:
-    """Runs the model on what of a batch it takes (segments are left out where it has none), up to its head."""
+def taken(model: Any, batch: Batch) -> dict[str, Any]:
+    """What of a batch the model takes; segments are left out where it has none."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     if "token_type_ids" in inputs and not getattr(model.spec.embedding, "segments", 0):
         del inputs["token_type_ids"]
+    return inputs
+
+
+def read(model: Any, batch: Batch) -> Read:
+    """Runs the model on what of a batch it takes, up to its head."""
+    inputs = taken(model, batch)
     if model.head is not None:
         inputs = model.head.arrange(inputs)
     x, ctx, _ = model.hidden(inputs)

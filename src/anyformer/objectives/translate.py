@@ -5,35 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from anyformer.objectives.examples import array, text_of, token_ids
+from anyformer.objectives.examples import array, ended, text_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
 
 class Translate(Rewrite):
-    """`prefix` stands before every source ("translate English to German: ", T5)."""
+    """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
+    (M2M-100) is told the code of the one to write, and of the one it reads where that is not its folder's."""
 
     smoothing: float = 0.1
     prefix: str = ""
+    source_language: str = ""
+    target_language: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
         return ("source", "target")
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        source = token_ids(self.prefix + text_of(example, "source"), tokenizer, end=True)
-        target = written(text_of(example, "target"), tokenizer)
+        if tokenizer.languages and not self.target_language:
+            raise ValueError(f"target_language: the model writes {len(tokenizer.languages)} languages; which one?")
+        reads = tokenizer.in_language(self.source_language) if self.source_language else tokenizer
+        writes = tokenizer.in_language(self.target_language) if self.target_language else tokenizer
+        source = token_ids(self.prefix + text_of(example, "source"), reads, end=True)
+        target = array(ended(writes.encode_target(text_of(example, "target")), writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
                 raise ValueError(f"column {name!r} is empty")
         return {"input_ids": source, "labels": target}
-
-
-def written(text: str, tokenizer: Any) -> np.ndarray:
-    """(T,) ids of what the model has to write, its end token last; some tokenizers write with another vocabulary."""
-    if tokenizer.writer is tokenizer.core:
-        return token_ids(text, tokenizer, end=True)
-    ids = tokenizer.writer.encode(tokenizer._text(text), add_special_tokens=False).ids
-    return array([*ids, tokenizer.writer.token_to_id(tokenizer.special["eos_token"])])

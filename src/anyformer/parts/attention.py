@@ -92,6 +92,8 @@ class AttentionModule(nn.Module):
         if self.part.memory:
             q, (k, v) = self.heads(self.q(source)), self.memory_keys(ctx)
             visible, places = ctx.visible_memory(), None
+        elif ctx.fine is not None:  # a query stands for several tokens, and looks at each of them
+            q, k, v = self.heads(self.q(source)), self.heads(self.k(ctx.fine)), self.heads(self.v(ctx.fine))
         elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
             q, k, v = map(self.heads, self.qkv(x))
         else:
@@ -101,7 +103,7 @@ class AttentionModule(nn.Module):
         if not self.part.memory:
             if self.position is not None:
                 q, k = self.position.rotate(q, k, ctx)
-            places = ctx.index
+            places = ctx.index if ctx.fine is None else ctx.places()
             if ctx.state is not None:
                 k, v, places = ctx.state.extend(self.address, k, v, ctx.index)
             visible = ctx.visible(self.part.mask, self.mask_key, places)

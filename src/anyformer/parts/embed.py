@@ -79,6 +79,7 @@ class TextEmbedding(Embedding):
     token_segments: bool = False  # segments are tokens of the same table (GPT-2)
     norm: Norm | None = None
     dropout: float = 0.0
+    norm_last: bool = False  # dropout comes before the norm (BigBird)
     projected: bool = False  # into the model's width even where the tokens have it already (ALBERT)
     project_first: bool = False  # narrower tokens are widened before positions join, without a bias (OPT-350M)
     unpadded: bool = False  # positions count real tokens alone, and pads stand just before the first (OPT)
@@ -146,10 +147,12 @@ class TextEmbeddingModule(nn.Module):
             x = x + (kind if self.part.scale is None else kind * self.part.scale)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
-        if self.norm is not None:
+        if self.norm is not None and not self.part.norm_last:
             x = self.norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
+        if self.norm is not None and self.part.norm_last:
+            x = self.norm(x)
         return (x if self.project is None or self.part.project_first else self.project(x)), ctx
 
 

@@ -189,6 +189,7 @@ class PretrainingHead(Head):
 
     lm: LMHead
     pool: Pool
+    tokens_alone: bool = False  # the tokens' loss is given where no pair is labelled (BigBird); else there is none
 
     def build(self, site: Site) -> nn.Module:
         return PretrainingModule(self, site)
@@ -206,7 +207,7 @@ class PretrainingModule(HeadModule):
 
     def __init__(self, part: PretrainingHead, site: Site) -> None:
         super().__init__()
-        self.pair_label, self.pair_output = part.inputs[1], part.output
+        self.pair_label, self.pair_output, self.tokens_alone = part.inputs[1], part.output, part.tokens_alone
         self.lm = part.lm.build(site.child("lm"))
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
@@ -216,6 +217,8 @@ class PretrainingModule(HeadModule):
         labels, next_label, loss = inputs.get("labels"), inputs.get(self.pair_label), None
         if labels is not None and next_label is not None:
             loss = cross_entropy(logits, labels) + cross_entropy(related, next_label)
+        elif labels is not None and self.tokens_alone:
+            loss = cross_entropy(logits, labels)
         return {"loss": loss, "prediction_logits": logits, self.pair_output: related}
 
 
@@ -431,10 +434,12 @@ class SpanModule(HeadModule):
         self.dropout = dropout
         self.out = nn.Linear(width, 2)
 
+    def scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, T, 2)"""
+        return self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)
+
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        if self.training and self.dropout:
-            x = F.dropout(x, self.dropout)
-        start, end = self.out(x).unbind(-1)
+        start, end = self.scores(x, ctx, inputs).unbind(-1)
         loss, names = None, ("start_positions", "end_positions")
         if all(inputs.get(name) is not None for name in names):
             T = start.shape[1]  # answers outside the text are ignored

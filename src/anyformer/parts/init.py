@@ -126,7 +126,8 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
 def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initializer:
     path, _, leaf = address.rpartition(".")
     starts = getattr(model.get_submodule(path), "starts", {})
-    own = {address: Value(value=starts[leaf])} if leaf in starts else {}
+    start = starts.get(leaf)
+    own = {} if start is None else {address: start if isinstance(start, Initializer) else Value(value=start)}
     named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
     for pattern, rule in [*named.items(), *own.items(), *DEFAULTS.items(), *rules.items()]:
         if fnmatch.fnmatchcase(address, pattern):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
@@ -127,11 +129,14 @@ class SameBlock(Mask):
     """Attention inside consecutive blocks of `size` tokens."""
 
     size: int
+    of_text: bool = False  # counted in each text: pads take up no place, and a packed document begins with a block
 
     def check(self) -> None:
         at_least(self, 1, "size")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        if self.of_text and (places := rows.places()) is not None:
+            q, k = places[b, q], places[b, k]
         return q // self.size == k // self.size
 
 
@@ -215,6 +220,26 @@ class Rows:
     padding: Tensor | None = None  # of the keys
     documents: Tensor | None = None  # of the queries
     key_documents: Tensor | None = None
+    counted: Tensor | None = None
+
+    def places(self) -> Tensor | None:
+        """See `text_places`; counted once."""
+        if self.counted is None:
+            self.counted = text_places(self.padding, self.documents)
+        return self.counted
+
+
+def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
+    """(B, row length) how many real tokens of its text stand before each; None where that is its place in the row."""
+    if padding is None and documents is None:
+        return None
+    real = torch.ones_like(documents) if padding is None else padding.long()  # type: ignore[arg-type]
+    before = real.cumsum(-1) - real
+    if documents is not None:
+        new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+        first = torch.where(new, torch.arange(new.shape[1], device=new.device), 0).cummax(-1).values
+        before = before - before.gather(-1, first)
+    return before
 
 
 def see(

@@ -22,9 +22,10 @@ class RelativeSinusoids(AttentionPosition):
 
     num_heads: int
     base: float = 10000.0
+    width: int | None = None  # of the sinusoids; all heads together unless said
 
     def build(self, site: Site) -> nn.Module:
-        if self.num_heads * site.width % 2:
+        if (self.width or self.num_heads * site.width) % 2:
             raise ValueError(f"{site.address}: RelativeSinusoids need an even width")
         return RelativeSinusoidsModule(self, site.width)
 
@@ -33,8 +34,8 @@ class RelativeSinusoidsModule(AttentionPositionModule):
     def __init__(self, part: RelativeSinusoids, head_width: int) -> None:
         super().__init__()
         H, D = part.num_heads, part.num_heads * head_width
-        self.part, self.key = part, f"relative sinusoids {part.base} {D}"
-        self.project = nn.Linear(D, D, bias=False)
+        self.part, self.key = part, f"relative sinusoids {part.base} {part.width or D}"
+        self.project = nn.Linear(part.width or D, D, bias=False)
         self.u = nn.Parameter(torch.empty(H, head_width))
         self.v = nn.Parameter(torch.empty(H, head_width))
 
@@ -48,7 +49,7 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        T, S = ctx.index.shape[0], places.shape[0]
+        S = places.shape[0]
         table = ctx.once(f"{self.key} {S}", lambda: self.table(places, ctx, q.dtype))
         r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, T + S - 1)
         scores = torch.matmul((q + self.v[:, None]) * scale, r)
@@ -56,12 +57,20 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         if keys.dim() == 2:  # pads stand between the past and these tokens: each row has its own distances
             column = ctx.index[-1] - places[0] - index[..., :, None] + keys[:, places][..., None, :]
             scores = scores.gather(-1, column[:, None].expand(-1, scores.shape[1], -1, -1))
-        elif T > 1:
-            # query i finds key j at column T - 1 - i + j: rows one shorter, begun T - 1 later, line the keys up
-            scores = scores.flatten(2)[..., T - 1 : -1].unflatten(-1, (T, T + S - 2))[..., :S]
+        else:
+            scores = line_up(scores, S)
         if scores.device.type == "cuda":
             scores = scores.contiguous()  # its kernels ask for aligned rows
         return q + self.u[:, None], scores
+
+
+def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
+    """(B, H, T, R) -> (B, H, T, S): query i finds key j at column (T - 1 - i) step + j, where R = (T - 1) step + S.
+    Rows `step` shorter, begun (T - 1) step later, line the keys up."""
+    T, R = scores.shape[2:]
+    if T == 1:
+        return scores
+    return scores.flatten(2)[..., (T - 1) * step : -step].unflatten(-1, (T, R - step))[..., :num_keys]
 
 
 class InputRope(Rope):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,35 @@ class SelectiveState(Part):
         return SelectiveStateModule(self, site)
 
 
-class SelectiveStateModule(nn.Module):
+class ConvolvingModule(nn.Module):
+    """A short causal convolution before a recurrence, and the window of it that is remembered."""
+
+    part: Any
+    conv: nn.Conv1d
+    activation: Callable[[Tensor], Tensor]
+
+    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None) -> Tensor:
+        """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
+        K, bias, past = self.part.taps, self.conv.bias, None
+        if slot is not None and K > 1:  # the last K - 1 tokens before, then these
+            past = x = torch.cat((slot.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if rows.age is None:
+            y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
+        else:
+            x = x if past is not None else F.pad(x, (0, 0, K - 1, 0))
+            T, taps = rows.age.shape[1], self.conv.weight[:, 0].unbind(-1)
+            y = x[:, K - 1 :] * taps[-1]
+            for back in range(1, K):  # what lies in another document is not seen
+                near = (rows.age >= back)[..., None].to(x.dtype)
+                y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
+            y = y if bias is None else y + bias
+        if slot is not None and past is not None:
+            slot.replace("window", rows.last(past, K - 1))
+        y = self.activation(y)
+        return y if rows.real is None else y * rows.real.to(y.dtype)
+
+
+class SelectiveStateModule(ConvolvingModule):
     starts: ClassVar[dict[str, float]] = {"skip": 1.0}
 
     def __init__(self, part: SelectiveState, site: Site) -> None:
@@ -90,26 +119,6 @@ class SelectiveStateModule(nn.Module):
             slot.replace("state", last)
         y = torch.addcmul(y, inputs[0], self.skip.float()) * F.silu(gate)
         return rows.unpack(self.down(y.to(x.dtype)))
-
-    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None) -> Tensor:
-        """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
-        K, bias, past = self.part.taps, self.conv.bias, None
-        if slot is not None and K > 1:  # the last K - 1 tokens before, then these
-            past = x = torch.cat((slot.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
-        if rows.age is None:
-            y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
-        else:
-            x = x if past is not None else F.pad(x, (0, 0, K - 1, 0))
-            T, taps = rows.age.shape[1], self.conv.weight[:, 0].unbind(-1)
-            y = x[:, K - 1 :] * taps[-1]
-            for back in range(1, K):  # what lies in another document is not seen
-                near = (rows.age >= back)[..., None].to(x.dtype)
-                y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
-            y = y if bias is None else y + bias
-        if slot is not None and past is not None:
-            slot.replace("window", rows.last(past, K - 1))
-        y = self.activation(y)
-        return y if rows.real is None else y * rows.real.to(y.dtype)
 
 
 # -- where tokens follow each other -----------------------------------------------------------------------------------
@@ -173,10 +182,10 @@ class Rows:
 
 
 class Rates(Initializer):
-    """A = -1, -2, ..., -N in every channel, kept as a logarithm: the real S4D [Gu et al. 2022]."""
+    """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        tensor.copy_(torch.arange(1, tensor.shape[1] + 1, device=tensor.device).log().expand_as(tensor))
+        tensor.copy_(torch.arange(1, tensor.shape[-1] + 1, device=tensor.device).log().expand_as(tensor))
 
 
 class StepWeight(Initializer):

@@ -20,7 +20,7 @@ from anyformer.build import build, skeleton
 from anyformer.checkpoint import fill, load, read_spec
 from anyformer.evaluate import check, during
 from anyformer.generate.prompt import position_limit
-from anyformer.inputs.text import Tokenizer
+from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model
 from anyformer.parts.init import initialise
 from anyformer.spec import Table, override, to_json
@@ -171,15 +171,6 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
     belong(model, tokenizer)
     return model
-
-
-def belong(model: Any, tokenizer: Tokenizer | None) -> None:
-    """ValueError where the vocabulary is another model's."""
-    table = getattr(model.spec.embedding, "tokens", None)
-    size = getattr(table, "vocab_size", None)
-    if tokenizer is not None and size is not None and len(tokenizer) > size:
-        sizes = f"the vocabulary has {len(tokenizer):,} tokens, the model {size:,}"
-        raise ValueError(f"{sizes}: they do not belong together")
 
 
 def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:

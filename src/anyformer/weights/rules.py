@@ -113,6 +113,16 @@ class Reshape(Rename):
         return [tensors[0].reshape(self.shape)]
 
 
+class Heads(Reshape):
+    """A matrix stored the other way round and head by head: (inputs, heads, head width), the last two in `shape`."""
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].flatten(1).t()]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].t().unflatten(1, self.shape)]
+
+
 class Split(Rule):
     """One published tensor holds several of ours side by side along `dim`; with `transpose`, the other way round."""
 

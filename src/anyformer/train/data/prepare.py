@@ -134,6 +134,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
     what = [tokenizer.core.to_str(), tokenizer.writer.to_str(), tokenizer.special]
+    what += [] if tokenizer.target is None else [tokenizer.target.to_str()]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 

@@ -1,0 +1,108 @@
+"""How likely a model finds texts: the sum of the log-probabilities of their tokens, after a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyformer.generate import check_writer
+from anyformer.kernels.loss import IGNORED
+from anyformer.objectives.examples import array
+from anyformer.objectives.objective import Batch, padded, padded_texts, read
+
+SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
+
+Pair = tuple[Sequence[int], Sequence[int]]  # token ids: what is given, and what is scored
+
+
+class Likelihood(NamedTuple):
+    log_probability: float  # summed over the tokens
+    greedy: bool  # is each of them the likeliest one?
+
+
+def likelihoods(
+    model: Any, pairs: Sequence[Pair], *, size: int = 32,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Likelihood]:  # fmt: skip
+    """Of what follows in each pair. An encoder-decoder reads the context and writes the rest; a decoder has one text.
+
+    The longest come first: what does not fit is told at once. What a decoder would read twice, as it does where choices
+    of one token follow the same context, is read once.
+    """
+    check_writer(model)
+    for context, rest in pairs:
+        if not len(context) or not len(rest):
+            raise ValueError(f"a {'context' if len(rest) else 'continuation'} has no tokens")
+    two = hasattr(model, "encode")
+    reads: dict[tuple[Any, ...], list[int]] = {}  # what is read -> for which pairs
+    for i, (context, rest) in enumerate(pairs):
+        reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)
+    order = sorted(reads.values(), key=lambda own: -sum(map(len, pairs[own[0]])))
+    found: list[Any] = [None] * len(pairs)
+    done = 0
+    for start in range(0, len(order), size):
+        some = order[start : start + size]
+        x = hidden(model, pair_batch(model, [pairs[own[0]] for own in some], two))  # (B, T, D)
+        states, places = [], []
+        for row, own in zip(x, some):
+            context, rest = pairs[own[0]]
+            end = len(rest) if two else len(context) + len(rest) - 1
+            places += own
+            states += [row[end - len(pairs[i][1]) : end] for i in own]
+        for i, one in zip(places, scored(model, states, [pairs[i][1] for i in places]), strict=True):
+            found[i] = one
+        done += len(places)
+        progress(done, len(pairs))
+    return found
+
+
+def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[list[int], list[int]]:
+    """Two texts as a pair of token ids. Spaces between them belong to the second, and to a decoder (not `two`) they are
+    one text: what of its tokens comes after those of the first."""
+    shorter = context.rstrip()
+    if shorter:
+        context, rest = shorter, context[len(shorter) :] + rest
+    first = tokenizer.encode(context)
+    if two:
+        return first, tokenizer.encode(rest, add_special_tokens=False)
+    return first, tokenizer.encode(context + rest)[len(first) :]
+
+
+def pair_batch(model: Any, pairs: Sequence[Pair], two: bool) -> Batch:
+    """What the model reads, padded on the right, where no token that is scored sees it."""
+    if not two:
+        batch = padded_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
+    else:
+        pad = model.spec.padding_token or 0
+        batch = padded_texts([{"input_ids": array(context)} for context, _ in pairs], pad)
+        batch["labels"] = padded([array(rest) for _, rest in pairs], IGNORED)
+    return {name: tensor.to(model.device) for name, tensor in batch.items()}
+
+
+@torch.inference_mode()
+def hidden(model: Any, batch: Batch) -> Tensor:
+    """(B, T, D) what the head reads."""
+    seen = read(model, batch)
+    model._check_finite({"last_hidden_state": seen.x}, seen.inputs, False)
+    return seen.x
+
+
+@torch.inference_mode()
+def scored(model: Any, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> list[Likelihood]:
+    """Of tokens, by the states (n, D) before each of them."""
+    x = torch.cat(list(states))  # (N, D)
+    tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
+    step = max(1, SCORES // model.spec.head.vocab_size)
+    said = [of_tokens(model.head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
+    lengths = list(map(len, wanted))
+    each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*said, strict=True))
+    return [Likelihood(float(one.sum()), bool(best.all())) for one, best in zip(each, likeliest, strict=True)]
+
+
+def of_tokens(scores: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) log-probabilities of tokens by scores (N, V), and whether they are the likeliest."""
+    scores = scores.float()
+    return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], scores.argmax(-1) == tokens

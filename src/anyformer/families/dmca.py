@@ -1,0 +1,98 @@
+"""T-DMCA [Liu et al. 2018]: the Transformer's decoder alone, for texts of thousands of tokens; its layers look in turn
+inside blocks (L) and at keys and values that a strided convolution made fewer (M). transformers has no class of it:
+there are descriptions, saved in our own form, and config fields are named as those of the original Transformer here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, tied
+from anyformer.model import DecoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.compressed import BlockAttention, CompressedAttention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import LMHead
+from anyformer.parts.init import Normal, Xavier
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Sinusoidal
+from anyformer.weights.rules import Rule
+
+KINDS = {"L": "local", "M": "compressed"}
+FIRST = "decoder.layers.0"  # its feed-forward is that of all
+
+
+def order(spec: Any) -> str:
+    letters = {kind: letter for letter, kind in KINDS.items()}
+    stack = spec.decoder
+    return "".join(letters[stack.pattern[i % len(stack.pattern)]] for i in range(stack.depth))
+
+
+FIELDS: dict[str, ConfigField] = {
+    "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
+    "d_model": Field(512, "width"),
+    "layers": Field("LMLML", order),
+    "num_heads": Field(8, "decoder.layers.attention.op.num_heads"),
+    "d_ff": Field(2048, f"{FIRST}.feedforward.op.width"),
+    "block_size": Field(256, "decoder.layers.local.attention.op.size"),
+    "kernel_size": Field(3, "decoder.layers.compressed.attention.op.kernel"),
+    "stride": Field(3, "decoder.layers.compressed.attention.op.stride"),
+    "activation_function": Field("relu", activation_at(f"{FIRST}.feedforward.op.activation")),
+    "dropout": Field(0.1, "embedding.dropout"),
+    "attention_dropout": Field(0.0, f"{FIRST}.attention.op.dropout"),
+    "max_position_embeddings": Field(11000, "embedding.position.length"),
+    "tie_word_embeddings": Field(True, tied(LMHead)),
+    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
+}
+
+
+def describe(c: Any) -> Model:
+    if not c.layers or set(c.layers) - KINDS.keys():
+        raise ValueError(f"layers {c.layers!r}: a letter for each layer, L (local) or M (memory-compressed)")
+
+    def layer(op: Any) -> Block:
+        norm = LayerNorm()
+        inner = MLP(width=c.d_ff, activation=activation_named(c.activation_function))
+        return Block(
+            attention=Sublayer(op=op, out_norm=norm, dropout=c.dropout),
+            feedforward=Sublayer(op=inner, out_norm=norm, dropout=c.dropout),
+        )
+
+    shared = {"num_heads": c.num_heads, "dropout": c.attention_dropout}
+    return DecoderModel(
+        width=c.d_model,
+        embedding=TextEmbedding(
+            tokens=Tokens(vocab_size=c.vocab_size, scale=c.d_model**0.5, padding_index=c.pad_token_id),
+            position=Sinusoidal(length=c.max_position_embeddings),
+            dropout=c.dropout,
+        ),
+        decoder=Stack(
+            layers={
+                "local": layer(BlockAttention(size=c.block_size, **shared)),
+                "compressed": layer(CompressedAttention(kernel=c.kernel_size, stride=c.stride, **shared)),
+            },
+            pattern=tuple(KINDS[letter] for letter in c.layers),
+            depth=len(c.layers),
+        ),
+        head=LMHead(vocab_size=c.vocab_size),
+        ties=(("head.out.weight", "embedding.tokens.weight"),) if c.tie_word_embeddings else (),
+        init={"embedding.tokens.weight": Normal(std=c.d_model**-0.5), "*": Xavier()},
+    )
+
+
+def rules(spec: Model) -> list[Rule]:
+    raise ValueError("no files of a T-DMCA are published; load a folder that anyformer saved (spec.json)")
+
+
+FAMILIES = (
+    Family(
+        name="dmca",
+        about="decoders for texts of thousands of tokens",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(),
+        sizes={"t-dmca": Size({}, note="L-M-L-M-L, blocks of 256 tokens, one key for three; no mixture of experts")},
+    ),
+)

@@ -1,0 +1,184 @@
+"""Funnel-Transformer [Dai et al. 2020]: an encoder that halves the text between its blocks, and where every token needs
+an answer a small decoder over the full length again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.encoder import TOKENS, renames
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.heads import encoder_head
+from anyformer.funnel import Funnel
+from anyformer.model import EncoderModel, Model
+from anyformer.parts import head as heads
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.detect import DetectHead
+from anyformer.parts.embed import Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.init import Normal, Uniform, Xavier
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.segments import SegmentedSinusoids, SegmentedText
+from anyformer.parts.shorten import Halve
+from anyformer.spec import at, nearest
+from anyformer.weights.rules import Heads, Rename, Rule
+
+SHORT = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")  # that have no decoder
+LAYER = "encoder.stages.0.layers"
+ATTENTION, WAYS = f"{LAYER}.attention.op", ("relative_shift", "factorized")
+OLD = "of the first published files; no class reads it"
+
+
+FIELDS: dict[str, ConfigField] = {
+    "vocab_size": Field(30522, "embedding.tokens.vocab_size"),
+    "block_sizes": Field((4, 4, 4), lambda spec: [stage.depth for stage in spec.encoder.stages]),
+    "block_repeats": Field(None, lambda spec: [len(stage.steps) // stage.depth for stage in spec.encoder.stages]),
+    "num_decoder_layers": Field(2, "encoder.top.depth"),
+    "d_model": Field(768, "width"),
+    "n_head": Field(12, f"{ATTENTION}.num_heads"),
+    "d_head": Field(64, f"{ATTENTION}.head_width"),
+    "d_inner": Field(3072, f"{LAYER}.feedforward.op.width"),
+    "hidden_act": Field("gelu_new", activation_at(f"{LAYER}.feedforward.op.activation")),
+    "hidden_dropout": Field(0.1, "embedding.dropout"),
+    "attention_dropout": Field(0.1, f"{ATTENTION}.dropout"),
+    "activation_dropout": Field(0.0, f"{LAYER}.feedforward.op.dropout"),
+    "initializer_range": Field(0.1, lambda spec: spec.init["*.position.*"].high),
+    "initializer_std": Field(None, lambda spec: getattr(spec.init["*"], "std", None)),
+    "layer_norm_eps": Field(1e-9, "embedding.norm.eps"),
+    "pooling_type": Field("mean", "encoder.pool.by"),
+    "attention_type": Field("relative_shift", lambda spec: WAYS[at(spec, f"{ATTENTION}.position.factorized")]),
+    "separate_cls": Field(True, "encoder.pool.first_apart"),
+    "truncate_seq": Field(True, "encoder.pool.truncate"),
+    "pool_q_only": Field(True, "encoder.pool.queries_only"),
+    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
+    "tie_word_embeddings": Field(True, tied(heads.LMHead)),
+    "problem_type": Field(None, "head.problem"),
+    "max_position_embeddings": Inert(512, OLD),
+    "rel_attn_type": Inert("factorized", OLD),
+    "type_vocab_size": Inert(3, OLD),
+}
+
+
+def describe(c: Any) -> Model:
+    sizes, repeats = c.block_sizes, [1] * len(c.block_sizes) if c.block_repeats is None else c.block_repeats
+    if len(sizes) != len(repeats) or min((*sizes, *repeats), default=0) < 1:
+        raise ValueError(f"block_sizes {sizes} and block_repeats {repeats}: one of each a block, none below 1")
+    if c.attention_type not in WAYS:
+        raise ValueError(f"attention_type {c.attention_type!r} is not valid; {nearest(c.attention_type, WAYS)}")
+    position = SegmentedSinusoids(
+        num_heads=c.n_head, width=c.d_model, dropout=c.hidden_dropout, first_apart=c.separate_cls,
+        factorized=c.attention_type == "factorized",
+    )  # fmt: skip
+    attention = Attention(
+        num_heads=c.n_head, head_width=c.d_head, bias="kvo", position=position, dropout=c.attention_dropout
+    )
+    inner = MLP(width=c.d_inner, activation=activation_named(c.hidden_act), dropout=c.activation_dropout)
+    norm, dropout = LayerNorm(eps=c.layer_norm_eps), c.hidden_dropout
+    layer = Block(
+        attention=Sublayer(op=attention, out_norm=norm, dropout=dropout),
+        feedforward=Sublayer(op=inner, out_norm=norm, dropout=dropout),
+    )
+
+    def block(depth: int, times: int) -> Stack:
+        order = tuple(i for i in range(depth) for _ in range(times))
+        return Stack(layers=layer, depth=depth, order=None if times == 1 else order)
+
+    encoder = Funnel(
+        stages=tuple(block(depth, times) for depth, times in zip(sizes, repeats, strict=True)),
+        pool=Halve(by=c.pooling_type, first_apart=c.separate_cls, truncate=c.truncate_seq, queries_only=c.pool_q_only),
+    )
+    if c.architecture not in SHORT:
+        # the decoder reads what came after so many steps, also where repeats make a block longer than its size
+        resume = sizes[0] if repeats[0] > 1 else None
+        encoder = encoder.replace(top=block(c.num_decoder_layers, 1), resume=resume)
+    out = head(c)
+    tie = c.tie_word_embeddings and isinstance(out, heads.LMHead)
+    linear = Xavier(gain=2**-0.5, normal=True) if c.initializer_std is None else Normal(std=c.initializer_std)
+    return EncoderModel(
+        width=c.d_model,
+        embedding=SegmentedText(
+            tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id), norm=norm, dropout=dropout
+        ),
+        encoder=encoder,
+        head=out,
+        ties=(("head.out.weight", TOKENS),) if tie else (),
+        init={
+            TOKENS: Normal(std=1.0 if c.initializer_std is None else c.initializer_std),
+            "*.position.*": Uniform(low=0.0, high=c.initializer_range),
+            "*": linear,
+        },
+    )
+
+
+def head(c: Any) -> heads.Head | None:
+    pool = heads.Pool(take="first", dense=True, activation="tanh", dropout=c.hidden_dropout)
+    if c.architecture == "FunnelForPreTraining":
+        return DetectHead(activation=activation_named(c.hidden_act))
+    lm = heads.LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
+    return encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout)
+
+
+def rules(spec: Model) -> list[Rule]:
+    op: Any = spec.encoder.stages[0].layers.steps["attention"].op  # type: ignore[attr-defined]
+    found: list[Rule] = []
+    for theirs, ours in (("blocks.{b}.{i}", "stages.{b}.layers.{i}"), ("layers.{i}", "top.layers.{i}")):
+        theirs, ours = f"~{'encoder' if '{b}' in ours else 'decoder'}.{theirs}", f"encoder.{ours}"
+        place = f"{ours}.attention.op.position"
+        own = {"r_w_bias": "u", "r_r_bias": "v", "r_s_bias": "s", "seg_embed": "kinds"}
+        found += [Rename(f"{theirs}.attention.{name}", f"{place}.{mine}") for name, mine in own.items()]
+        found.append(Heads(f"{theirs}.attention.r_kernel", f"{place}.project.weight", (op.num_heads, op.head_width)))
+        found += renames({
+            **{f"{theirs}.attention.{n}_head": f"{ours}.attention.op.{n}" for n in "qkv"},
+            f"{theirs}.attention.post_proj": f"{ours}.attention.op.o",
+            f"{theirs}.attention.layer_norm": f"{ours}.attention.out_norm",
+            f"{theirs}.ffn.linear_1": f"{ours}.feedforward.op.up",
+            f"{theirs}.ffn.linear_2": f"{ours}.feedforward.op.down",
+            f"{theirs}.ffn.layer_norm": f"{ours}.feedforward.out_norm",
+        })  # fmt: skip
+    out = {heads.LMHead: "lm_head", heads.SpanHead: "qa_outputs", heads.TagHead: "classifier",
+           DetectHead: "discriminator_predictions.dense_prediction"}  # fmt: skip
+    return found + renames({
+        "~embeddings.word_embeddings": "embedding.tokens",
+        "~embeddings.layer_norm": "embedding.norm",
+        "discriminator_predictions.dense": "head.dense",
+        "classifier.linear_hidden": "head.pool.dense",
+        out.get(type(spec.head), "classifier.linear_out"): "head.out",
+    })  # fmt: skip
+
+
+def sizes() -> dict[str, Size]:
+    """Each with the decoder, as counted by its authors, and without."""
+    large = {"d_model": 1024, "n_head": 16, "d_inner": 4096}
+    named: dict[str, tuple[list[int], dict[str, Any], float, float]] = {
+        "small": ([4, 4, 4], {}, 130e6, 115e6),
+        "medium": ([6, 3, 3], {"block_repeats": [1, 2, 2]}, 130e6, 115e6),
+        "intermediate": ([6, 6, 6], {}, 177e6, 162e6),
+        "large": ([8, 8, 8], large, 386e6, 358e6),
+        "xlarge": ([10, 10, 10], large, 468e6, 440e6),
+    }
+    return {
+        f"funnel-{name}{end}": Size({"architectures": [kind], "block_sizes": blocks, **more}, counts[n])
+        for n, (end, kind) in enumerate({"": "FunnelModel", "-base": "FunnelBaseModel"}.items())
+        for name, (blocks, more, *counts) in named.items()
+    }
+
+
+FAMILIES = (
+    Family(
+        name="funnel",
+        about="encoders for text that shorten it on the way",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(
+            "FunnelForPreTraining", "FunnelForMaskedLM", "FunnelModel", "FunnelBaseModel",
+            "FunnelForSequenceClassification", "FunnelForTokenClassification", "FunnelForQuestionAnswering",
+            "FunnelForMultipleChoice",
+        ),
+        base=("FunnelModel", "FunnelBaseModel"),
+        prefix="funnel.",
+        aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
+        sizes=sizes(),
+    ),
+)  # fmt: skip

@@ -1,0 +1,276 @@
+"""RWKV-4's weighted average over the past [Peng et al. 2023]: per channel,
+
+    y[t] = (sum_{i<t} e^{(t-1-i) decay + k[i]} v[i] + e^{u + k[t]} v[t]) / (the same sum without v)
+
+Three forms of one function: `wkv_by_steps` (the definition), `wkv` (training, prompts) and `wkv_step` (one token).
+Numerator and denominator are kept divided by e^max, the largest weight in them so far, so that no key overflows. Which
+number that is does not matter as long as one is used throughout: it cancels, and has no gradient. Whole numbers are
+taken, whose differences are exact: fading by a thousandth at a time, a large max would soon be far off.
+
+`wkv` works through windows as kernels/scan.py does. A window is cut into segments; what a segment adds to the state is
+one sum, so the states before all segments are known after a short walk over them, and then they run side by side. The
+backward pass keeps the state before each window and computes the rest again.
+
+B rows, T tokens, A channels; L steps in each of G segments, R rows at once; all in fp32 (or fp64).
+k, v (B, T, A)   decay, negative, and u (A,)   state (B, 3, A): numerator, denominator, max; zeros are an empty past
+keep (B, T), 0 where a document begins
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.kernels.scan import Plan
+
+EMPTY = -1e30  # the logarithm of no weight at all
+ENOUGH = 40.0  # e^40 times as much as the whole past: to any precision, the token alone
+
+
+def wkv_by_steps(
+    decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, keep: Tensor | None = None
+) -> Tensor:
+    """The definition, a token at a time: what the other two are held against."""
+    state = k.new_zeros(k.shape[0], 3, k.shape[2]) if state is None else state
+    outs = []
+    for t in range(k.shape[1]):
+        if keep is not None:
+            state = state * keep[:, t, None, None]
+        y, state = wkv_step(decay, u, k[:, t], v[:, t], state)
+        outs.append(y)
+    return torch.stack(outs, dim=1)
+
+
+def wkv_step(decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token: k, v (B, A) -> y (B, A) and the new state."""
+    top = _top(state)
+    r = torch.exp((u + k - top).clamp(max=ENOUGH))
+    y = (state[:, 0] + r * v) / (state[:, 1] + r)
+    new = torch.maximum(top + torch.log(state[:, 1]) + decay, k).round().detach()
+    a, b = torch.exp(top - new + decay), torch.exp(k - new)
+    return y, torch.stack((a * state[:, 0] + b * v, a * state[:, 1] + b, new), dim=1)
+
+
+def wkv_last(decay: Tensor, k: Tensor, v: Tensor, state: Tensor, age: Tensor, seen: Tensor | None = None) -> Tensor:
+    """The state after a text. `age` (B, 1 + T): for the state before and for each token, how many tokens came since;
+    `seen` is False where that is forgotten, or no token."""
+    age = age[..., None].to(k.dtype)
+    before, keys = _top(state)[:, None] + age[:, :1] * decay, torch.addcmul(k, age[:, 1:], decay)
+    if seen is not None:
+        first, seen = seen[:, :1, None], seen[:, 1:, None]
+        before, keys = before.masked_fill(~first, EMPTY), keys.masked_fill(~seen, EMPTY)
+    top = torch.maximum(before, keys.amax(1, keepdim=True)).clamp(min=EMPTY).round().detach()
+    a, b = _exp(before - top), _exp(keys - top)
+    if seen is not None:
+        a, b = a * first, b * seen
+    return torch.cat((a * state[:, :2] + torch.stack(((b * v).sum(1), b.sum(1)), dim=1), top), dim=1)
+
+
+def _top(state: Tensor) -> Tensor:
+    """(B, A) the logarithm by which a state is divided."""
+    return state[:, 2].masked_fill(state[:, 1] == 0, EMPTY)
+
+
+def wkv(
+    decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None = None, keep: Tensor | None = None
+) -> Tensor:
+    """y (B, T, A), in windows."""
+    train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (decay, u, k, v, state))
+    return _wkv(decay, u, k, v, state, keep, train)[0]
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+class _Room(dict[str, Tensor]):
+    """Memory for the windows of a call, so that the same stays in the cache."""
+
+    def __call__(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        if name not in self or self[name].shape != shape:
+            self[name] = like.new_empty(shape)
+        return self[name]
+
+
+def _exp(x: Tensor) -> Tensor:
+    """In place. e^-70 is as good as nothing, and numbers too small to be normal are slow."""
+    return x.clamp_(min=-70).exp_()
+
+
+def _tops(m: Tensor, k: Tensor, decay: Tensor, drop: Tensor | None) -> None:
+    """The max after each key, m[1:], from the first, m[0]; then to whole numbers."""
+    tops = m.unbind(0)
+    for l, key in enumerate(k.unbind(0)):
+        faded = torch.add(tops[l], decay, out=tops[l + 1])
+        if drop is not None:
+            faded.add_(drop[l])
+        torch.maximum(faded, key, out=faded)
+    m[1:].round_()
+
+
+def _fade(m: Tensor, decay: Tensor, drop: Tensor | None, out: Tensor) -> Tensor:
+    """The weight of the past at each key."""
+    torch.sub(m[:-1], m[1:], out=out).add_(decay)
+    return _exp(out if drop is None else out.add_(drop))
+
+
+def _sums(h: Tensor, a: Tensor) -> None:
+    """h[l + 1] += a[l] h[l], in order: numerators and denominators (L + 1, 2, ...)."""
+    sums = h.unbind(0)
+    for l, weight in enumerate(a.unbind(0)):
+        sums[l + 1].addcmul_(weight, sums[l])
+
+
+class _Window:
+    """One window: k, v (L, R, G, A), keep (L, R, G), start (R, 3, A). The states before each of its tokens."""
+
+    def __init__(
+        self, room: _Room, decay: Tensor, u: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, start: Tensor
+    ) -> None:
+        (L, R, G, A), self.room, self.decay = k.shape, room, decay
+        self.k, self.v = room("k", k, L, R, G, A).copy_(k), room("v", k, L, R, G, A).copy_(v)
+        self.drop = None if keep is None else (1 - keep[..., None]) * EMPTY
+        self.m, r = room("m", k, L + 1, R, G, A), room("r", k, L, R, G, A)
+        self.h = h = room("h", k, L + 1, 2, R, G, A)
+        self.m[0, :, 0], h[0, :, :, 0] = _top(start), start[:, :2].transpose(0, 1)
+        if G > 1:
+            self.enter(r, L)
+        _tops(self.m, self.k, decay, self.drop)
+        self.m[-1, :, :-1] = self.m[0, :, 1:]  # rounded otherwise, perhaps: one number for both
+        self.b = _exp(torch.sub(self.k, self.m[1:], out=h[1:, 1]))
+        torch.mul(self.b, self.v, out=h[1:, 0])
+        self.a = _fade(self.m, decay, self.drop, room("a", k, L, R, G, A))
+        # how much the token outweighs the past as it finds it
+        torch.sub(self.k, self.m[:-1], out=r).add_(u)
+        self.r = (r if self.drop is None else r.sub_(self.drop)).clamp_(-70, ENOUGH).exp_()
+
+    def enter(self, e: Tensor, L: int) -> None:
+        """The state before each segment: each is one key, which adds what it sums up to."""
+        since = torch.arange(L - 1, -1, -1, dtype=e.dtype, device=e.device).view(L, 1, 1, 1)
+        torch.addcmul(self.k, since, self.decay, out=e)
+        whole = None
+        if self.drop is not None:
+            later = self.drop.flip(0).cumsum(0).flip(0)
+            e.add_(later - self.drop)
+            whole = later[0].transpose(0, 1)
+        key = e.amax(0).round_()
+        b = _exp(e.sub_(key))
+        weight = b.sum(0)
+        added = torch.stack((b.mul_(self.v).sum(0), weight))  # (2, R, G, A)
+        key, m, h = key.transpose(0, 1), self.m[0].transpose(0, 1), self.h[0].movedim(2, 0)
+        tops, sums, decay = torch.cat((m, m[:1])), torch.cat((h, h[:1])), L * self.decay
+        _tops(tops, key, decay, whole)
+        a, b = _fade(tops, decay, whole, torch.empty_like(m)), _exp(key - tops[1:])
+        torch.mul(added.movedim(2, 0), b[:, None], out=sums[1:])
+        _sums(sums, a)
+        self.m[0], self.h[0] = tops[:-1].transpose(0, 1), sums[:-1].movedim(0, 2)
+
+    def out(self, y: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """y, the denominator, and the state after the window."""
+        _sums(self.h, self.a)
+        after = torch.cat((self.h[-1, :, :, -1].transpose(0, 1), self.m[-1, :, None, -1]), dim=1)
+        total = torch.add(self.h[:-1, 1], self.r, out=self.room("total", self.r, *self.r.shape))
+        top = torch.addcmul(self.h[:-1, 0], self.r, self.v, out=self.room("top", self.r, *self.r.shape))
+        return torch.div(top, total, out=top if y is None else y), total, after
+
+    def backward(self, gy: Tensor, enters: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of k, v, u, decay and the state before (2, R, A), given those of y and of the state after."""
+        b = self.b.clone()
+        y, total, _ = self.out()
+        L, R, G, A = y.shape
+        g = self.room("g", y, L + 1, 2, R, G, A)  # of the sums before each token, and after the last
+        torch.div(gy, total, out=g[:-1, 0])
+        torch.mul(g[:-1, 0], y, out=g[:-1, 1]).neg_()
+        gv = torch.mul(self.r, g[:-1, 0], out=total)
+        gk = torch.mul(self.r, g[:-1, 1], out=y).addcmul_(gv, self.v)
+        gu = gk.sum((0, 1, 2))
+        g[-1, :, :, -1] = enters
+        if G > 1:  # what each segment hands to the one before it
+            steps = torch.arange(L + 1, dtype=y.dtype, device=y.device).view(-1, 1, 1, 1)
+            left = (self.m[0] - self.m).addcmul_(steps, self.decay)  # of the state before, at each step
+            if self.drop is not None:
+                left[1:] += self.drop.cumsum(0)
+            _exp(left)
+            handed = (left[:-1, None] * g[:-1]).sum(0)
+            for s in range(G - 1, 0, -1):
+                torch.addcmul(handed[:, :, s], left[-1, :, s], g[-1, :, :, s], out=g[-1, :, :, s - 1])
+        sums = g.unbind(0)
+        for l, weight in reversed(list(enumerate(self.a.unbind(0)))):
+            sums[l].addcmul_(weight, sums[l + 1])
+        after, before = g[1:], self.h[:-1]
+        gv.addcmul_(b, after[:, 0])
+        gk.addcmul_(b, torch.addcmul(after[:, 1], after[:, 0], self.v))
+        gdecay = self.a.mul_(before.mul_(after).sum(1)).sum((0, 1, 2))
+        return gk, gv, gu, gdecay, g[0, :, :, 0].clone()
+
+
+@torch.library.custom_op("anyformer::wkv", mutates_args=())
+def _wkv(
+    decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
+) -> tuple[Tensor, Tensor]:
+    """y, and (windows, B, 3, A) the state before each window where gradients will be asked."""
+    plan = Plan(k, 1)
+    state = k.new_zeros(k.shape[0], 3, k.shape[2]) if state is None else state
+    k, v = plan.pad(k), plan.pad(v)
+    keep = None if keep is None else plan.pad(keep, 1.0)
+    room, y, starts = _Room(), torch.empty_like(k), k.new_empty(plan.windows if train else 0, *state.shape)
+    for rows in plan.blocks():
+        start = state[rows]
+        for w in range(plan.windows):
+            if train:
+                starts[w, rows] = start
+            k_, v_ = plan.window(k, rows, w), plan.window(v, rows, w)
+            kept = None if keep is None else plan.window(keep, rows, w)
+            window = _Window(room, decay, u, k_, v_, kept, start)
+            *_, start = window.out(plan.window(y, rows, w))
+    return y[:, : plan.T].contiguous(), starts
+
+
+@_wkv.register_fake
+def _(decay, u, k, v, state, keep, train):
+    return torch.empty_like(k), k.new_empty(Plan(k, 1).windows if train else 0, k.shape[0], 3, k.shape[2])
+
+
+@torch.library.custom_op("anyformer::wkv_backward", mutates_args=())
+def _wkv_backward(
+    gy: Tensor, decay: Tensor, u: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, starts: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    plan = Plan(k, 1)
+    gy, k, v = plan.pad(gy), plan.pad(k), plan.pad(v)
+    keep = None if keep is None else plan.pad(keep, 1.0)
+    gdecay, gu, gk, gv = (torch.zeros_like(t) for t in (decay, u, k, v))
+    room, gstate = _Room(), torch.empty_like(starts[0])
+    for rows in plan.blocks():
+        enters = torch.zeros_like(gstate[rows, :2]).transpose(0, 1)
+        for w in reversed(range(plan.windows)):
+            gy_, k_, v_ = (plan.window(t, rows, w) for t in (gy, k, v))
+            kept = None if keep is None else plan.window(keep, rows, w)
+            window = _Window(room, decay, u, k_, v_, kept, starts[w, rows])
+            one, two, three, four, enters = window.backward(gy_, enters)
+            plan.window(gk, rows, w).copy_(one)
+            plan.window(gv, rows, w).copy_(two)
+            gu += three
+            gdecay += four
+        gstate[rows, :2] = enters.transpose(0, 1)
+        gstate[rows, 2] = (starts[0, rows, :2] * gstate[rows, :2]).sum(1)
+    return gdecay, gu, gk[:, : plan.T].contiguous(), gv[:, : plan.T].contiguous(), gstate
+
+
+@_wkv_backward.register_fake
+def _(gy, decay, u, k, v, keep, starts):
+    return tuple(torch.empty_like(t) for t in (decay, u, k, v, starts[0]))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    decay, u, k, v, state, keep, _ = inputs
+    ctx.had_state = state is not None
+    ctx.save_for_backward(decay, u, k, v, keep, output[1])
+
+
+def _backward(ctx: Any, gy: Tensor, _: Tensor) -> Any:
+    *grads, gstate = _wkv_backward(gy, *ctx.saved_tensors)
+    return *grads, gstate if ctx.had_state else None, None, None
+
+
+_wkv.register_autograd(_backward, setup_context=_save)

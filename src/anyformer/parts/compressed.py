@@ -1,0 +1,265 @@
+"""Attention for long texts that are written: inside blocks, and to keys and values that a strided convolution has made
+fewer [Liu et al. 2018].
+
+B batch, T tokens, H heads, K head width, D width, n blocks, C compressed keys, k taps, s stride.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.convolution import convolve
+from anyformer.parts.attention import Attention, AttentionModule
+from anyformer.parts.check import at_least, chance
+from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.parts.ssm import Rows
+from anyformer.spec import Part, Site
+from anyformer.state import Recurrent, Slot
+
+# -- inside blocks -----------------------------------------------------------------------------------------------------
+
+
+class BlockAttention(Attention):
+    """Attention inside consecutive blocks of `size` tokens of a text, from left to right. A text that is read at once
+    is cut into its blocks, and they are rows of one batch: time and memory grow with the length, not its square."""
+
+    size: int = 256
+    mask: Mask = CAUSAL
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "size")
+        if not isinstance(self.mask, Causal) or self.memory:
+            raise ValueError("BlockAttention reads a text from left to right: its mask is Causal, and it has no memory")
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockAttentionModule(self, site)
+
+
+class BlockAttentionModule(AttentionModule):
+    def __init__(self, part: BlockAttention, site: Site) -> None:
+        super().__init__(part, site)
+        self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size, of_text=True)
+        # what no block can see any more is forgotten, as behind a window
+        plain = {name: value for name, value in part.items() if name != "size"}
+        self.part, self.mask_key = Attention(**{**plain, "mask": mask}), repr(mask)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
+        begins = state is None or (state.capacity is None and state.length == 0)
+        plain = self.position is None and self.q_norm is None and ctx.bias is None and ctx.documents is None
+        shown = ctx.capture is not None and ctx.capture.attentions
+        if size >= T or not begins or not plain or shown or ctx.kernel == "eager":
+            return super().forward(x, ctx)
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if state is not None:
+            state.extend(self.address, self.heads(k), self.heads(v), ctx.index)
+        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # real tokens first: no token sees the pads behind it
+        n = -(-T // size)
+        q, k, v = (
+            F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, -1, self.head_width).transpose(1, 2)
+            for t in (q, k, v)
+        )
+        index = torch.arange(size, device=x.device)
+        visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))
+        out, _ = attend(
+            q, k, v, visible, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+        out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
+        return self.o(rows.unpack(out))
+
+
+# -- fewer keys and values ---------------------------------------------------------------------------------------------
+
+
+class CompressedAttention(Part):
+    """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
+
+    Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token
+    only when all of these are the token itself or before it: what the paper leaves open is settled so that nothing of
+    the future is seen and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing here and get 0."""
+
+    num_heads: int
+    kernel: int = 3
+    stride: int = 3
+    bias: str = "qkvo"  # which projections have one; the convolutions always do
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "kernel", "stride")
+        chance(self, "dropout")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"CompressedAttention.bias names projections among 'qkvo', got {self.bias!r}")
+
+    def build(self, site: Site) -> nn.Module:
+        return CompressedAttentionModule(self, site)
+
+
+class CompressedAttentionModule(nn.Module):
+    def __init__(self, part: CompressedAttention, site: Site) -> None:
+        super().__init__()
+        D = site.width
+        if D % part.num_heads:
+            raise ValueError(f"{site.address}: width {D} is not a multiple of {part.num_heads} heads")
+        self.part, self.address, self.head_width = part, site.address, D // part.num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
+        self.short_k, self.short_v = (nn.Conv1d(D, D, part.kernel, part.stride) for _ in "kv")
+
+    def state_spec(self) -> CompressedSpec:
+        width, dtype = self.q.in_features, self.q.weight.dtype
+        return CompressedSpec(width, self.part.kernel, self.part.stride, dtype)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, H K) -> (B, H, T, K)"""
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, v = self.heads(self.q(x)), self.k(x), self.v(x)
+        kept = None if ctx.state is None else self.remember(k, v, ctx)
+        places = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
+        if ctx.documents is not None:
+            k, v, visible = self.within_documents(k, v, places, ctx)
+        else:
+            k, v = self.shorten(k, v, ctx) if kept is None else kept
+            visible = self.visible(k.shape[1], places, ctx)
+        shown = ctx.capture is not None and ctx.capture.attentions
+        out, seen = attend(
+            q, self.heads(k), self.heads(v), visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=shown,
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+        if ctx.capture is not None and seen is not None and shown:
+            ctx.capture.add("attentions", seen)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+    def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""
+        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        if k.shape[1] < self.part.kernel:
+            return k[:, :1], v[:, :1]  # nobody sees it
+        return (
+            convolve(rows.pack(k), self.short_k.weight, self.short_k.bias, self.part.stride),
+            convolve(rows.pack(v), self.short_v.weight, self.short_v.bias, self.part.stride),
+        )
+
+    def visible(self, count: int, places: Tensor | None, ctx: Context) -> Visible:
+        part, index = self.part, ctx.index
+
+        def allows(b: Tensor, q: Tensor, j: Tensor) -> Tensor:
+            return j * part.stride + part.kernel - 1 <= (q if places is None else places[b, q])
+
+        def make() -> Visible:
+            size = 1 if places is None else places.shape[0]
+            return Visible(allows, index, torch.arange(count, device=index.device), batch_size=size)
+
+        return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
+
+    def within_documents(self, k: Tensor, v: Tensor, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Visible]:
+        """Documents begin anywhere: a compressed key for every token that could be its last, of which few are seen."""
+        part, documents, index = self.part, ctx.documents, ctx.index
+        assert documents is not None
+        short = [
+            convolve(F.pad(t, (0, 0, part.kernel - 1, 0)), conv.weight, conv.bias, 1)
+            for t, conv in ((k, self.short_k), (v, self.short_v))
+        ]
+        real = ctx.padding
+
+        def allows(b: Tensor, q: Tensor, j: Tensor) -> Tensor:
+            at = places[b, j] - (part.kernel - 1)
+            seen = (j <= q) & (documents[b, q] == documents[b, j]) & (at >= 0) & (at % part.stride == 0)
+            return seen if real is None else seen & real[b, j]
+
+        key = f"visible compressed {part.kernel} {part.stride} of documents"
+        return *short, ctx.once(key, lambda: Visible(allows, index, index, batch_size=places.shape[0]))
+
+    def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """All that can be seen (B, C, D), these tokens included. Each row has its own phase, since pads do not count:
+        the keys that are complete now are made of the last k - 1 tokens before and of these."""
+        state, part = ctx.state, self.part
+        assert state is not None
+        slot = state.slots[self.address]
+        assert isinstance(slot, Compressed)
+        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        (B, T, D), taps, stride = k.shape, part.kernel, part.stride
+        new = rows.pack(torch.cat((k, v), dim=-1))
+        past = torch.cat((slot.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
+        slot.replace("window", rows.last(past, taps - 1))
+        begun = self.tokens_before(ctx)  # (1 or B, 1)
+        first = ((begun - taps + stride) // stride).clamp(min=0)  # the first key that was not complete before
+        number = first + torch.arange(-(-T // stride), device=k.device)
+        at = (number * stride - begun + taps - 1)[..., None] + torch.arange(taps, device=k.device)  # (1 or B, ., k)
+        at = at.clamp(max=past.shape[1] - 1).flatten(1).expand(B, -1)
+        windows = past.gather(1, at[..., None].expand(-1, -1, 2 * D)).unflatten(1, (-1, taps))
+        short = [
+            F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
+            for i, conv in enumerate((self.short_k, self.short_v))
+        ]
+        length = state.capacity if state.capacity is not None else int(state.length) + T
+        return slot.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
+
+    def tokens_before(self, ctx: Context) -> Tensor:
+        """(1 or B, 1) how many real tokens came before this call."""
+        if ctx.padding is None:
+            return ctx.index[None, :1]
+        real = ctx.padding.long()
+        return (real.cumsum(-1) - real)[:, ctx.index[:1]]
+
+
+def num_keys(length: int, taps: int, stride: int) -> int:
+    """Compressed keys of a row, and one place that nobody sees, for those that are not complete."""
+    return max((length - taps) // stride + 1, 0) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedSpec:
+    """The compressed keys and values of a text, and the last tokens that the next one will be made of."""
+
+    width: int
+    taps: int
+    stride: int
+    dtype: torch.dtype
+
+    def slot(self, batch_size: int, capacity: int | None, device: torch.device) -> Slot:
+        keys = 0 if capacity is None else num_keys(capacity, self.taps, self.stride)
+        sizes = {"window": (self.taps - 1, 2 * self.width), "k": (keys, self.width), "v": (keys, self.width)}
+        empty = {n: torch.zeros(batch_size, *size, dtype=self.dtype, device=device) for n, size in sizes.items()}
+        return Compressed(empty, static=capacity is not None)
+
+    def nbytes(self, batch: int, length: int) -> int:
+        return 2 * batch * self.width * (num_keys(length, self.taps, self.stride) + self.taps - 1) * self.dtype.itemsize
+
+
+class Compressed(Recurrent):
+    """(B, C, D) compressed keys and values by their number in the text, whichever place of the row that was, and the
+    (B, k - 1, 2 D) last tokens before the next. Keys are written when they are complete; nobody sees them before."""
+
+    def write(self, number: Tensor, k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        for name, value in (("k", k), ("v", v)):
+            held = self.tensors[name]
+            if not self.static:
+                held = F.pad(held.expand(value.shape[0], -1, -1), (0, 0, 0, max(size - held.shape[1], 0)))
+            at = number.clamp(max=held.shape[1] - 1)[..., None].expand_as(value)
+            value = value.to(held.dtype)
+            self.tensors[name] = held.scatter_(1, at, value) if self.static else held.scatter(1, at, value)
+        return self.tensors["k"], self.tensors["v"]
+
+    def adopt(self, other: Slot, length: int) -> None:
+        for name, tensor in self.tensors.items():
+            count = min(tensor.shape[1], other.tensors[name].shape[1])
+            tensor.zero_()[:, :count] = other.tensors[name][:, :count]
+
+    def growing(self, length: int) -> Slot:
+        return Compressed({name: tensor.clone() for name, tensor in self.tensors.items()}, static=False)
+
+    def join(self, others: Sequence[Slot], longest: int) -> None:
+        for name in self.tensors:
+            found = [slot.tensors[name] for slot in (self, *others)]
+            held = max(tensor.shape[1] for tensor in found)
+            self.tensors[name] = torch.cat([F.pad(t, (0, 0, 0, held - t.shape[1])) for t in found])

@@ -1,0 +1,124 @@
+"""Segments that attention compares: a score for pairs of one segment and another for the rest [Yang et al. 2019].
+
+B batch, T queries, S keys, H heads, K head width, W width of the sinusoids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.parts.check import chance
+from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
+from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, line_up
+from anyformer.spec import Site
+from anyformer.state import State
+
+
+class SegmentedText(TextEmbedding):
+    """Text whose segments have no vector of their own: they are left to the attention."""
+
+    segments: int = 3
+
+    def build(self, site: Site) -> nn.Module:
+        return SegmentedTextModule(self.replace(segments=0), site)
+
+
+class SegmentedTextModule(TextEmbeddingModule):
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        x, ctx = super().forward({**inputs, "token_type_ids": None}, state)
+        ctx.segments = inputs.get("token_type_ids")
+        return x, ctx
+
+
+class SegmentedSinusoids(RelativeSinusoids):
+    """RelativeSinusoids, all sines before all cosines, and (q + s) e beside them, where e is one learned vector a head
+    for a key of the query's segment and another for the rest. Distances count tokens of the text, also where a place of
+    the row stands for several."""
+
+    dropout: float = 0.0  # on the sinusoids
+    joint: int | None = 2  # segments of this number are one with every other
+    first_apart: bool = True  # the first token of a row has neither a distance nor a segment
+    factorized: bool = False  # sin(i - j) from sines of i and of j: dropout then falls on those of the queries
+
+    def check(self) -> None:
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        super().build(site)
+        return SegmentedSinusoidsModule(self, site.width)
+
+
+class SegmentedSinusoidsModule(RelativeSinusoidsModule):
+    part: SegmentedSinusoids
+
+    def __init__(self, part: SegmentedSinusoids, head_width: int) -> None:
+        super().__init__(part, head_width)
+        self.s = nn.Parameter(torch.empty(part.num_heads, head_width))
+        self.kinds = nn.Parameter(torch.empty(2, part.num_heads, head_width))  # of another segment, of the same
+        self.key = f"segmented sinusoids {part!r} {head_width}"
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        scores = self.by_distance((q + self.v[:, None]) * scale, places, ctx)
+        other, same = torch.matmul((q + self.s[:, None]) * scale, self.kinds.permute(1, 2, 0)).unsqueeze(-1).unbind(3)
+        # (B,H,T,1) each. What a query gives to all its keys changes no weight: `same` is taken off the others instead
+        if ctx.segments is not None:
+            apart = ctx.once(f"unrelated {self.part.joint}", lambda: self.unrelated(ctx).to(q.dtype))
+            scores = torch.addcmul(scores, apart, other - same)
+        elif not self.part.first_apart:
+            scores = scores + same
+        if self.part.first_apart:
+            scores[..., :1] = -same
+            scores[:, :, 0] = 0
+        return q + self.u[:, None], scores
+
+    def unrelated(self, ctx: Context) -> Tensor:
+        """(B, 1, T, S) whether query and key are of two segments."""
+        assert ctx.segments is not None
+        keys = ctx.segments[:, None, None]
+        queries = ctx.segments[:, ctx.index][:, None, :, None]
+        joint = self.part.joint
+        apart = queries != keys
+        return apart if joint is None else apart & (queries != joint) & (keys != joint)
+
+    def by_distance(self, q: Tensor, places: Tensor, ctx: Context) -> Tensor:
+        if self.part.factorized and self.training and self.part.dropout:  # the same numbers where nothing is dropped
+            rows = self.project.weight.unflatten(0, self.v.shape)  # (H, K, W)
+            of_query, of_key = ctx.once(self.key, lambda: self.angles(places, ctx, q.dtype))
+            asked = torch.matmul(q, rows)  # (B, H, T, W)
+            found = [torch.matmul(asked * a, b.T) for a, b in zip(of_query, of_key, strict=True)]
+            return found[0] + found[1]
+        table = ctx.once(self.key, lambda: self.table(places, ctx, q.dtype))
+        r = self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0)  # (H, K, R)
+        return line_up(torch.matmul(q, r), places.shape[0], self.step(ctx))
+
+    def step(self, ctx: Context) -> int:
+        """How many keys stand between a query and the next."""
+        return 1 if ctx.fine is None else 2
+
+    def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, W / 2) each"""
+        W = self.project.in_features
+        rates = self.part.base ** (-torch.arange(0, W, 2, device=places.device) / W)
+        angle = places[:, None].float() * rates
+        return angle.sin(), angle.cos()
+
+    def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
+        """(R, W): every distance from the last query to the first key down."""
+        count = torch.arange(self.step(ctx) * (ctx.index.shape[0] - 1) + places.shape[0], device=places.device)
+        waves = torch.cat(self.sines((ctx.index[-1] - places[0] - count) * ctx.spacing), dim=-1)
+        return self.dropped(waves.to(dtype))
+
+    def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:
+        """sin(i - j) and cos(i - j) as sums of two products: (T, W) of the queries, twice, and (S, W) of the keys."""
+        (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * ctx.spacing) for at in (ctx.index, places))
+        queries = [self.dropped(wave.to(dtype)).repeat(1, 2) for wave in (sin_i, cos_i)]
+        keys = [torch.cat(pair, dim=-1).to(dtype) for pair in ((cos_j, sin_j), (-sin_j, cos_j))]
+        return tuple(queries), tuple(keys)
+
+    def dropped(self, waves: Tensor) -> Tensor:
+        return F.dropout(waves, self.part.dropout) if self.training and self.part.dropout else waves

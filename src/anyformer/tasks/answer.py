@@ -1,0 +1,79 @@
+"""The words of a text that answer a question."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from anyformer.evaluate.predict import ends
+from anyformer.objectives.answer import Answer, best_spans
+from anyformer.tasks.task import How, Inputs, Source, ask
+
+LENGTH = 384  # tokens of a window, as models of this kind are trained
+
+
+def answer(
+    model: Source, inputs: Inputs, *, top_k: int = 1, length: int | None = None, stride: int | None = None,
+    max_answer_tokens: int = 30, threshold: float | None = None, **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.
+
+    A long context is read in windows of `length` tokens, the question among them, that have `stride` in common. `score`
+    is the probability among the twenty likeliest answers of all windows, and answer is context[start:end]. `no_answer`
+    is by how much "none" scores above this answer, in the window where it scores least. With a `threshold` the answer
+    "" comes first where "none" is above the best by more (SQuAD 2.0's rule).
+
+    >>> answer("a/model/folder", {"question": "Who barks?", "context": "A dog barks."})  # doctest: +SKIP
+    [{'answer': 'A dog', 'score': 0.93, 'start': 0, 'end': 5, 'no_answer': -7.1}]
+    """
+    for name, value in (("top_k", top_k), ("max_answer_tokens", max_answer_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    asked = ask("answer", model, inputs, how)
+    limit = asked.limit
+    length = length or min(LENGTH, limit or LENGTH)
+    if limit is not None and length > limit:
+        raise ValueError(f"length is {length}, and this model takes at most {limit} tokens")
+    stride = length // 3 if stride is None else stride
+    if not 0 <= stride < length - 1:
+        raise ValueError(f"stride is {stride}, and a window has {length} tokens")
+    objective = Answer(length=length, stride=stride, question_length=length - stride - 1)
+    objective.module(asked.model)  # a head that cannot be asked this is told here
+    windows = asked.each(lambda row: objective.windows(row["question"], row["context"], asked.tokenizer))
+    with torch.inference_mode():
+        records = [objective.record(window, None) for own in windows for window in own]
+        scores = iter(ends(objective, asked.job, records))
+    results = []
+    for row, own in zip(asked.rows, windows):
+        ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
+        results.append(told(row["context"], ranked, none, top_k, threshold))
+    return asked.give(results)
+
+
+def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[list[tuple[float, int, int]], float]:
+    """(score, first character, after the last) of spans in any window, each once, best first; and the least score of
+    "none"."""
+    best: dict[tuple[int, int], float] = {}
+    none = float("inf")
+    for window, (start, end) in zip(windows, scores, strict=True):
+        none = min(none, float(start[0] + end[0]))
+        for score, first, last in best_spans(start, end, window, most):
+            if last > first:
+                best[first, last] = max(score, best.get((first, last), float("-inf")))
+    return sorted(((score, *span) for span, score in best.items()), key=lambda one: -one[0]), none
+
+
+def told(
+    context: str, ranked: list[tuple[float, int, int]], none: float, top_k: int, threshold: float | None
+) -> list[dict[str, Any]]:
+    """The answers of one question."""
+    ranked = ranked[:20]
+    empty = threshold is not None and (not ranked or none - ranked[0][0] > threshold)
+    ranked = [(none, 0, 0), *ranked] if empty or not ranked else ranked
+    shares = torch.tensor([score for score, _, _ in ranked], dtype=torch.float64).softmax(0).tolist()
+    return [
+        {"answer": context[first:last], "score": share, "start": first, "end": last, "no_answer": none - score}
+        for share, (score, first, last) in zip(shares[:top_k], ranked)
+    ]

@@ -1,0 +1,50 @@
+"""A label for a text, or for a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from anyformer.objectives.objective import Record, head_of
+from anyformer.parts.head import ClassifyModule
+from anyformer.tasks.task import How, Inputs, Source, ask, labels_of
+
+
+def classify(
+    model: Source, inputs: Inputs, *, top_k: int = 1, labels: Sequence[str] | None = None, truncate: bool = False,
+    **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"}.
+
+    Scores are probabilities; of each label by itself where a text may have several, and as the model says them where
+    it was made for numbers. `labels` are other names than those of the model's config, in its order.
+
+    >>> classify("a/model/folder", "A fine film.")  # doctest: +SKIP
+    [{'label': 'positive', 'score': 0.98}]
+    """
+    if top_k < 0:
+        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
+    asked = ask("classify", model, inputs, how)
+    head = head_of(asked.model, ClassifyModule, "classification")
+    names = labels_of(asked, head.num_labels, labels)
+    pool = head.pool.part
+    if pool.take == "last" and pool.padding_token is None:  # no batch tells where a text ends
+        asked = asked.replace(batch=1)
+
+    def encode(row: dict[str, Any]) -> Record:
+        pair = row.get("pair")
+        if pair is not None and not isinstance(pair, str):
+            raise ValueError(f"pair is {type(pair).__name__}, not text")
+        return asked.record(row["text"], pair, truncate=truncate)
+
+    def result(said: Any, record: Record) -> list[dict[str, Any]]:
+        logits = said.logits.float()  # (C,)
+        if head.problem == "multi_label_classification" or (len(names) == 1 and head.problem != "regression"):
+            logits = logits.sigmoid()
+        elif head.problem != "regression":
+            logits = logits.softmax(-1)
+        found = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
+        found.sort(key=lambda one: -one["score"])
+        return found[: top_k or None]
+
+    return asked.give(asked.found(asked.each(encode), result))

@@ -1,0 +1,75 @@
+"""The likeliest words in the place of the mask token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.objectives.objective import Record, language_head
+from anyformer.tasks.task import Asked, How, Inputs, Source, ask
+
+
+def fill_mask(
+    model: Source, inputs: Inputs, *, top_k: int = 5, targets: Sequence[str] | None = None, truncate: bool = False,
+    **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
+    for each of them. `targets` are the only words that may stand there, each one token of the vocabulary.
+
+    >>> fill_mask("a/model/folder", "Paris is the [MASK] of France.", top_k=1)  # doctest: +SKIP
+    [{'score': 0.99, 'token': 3007, 'token_str': 'capital', 'sequence': 'paris is the capital of france.'}]
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1")
+    asked = ask("fill-mask", model, inputs, how)
+    if language_head(asked.model).part.shift:
+        raise ValueError("masked words need a model that sees both sides; this one predicts the next token")
+    mask = asked.tokenizer.mask_token_id
+    if mask is None:
+        raise ValueError("the tokenizer has no mask token")
+    allowed = None if targets is None else words(asked, targets)
+
+    def encode(row: dict[str, Any]) -> Record:
+        record = asked.record(row["text"], truncate=truncate)
+        if mask not in record["input_ids"]:
+            raise ValueError(f"there is no {asked.tokenizer.special['mask_token']} in the text")
+        return record
+
+    records = asked.each(encode)
+
+    def result(said: Any, record: Record) -> list[Any]:
+        logits = said.logits if said.logits is not None else said.prediction_logits  # (T, V)
+        ids = record["input_ids"]
+        places = (ids == mask).nonzero()[0].tolist()
+        each = [likeliest(logits[place].float().softmax(-1).cpu(), ids, place, len(places) == 1) for place in places]
+        return each[0] if len(each) == 1 else each
+
+    def likeliest(shares: Tensor, ids: np.ndarray, place: int, alone: bool) -> list[dict[str, Any]]:
+        """Of the probabilities (V,) at one place."""
+        known = torch.arange(len(shares)) if allowed is None else allowed
+        best = shares[known].topk(min(top_k, len(known)))
+        found = []
+        for score, token in zip(best.values.tolist(), known[best.indices].tolist()):
+            filled = [*ids[:place].tolist(), token, *ids[place + 1 :].tolist()]
+            # special tokens are shown where other masks are among them
+            text = asked.tokenizer.decode(filled, skip_special_tokens=alone)
+            word = asked.tokenizer.decode([token])
+            found.append({"score": score, "token": token, "token_str": word, "sequence": text})
+        return found
+
+    return asked.give(asked.found(records, result))
+
+
+def words(asked: Asked, targets: Sequence[str]) -> Tensor:
+    """(K,) ids of words that are one token each."""
+    if isinstance(targets, str) or not targets:
+        raise ValueError("targets is a list of at least one word")
+    vocabulary = asked.tokenizer.vocab
+    for word in targets:
+        if word not in vocabulary:
+            raise ValueError(f"target {word!r} is not one token of the vocabulary")
+    return torch.tensor(sorted({vocabulary[word] for word in targets}))

@@ -1,0 +1,277 @@
+"""What every task shares: a model opened once with its tokenizer, inputs as people give them, batches.
+
+A task is a function of a model, inputs, keywords of its own, and `How` it is run:
+
+    def shout(model: Source, inputs: Inputs, *, loud: int = 1, truncate: bool = False, **how: Unpack[How]) -> Any:
+        asked = ask("shout", model, inputs, how)
+        records = asked.each(lambda row: asked.record(row["text"], truncate=truncate))
+        found = asked.found(records, lambda said, record: float(said.logits.max()) * loud)
+        return asked.give(found)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.checkpoint import load
+from anyformer.evaluate.predict import Job
+from anyformer.generate.prompt import position_limit
+from anyformer.inputs.text import Tokenizer, belong
+from anyformer.model import Output, TransformerModule
+from anyformer.objectives.examples import joined
+from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
+from anyformer.spec import nearest
+from anyformer.tasks import TASKS
+from anyformer.weights import hub
+
+Row = dict[str, Any]  # one input: its fields by name
+Progress = Callable[[int, int], object]  # called with how many are done, of how many
+
+
+class How(TypedDict, total=False):
+    """The keywords that every task takes."""
+
+    batch: int  # inputs (or windows over long ones) at once
+    device: str | torch.device
+    dtype: str | torch.dtype
+    offline: bool
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A model and its tokenizer, for as many tasks as it can do."""
+
+    model: Any
+    tokenizer: Tokenizer
+    batch: int = 8
+    progress: Progress = lambda done, total: None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise ValueError(f"batch is {self.batch}; it must be at least 1")
+
+
+Source = str | Path | TransformerModule | Reader
+Inputs = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+
+
+def open_model(
+    model: Source, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None,
+    offline: bool = False, **options: Any,
+) -> Reader:  # fmt: skip
+    """Of a folder, a hub id, or a model that came from one; `options` are a reader's batch and progress."""
+    if isinstance(model, Reader | TransformerModule):
+        for name, value in (("device", device), ("dtype", dtype)):
+            if value is not None:
+                raise ValueError(f"{name}={value!r}: the model is open already")
+    if isinstance(model, Reader):
+        return dataclasses.replace(model, **options)
+    if isinstance(model, TransformerModule):
+        if model.folder is None:
+            raise ValueError("this model came from no folder, where its tokenizer would be; af.save and af.load it")
+        return _checked(Reader(model, Tokenizer.load(model.folder), **options))
+    if not isinstance(model, str | Path):
+        raise ValueError(f"a model is a folder, a hub id, or one that was loaded; got {type(model).__name__}")
+    folder = hub.resolve(model, offline=offline)
+    tokenizer = Tokenizer.load(folder)
+    return _checked(Reader(load(folder, dtype=dtype or "auto", device=device or "cpu"), tokenizer, **options))
+
+
+def _checked(reader: Reader) -> Reader:
+    belong(reader.model, reader.tokenizer)
+    return reader
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def row_of(task: str, given: Any) -> Row:
+    """One input by its fields: a text alone is the first, where no other is needed."""
+    about = TASKS[task]
+    if isinstance(given, str):
+        given = {about.fields[0]: given}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"an input is a text or {{{', '.join(about.all_fields)}}}, got {type(given).__name__}")
+    for name in given:
+        if name not in about.all_fields:
+            raise ValueError(f"{task} reads no field {name!r}; {nearest(str(name), about.all_fields)}")
+    for name in about.fields:
+        if name not in given:
+            raise ValueError(f"{task} needs {' and '.join(about.fields)}, and there is no {name}")
+        if not isinstance(given[name], str):
+            raise ValueError(f"{name} is {type(given[name]).__name__}, not text")
+        if not given[name].strip():
+            raise ValueError(f"{name} is empty")
+    return dict(given)
+
+
+class Texts(Objective):
+    """Records that are read as they are."""
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return padded_texts(records, pad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A task that was asked for: who reads, and what."""
+
+    task: str
+    reader: Reader
+    rows: list[Row]
+    one: bool  # a single input, not a list of one
+
+    @property
+    def model(self) -> Any:
+        return self.reader.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.reader.tokenizer
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that the model reads, where there is a limit; of a pair of stacks the encoder's."""
+        spec = self.model.spec
+        own = getattr(getattr(spec.embedding, "position", None), "length", None)
+        return own if own is not None else position_limit(spec)
+
+    @property
+    def pad(self) -> int:
+        """What the model takes for padding, else the tokenizer does."""
+        spec = self.model.spec
+        known = (
+            getattr(getattr(spec.head, "pool", None), "padding_token", None),
+            getattr(spec.embedding, "uncounted", None),
+            getattr(getattr(spec.embedding, "tokens", None), "padding_index", None),
+            self.tokenizer.pad_token_id,
+            self.tokenizer.eos_token_id,
+        )
+        return next((place for place in known if place is not None), 0)
+
+    @property
+    def job(self) -> Job:
+        """The same for what `anyformer.evaluate.predict` can do."""
+        return Job(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
+
+    # -- before the model
+
+    def each(self, make: Callable[[Row], Any]) -> list[Any]:
+        """make(row) of every row; what is wrong with one is told with its number."""
+        made = []
+        for number, row in enumerate(self.rows, 1):
+            with blaming(None if self.one else number):
+                made.append(make(row))
+        return made
+
+    def record(self, text: str, pair: str | None = None, *, truncate: bool = False) -> Record:
+        """The numbers of a text or a pair: "input_ids" and "token_type_ids"; too long is an error, unless it is cut."""
+        record = joined(self.tokenizer, text, pair, self.limit if truncate else None)
+        self.fits(len(record["input_ids"]))
+        return {"token_type_ids": np.zeros_like(record["input_ids"]), **record}  # a batch may have pairs and others
+
+    def fits(self, size: int) -> None:
+        if self.limit is not None and size > self.limit:
+            hint = "; truncate cuts it" if "truncate" in TASKS[self.task].flags else ""
+            raise ValueError(f"the text has {size:,} tokens, and this model takes at most {self.limit:,}{hint}")
+
+    def windows(self, text: str, stride: int | None = None) -> list[Any]:
+        """Encodings of the pieces of a text that the model can take, with `stride` tokens in common."""
+        encoding = self.tokenizer.plain(text)
+        if not encoding.ids:
+            raise ValueError("the text has no tokens")
+        special = self.tokenizer.core.num_special_tokens_to_add(False)
+        if self.limit is not None and len(encoding.ids) + special > self.limit:
+            room = self.limit - special
+            stride = room // 4 if stride is None else stride
+            if not 0 <= stride < room:
+                raise ValueError(f"stride is {stride}, and a window of this model has {room} tokens")
+            encoding.truncate(room, stride=stride)
+        return [self.tokenizer.core.post_process(piece) for piece in (encoding, *encoding.overflowing)]
+
+    # -- the model
+
+    def replace(self, **options: Any) -> Asked:
+        """Read in another way."""
+        return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
+
+    def batches(self, records: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
+        """(which, batch on the model's device), the longest first: what does not fit is told at once."""
+        yield from self.job.batches(Texts(), records)
+
+    def found(self, records: Sequence[Record], result: Callable[[Output, Record], Any]) -> list[Any]:
+        """result(what the model says, record) of every record: outputs without the batch, pads at their end."""
+        found: list[Any] = [None] * len(records)
+        for which, batch in self.batches(records):
+            out = self.run(batch)
+            for row, i in enumerate(which):
+                found[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
+        return found
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> dict[str, Tensor]:
+        """What the model says about a batch."""
+        inputs = {**taken(self.model, batch), "return_dict": True}  # whatever the config says
+        if "use_cache" in self.model.inputs:
+            inputs["use_cache"] = False
+        return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}
+
+    # -- after it
+
+    def give(self, found: list[Any]) -> Any:
+        """One result for one input, a list for a list."""
+        return found[0] if self.one else found
+
+
+@contextlib.contextmanager
+def blaming(number: int | None) -> Iterator[None]:
+    """Puts the number of an input, where it is one of several, before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise error if number is None else ValueError(f"input {number}: {error}") from None
+
+
+def ask(task: str, model: Source, inputs: Inputs, how: How) -> Asked:
+    """Inputs are looked at before a model is read: a mistake in them is told at once."""
+    known = (*How.__annotations__, *TASKS[task].flags)
+    for name in how:
+        if name not in How.__annotations__:
+            raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
+    rows, one = checked_rows(task, inputs)
+    return Asked(task, open_model(model, **how), rows, one)
+
+
+def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
+    """The inputs by their fields, and whether there is one alone, not a list."""
+    one = isinstance(inputs, str | Mapping)
+    several: Any = [inputs] if one else inputs
+    if not isinstance(several, Sequence) or isinstance(several, bytes):
+        raise ValueError(f"inputs are a text, or a list of texts; got {type(inputs).__name__}")
+    rows = []
+    for number, given in enumerate(several, 1):
+        with blaming(None if one else number):
+            rows.append(row_of(task, given))
+    return rows, one
+
+
+def labels_of(asked: Asked, number: int, given: Sequence[str] | None = None) -> list[str]:
+    """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
+    if isinstance(given, str):
+        raise ValueError("labels is a list of names")
+    stored = asked.model.spec.source.get("id2label") or {}
+    names = list(given) if given is not None else [stored[str(i)] for i in range(len(stored)) if str(i) in stored]
+    names = names or [f"LABEL_{i}" for i in range(number)]
+    if len(names) != number:
+        whose = "given" if given is not None else "in the config"
+        raise ValueError(f"{len(names)} labels {whose}, and the model tells {number} apart")
+    return names

@@ -1,0 +1,37 @@
+"""What tasks share that read a text and write another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyformer.evaluate.predict import written
+from anyformer.generate import check_writer
+from anyformer.generate.settings import ONLY_BEAMS
+from anyformer.objectives.objective import Record
+from anyformer.tasks.task import Asked, Texts
+
+
+def check_pair(asked: Asked) -> None:
+    """ValueError where a model is no encoder-decoder with a head that writes."""
+    check_writer(asked.model)
+    if not hasattr(asked.model, "encode"):
+        raise ValueError(f"{asked.task} needs an encoder-decoder; this decoder can be asked with few-shot")
+
+
+def stored(asked: Asked, name: str) -> dict[str, Any]:
+    """What a model's config says about one of its tasks: the prefix of its texts, options of generation (T5's does)."""
+    tasks = asked.model.spec.source.get("task_specific_params") or {}
+    return dict(tasks.get(name) or {})
+
+
+def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller said, over what the config says."""
+    given = {name: value for name, value in given.items() if value is not None}
+    left_out = {"max_length"} if "max_new_tokens" in given else set()
+    left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
+    return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
+
+
+def write(asked: Asked, records: list[Record], options: Mapping[str, Any]) -> list[str]:
+    return written(Texts(), asked.job, records, **options)

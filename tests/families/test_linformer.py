@@ -1,0 +1,188 @@
+"""Linformer: no class is published; its formula, and RoBERTa where the projection leaves nothing out, are oracles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue import close
+from test_longformer import Largest
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer import families
+from anyformer.transforms.recompute import recompute
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40,
+    "max_position_embeddings": 66, "type_vocab_size": 1, "initializer_range": 0.3, "layer_norm_eps": 1e-5,
+}  # fmt: skip
+SHARING = ("none", "headwise", "key_value", "layerwise")
+over_sharing = pytest.mark.parametrize("sharing", SHARING)
+
+
+def description(sharing: str = "headwise", **more: Any) -> Any:
+    return families.find("linformer").read({**SMALL, "projected": 8, "sharing": sharing, **more})
+
+
+def model(sharing: str = "headwise", seed: int = 0, **more: Any) -> Any:
+    return af.build(description(sharing, **more), seed=seed).eval()
+
+
+def text(length: int = 17, batch: int = 2) -> Tensor:
+    return torch.randint(5, 99, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+@over_sharing
+def test_with_nothing_left_out_it_is_plain_attention(sharing: str) -> None:
+    """k = T and identity projections: RoBERTa with the same weights."""
+    mine = model(sharing, projected=64)
+    plain = af.build(families.find("roberta").read({**SMALL, "architectures": ["RobertaForMaskedLM"]})).eval()
+    with torch.no_grad():
+        state = mine.state_dict()
+        plain.load_state_dict({name: tensor for name, tensor in state.items() if "project" not in name})
+        for name, tensor in state.items():
+            if "project" in name:
+                tensor.copy_(torch.eye(64).expand_as(tensor))
+        ids = text(64)
+        close(mine(input_ids=ids).logits, plain(input_ids=ids).logits)
+        ours, theirs = (m(input_ids=ids, output_attentions=True).attentions for m in (mine, plain))
+        for a, b in zip(ours, theirs, strict=True):
+            close(a, b)
+
+
+@over_sharing
+def test_the_formula(sharing: str) -> None:
+    """softmax(Q_i (E_i K_i)^T / sqrt(K)) F_i V_i, head by head."""
+    mine = model(sharing)
+    x = torch.randn(2, 17, 24, generator=torch.Generator().manual_seed(1))
+    first: Any = mine.encoder.layers[0].attention.op
+    for layer in mine.encoder.layers:
+        op: Any = layer.attention.op
+        found = {}
+        hook = op.register_forward_hook(lambda module, inputs, out, found=found: found.update(x=inputs[0], out=out))
+        mine(inputs_embeds=x)
+        hook.remove()
+        owner, own = first if sharing == "layerwise" else op, sharing in ("none", "headwise")
+        E, V = (op.project_k, op.project_v) if own else (owner.project, owner.project)
+        q, k, v = (part(found["x"]).split(8, dim=-1) for part in (op.q, op.k, op.v))
+        heads = []
+        for i in range(3):
+            e, f = (t[i, :, :17] if t.dim() == 3 else t[:, :17] for t in (E, V))
+            weights = (q[i] @ (e @ k[i]).transpose(1, 2) / math.sqrt(8)).softmax(-1)
+            assert weights.shape == (2, 17, 8)
+            heads.append(weights @ (f @ v[i]))
+        close(found["out"], op.o(torch.cat(heads, dim=-1)))
+
+
+def test_what_sharing_saves() -> None:
+    each, counts = 8 * 64, [af.count(description(sharing)).parameters for sharing in SHARING]
+    bare = counts[1] - 3 * 2 * each
+    assert [(n - bare) // each for n in counts] == [3 * 2 * 3, 3 * 2, 3, 1]
+    deeper = af.override(description("layerwise"), {"encoder.depth": 5})
+    assert sum("project" in name for name in af.build(deeper).state_dict()) == 1
+
+
+@over_sharing
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_padding_changes_nothing(sharing: str, where: str) -> None:
+    mine, ids = model(sharing), text()
+    widths = (32, 0) if where == "left" else (0, 32)
+    padded = {"input_ids": F.pad(ids, widths, value=1), "attention_mask": F.pad(torch.ones_like(ids), widths)}
+    cut = slice(32, None) if where == "left" else slice(0, 17)
+    with torch.no_grad():
+        plain = mine(input_ids=ids).logits
+        for mine.kernel in ("eager", "sdpa"):
+            close(mine(**padded).logits[:, cut], plain)
+        assert not torch.allclose(mine(input_ids=padded["input_ids"]).logits[:, cut], plain, atol=1e-3)
+
+
+@over_sharing
+def test_rows_gradients_and_recomputation(sharing: str) -> None:
+    mine, ids = model(sharing), text()
+    mask = torch.ones_like(ids)
+    mask[0] = 0  # a row that sees nothing
+    labels = text(17) % 99
+    grads = []
+    for each in (mine, recompute(model(sharing))):
+        loss = each(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        assert loss.isfinite()
+        grads.append({name: p.grad for name, p in each.named_parameters()})
+    for name, grad in grads[0].items():
+        assert grad is not None and grad.isfinite().all(), name
+        close(grads[1][name], grad, 1e-6)
+    mine = model(sharing)
+    with torch.no_grad():
+        whole = mine(input_ids=ids).logits
+        close(torch.cat([mine(input_ids=row[None]).logits for row in ids]), whole)
+    assert torch.equal(model(sharing).state_dict()["encoder.layers.1.attention.op.q.weight"],
+                       mine.state_dict()["encoder.layers.1.attention.op.q.weight"])  # fmt: skip
+
+
+@over_sharing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_and_compiled(sharing: str, dtype: torch.dtype) -> None:
+    mine, ids = model(sharing, initializer_range=0.1), text()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = mine(input_ids=ids).logits
+        close(torch.compile(mine, fullgraph=True, backend="aot_eager", dynamic=False)(input_ids=ids).logits, expected)
+        half = mine.to(dtype)
+        found = {}
+        for half.kernel in ("eager", "sdpa"):
+            found[half.kernel] = half(input_ids=ids).logits.float()
+            assert found[half.kernel].isfinite().all()
+        close(found["eager"], found["sdpa"], 4e-2)
+
+
+@over_sharing
+def test_saved_and_loaded(sharing: str, tmp_path) -> None:
+    mine = model(sharing, seed=3)
+    af.save(mine, tmp_path / "m")
+    again = af.load(tmp_path / "m")
+    assert again.spec.replace(source={}) == mine.spec.replace(source={})
+    for name, tensor in mine.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    with pytest.raises(ValueError, match="format='anyformer'"):
+        af.save(mine, tmp_path / "hf", format="hf")
+    assert not (tmp_path / "hf").exists()
+    (tmp_path / "m" / "spec.json").unlink()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "linformer"}')
+    with pytest.raises(ValueError, match="anyformer saved"):
+        af.load(tmp_path / "m")
+
+
+def test_nothing_grows_with_the_square_of_the_length() -> None:
+    mine, found = model(max_position_embeddings=5000), {}
+    for length in (1024, 2048, 4096):
+        with Largest() as largest, FlopCounterMode(display=False) as counter:
+            mine(input_ids=text(length, 1)).logits.sum().backward()
+        found[length] = largest.size, counter.get_total_flops()
+    for kind in (0, 1):
+        assert found[2048][kind] < 2.1 * found[1024][kind] and found[4096][kind] < 2.1 * found[2048][kind], found
+
+
+def test_refused() -> None:
+    mine, ids = model(), text()
+    with pytest.raises(ValueError, match="64"):
+        mine(input_ids=text(65))
+    with pytest.raises(ValueError, match="one text"):
+        mine(input_ids=ids, document_ids=torch.zeros_like(ids))
+    for bad in ({"sharing": "all"}, {"projected": 0}, {"projectd": 4}, {"is_decoder": True}):
+        with pytest.raises(ValueError, match="shar|projected|is_decoder"):
+            families.find("linformer").read({**SMALL, **bad})
+    alone = af.override(description("headwise"), {"encoder.layers.2.attention.op.sharing": "layerwise"})
+    with pytest.raises(ValueError, match="held by the first"):
+        af.build(alone)(input_ids=ids)
+
+
+def test_named() -> None:
+    spec = af.spec("linformer-base")
+    op = spec.encoder.layers.steps["attention"].op
+    assert (spec.width, spec.encoder.depth, op.length, op.projected, op.sharing) == (768, 12, 512, 256, "layerwise")
+    assert af.count(spec).parameters == af.count(af.spec("roberta-base")).parameters + 256 * 512

@@ -1,0 +1,59 @@
+"""Translation between many languages: texts are marked with theirs, and the one asked for begins what is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import families
+from anyformer.evaluate.predict import Job, predictions
+from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.translate import Translate
+from vocabularies import m2m
+
+pytest.importorskip("sentencepiece")
+
+EXAMPLE = {"source": "The fox", "target": "Der Hund"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(m2m(tmp_path_factory.mktemp("m2m")))
+
+
+def test_languages_are_marked(tokenizer: Tokenizer) -> None:
+    record = Translate(source_language="fr", target_language="de").encode(EXAMPLE, tokenizer)
+    assert record["input_ids"].tolist() == tokenizer.in_language("fr").encode("The fox")
+    assert record["labels"].tolist() == tokenizer.in_language("de").encode("Der Hund")
+    assert Translate(target_language="de").encode(EXAMPLE, tokenizer)["input_ids"][0] == tokenizer.language_id("en")
+    with pytest.raises(ValueError, match="^target_language: the model writes 100 languages; which one"):
+        Translate().encode(EXAMPLE, tokenizer)
+    with pytest.raises(ValueError, match="^no language 'ger'"):
+        Translate(target_language="ger").encode(EXAMPLE, tokenizer)
+
+
+def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -> None:
+    """One example in one language is learnt; asked for another, the model does not write it."""
+    sizes = {"d_model": 32, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "dropout": 0.0}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 64, f"{side}_layerdrop": 0.0}
+    model: Any = af.build(families.find("m2m_100").read(
+        {**sizes, "attention_dropout": 0.0, "architectures": ["M2M100ForConditionalGeneration"]}), seed=0)  # fmt: skip
+    pairs = [(Translate(target_language="de", smoothing=0.0), EXAMPLE),
+             (Translate(target_language="fr", smoothing=0.0), {**EXAMPLE, "target": "the fox"})]  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        loss = sum(
+            objective.losses(model, objective.collate([objective.encode(example, tokenizer)], 1))["loss"]
+            for objective, example in pairs
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        optimizer.step()
+    job = Job(model.eval(), tokenizer, 1)
+    for objective, example in pairs:
+        answered = predictions(objective, job, [example], [[objective.encode(example, tokenizer)]])
+        assert answered.predicted == answered.wanted == [example["target"]]
