@@ -109,6 +109,40 @@ SIZES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
     "mamba": {"hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 50280},  # 130m with 6 of its 24 layers
+    "mamba2": {  # 130m with 6 of its 24 layers
+        "hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 50288, "num_heads": 24, "n_groups": 1,
+        "state_size": 128,
+    },
+    "rwkv": {"hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 50277},  # 169m with 6 of its 12 layers
+    "gpt_neox": {  # pythia-160m with 6 of its 12 layers
+        "vocab_size": 50304, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    "opt": {"num_hidden_layers": 6},  # 125m with 6 of its 12 layers
+    "bloom": {"vocab_size": 32000, "hidden_size": 512, "n_layer": 6, "n_head": 8},
+    "ctrl": {"vocab_size": 32000, "n_embd": 512, "dff": 2048, "n_layer": 6, "n_head": 8},
+    "deepseek_v2": {
+        "vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "kv_lora_rank": 128,
+        "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 32,
+        "n_shared_experts": 1, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "topk_method": "greedy",
+        "n_group": 1, "topk_group": 1, "head_dim": 32,
+    },
+    "albert": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},  # base
+    "longformer": {
+        "num_hidden_layers": 4, "attention_window": 256, "vocab_size": 50265, "max_position_embeddings": 4098,
+    },
+    "big_bird": {"num_hidden_layers": 4},
+    "nystromformer": {"num_hidden_layers": 6, "segment_means_seq_len": 1024, "max_position_embeddings": 1024},
+    "funnel": {"block_sizes": [2, 2, 2], "num_decoder_layers": 2},
+    "bart": {  # base
+        "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
+    },
+    "m2m_100": {  # half as wide as 418M, 6 + 6 of its 12 + 12 layers
+        "vocab_size": 32000, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048,
+        "decoder_ffn_dim": 2048, "encoder_attention_heads": 8, "decoder_attention_heads": 8,
+    },
 }  # fmt: skip
 
 CASES = (
@@ -128,7 +162,25 @@ CASES = (
         pair(8, 64, 32),
     ),
     Case("deepseek_v3", "DeepseekV3ForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
+    Case("deepseek_v2", "DeepseekV2ForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
     Case("mamba", "MambaForCausalLM", "6 layers of 130M, 4 x 256", tokens(4, 256)),
+    Case("mamba2", "Mamba2ForCausalLM", "6 layers of 130M, 4 x 256", tokens(4, 256)),
+    Case("rwkv", "RwkvForCausalLM", "6 layers of 169M, 4 x 256", tokens(4, 256)),
+    Case("openai-gpt", "OpenAIGPTLMHeadModel", "117M, 4 x 128", tokens(4, 128)),
+    Case("opt", "OPTForCausalLM", "6 layers of 125M, 4 x 128", padded(4, 128)),
+    Case("gpt_neox", "GPTNeoXForCausalLM", "6 layers of 160M, 4 x 128", padded(4, 128)),
+    Case("bloom", "BloomForCausalLM", "6 layers of 512, 4 x 128", padded(4, 128)),
+    Case("ctrl", "CTRLLMHeadModel", "6 layers of 512, 4 x 128", tokens(4, 128)),
+    Case("roberta", "RobertaForMaskedLM", "base, 4 x 128 padded", padded(4, 128)),
+    Case("distilbert", "DistilBertForMaskedLM", "base, 8 x 128 padded", padded(8, 128)),
+    Case("albert", "AlbertForMaskedLM", "base, 4 x 128 padded", padded(4, 128)),
+    Case("electra", "ElectraForPreTraining", "small, 8 x 128 padded", padded(8, 128)),
+    Case("longformer", "LongformerForMaskedLM", "4 layers of base, 1 x 2048", masked(1, 2048)),
+    Case("big_bird", "BigBirdForMaskedLM", "4 layers of base, 1 x 2048", masked(1, 2048)),
+    Case("nystromformer", "NystromformerForMaskedLM", "6 layers of base, 1 x 1024", masked(1, 1024)),
+    Case("funnel", "FunnelForMaskedLM", "6 + 2 layers, 4 x 128 padded", padded(4, 128)),
+    Case("bart", "BartForConditionalGeneration", "base, 4 x 128 -> 64 padded", pair(4, 128, 64)),
+    Case("m2m_100", "M2M100ForConditionalGeneration", "6 + 6 of 512, 8 x 64 -> 64 padded", pair(8, 64, 64)),
 )
 
 

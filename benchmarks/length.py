@@ -73,6 +73,17 @@ MODELS: dict[str, tuple[Callable[[int], Any], bool]] = {
 
 
 
+LIBC = ctypes.CDLL("libc.so.6")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_memory() -> None:
+    """What is freed is used again, as other allocators do. glibc gives large blocks back and gets fresh pages, and past
+    16k tokens the time to clear those is what a pass would show."""
+    LIBC.mallopt(M_MMAP_MAX, 0)
+    LIBC.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +104,7 @@ def peak_of(run: Callable[[], Any], device: str) -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # nothing freed before is used again unseen
+    LIBC.malloc_trim(0)  # nothing freed before is used again unseen
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the highest starts again from here
     run()
@@ -156,10 +167,10 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5))
     kinds = {"seconds": "forward, s", "bytes": "highest memory of a forward pass, bytes", "step_seconds": "one step, s"}
     for axis, (field, label) in zip(axes, kinds.items(), strict=True):
-        for name, rows in found.items():
+        for number, (name, rows) in enumerate(found.items()):
             points = [(r["length"], r[field]) for r in rows if field in r]
             if points:
-                axis.loglog(*zip(*points), marker="o", markersize=3, label=name, base=2)
+                axis.loglog(*zip(*points), marker="o", markersize=3, label=name, base=2, color=f"C{number}")
         axis.set_yscale("log", base=10)
         axis.set_xlabel("tokens")
         axis.set_title(label)
@@ -180,6 +191,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()
     found: dict[str, list[dict[str, Any]]] = {}
 
     print("forward ms / MB / step ms at", *(f"{n // 1024}k" for n in options.lengths))

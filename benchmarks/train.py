@@ -4,7 +4,7 @@ A GPT of 10 million parameters, 8 x 256 tokens a step on the CPU. Theirs is the 
 labels, backward, clip, fused AdamW. Ours is what `anyformer train` runs, the loader included. The steps alternate; a
 pair gives one ratio, theirs / ours, and above 1 we are faster. Behind it the spread, 10th to 90th percentile.
 
-    python benchmarks/train.py [--size pairs|bytes] [--repeats 20] [--threads 2] [--cpu] [--json]
+    python benchmarks/train.py [--size pairs|bytes] [--repeats 20] [--threads 2] [--compile] [--cpu] [--json]
 
 On a machine that others use too, `--cpu` (one thread, processor time instead of time on the wall) says more.
 """
@@ -43,7 +43,9 @@ SIZES = {  # 10 million parameters each: with a vocabulary of byte pairs, and na
 COMMON = {"n_positions": LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def sides(folder: Path, size: str, precision: str) -> tuple[Callable[[], float], Callable[[], float], int]:
+def sides(
+    folder: Path, size: str, precision: str, compile: bool = False
+) -> tuple[Callable[[], float], Callable[[], float], int]:
     """(our step, their step), each giving its loss, from the same weights, and how many these are."""
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, **SIZES[size])).train()
@@ -52,7 +54,7 @@ def sides(folder: Path, size: str, precision: str) -> tuple[Callable[[], float],
     run = Run(
         name="bench", model=model.spec, vocabulary=Bytes(), data=Data(train=PythonDocs(library=False)),
         objective=NextToken(apart=False), optimizer=AdamW(lr=LR), batch=Batch(examples=BATCH, length=LENGTH),
-        steps=10**6, precision=precision, evaluate=Evaluate(every=10**6), keep=Keep(every=10**6),
+        steps=10**6, precision=precision, compile=compile, evaluate=Evaluate(every=10**6), keep=Keep(every=10**6),
     )  # fmt: skip
     trainer = setup(run, folder / "run", device="cpu")
     trainer.model.load_state_dict(model.state_dict())
@@ -102,12 +104,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--size", choices=SIZES, default="pairs")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--compile", action="store_true", help="our step compiled, as with --set compile=true")
     parser.add_argument("--cpu", action="store_true", help="one thread, processor time")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1 if options.cpu else options.threads)
     with tempfile.TemporaryDirectory(prefix="anyformer-bench-") as folder:
-        ours, theirs, size = sides(Path(folder), options.size, options.precision)
+        ours, theirs, size = sides(Path(folder), options.size, options.precision, options.compile)
         times, gap = [], 0.0
         for i in range(options.repeats + 2):  # the first two warm up
             (mine, a), (other, b) = clock(ours, options.cpu), clock(theirs, options.cpu)

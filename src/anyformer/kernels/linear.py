@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.decode import HAS_TRITON
+from anyformer.kernels.gelu import gelu_by_sigmoid
 
 ROWS, COLUMNS, TILE, WARPS = 256, 128, 16, 4  # of one program, TILE rows at a time
 
@@ -38,12 +39,6 @@ def linears(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], dtype: to
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
     """gelu(x @ weight.T + bias), by tanh: (..., D) -> (..., N)."""
     return _LinearGelu.apply(*(t.to(dtype) for t in (x, weight, bias)))
-
-
-def gelu_by_sigmoid(x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(u)) = x sigmoid(2 u): compiled, a tanh takes longer than reading x does."""
-    wide = x.float()
-    return (wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
 
 
 class _Linears(torch.autograd.Function):

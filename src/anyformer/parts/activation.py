@@ -9,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.kernels.gelu import gelu_tanh
 from anyformer.spec import nearest
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

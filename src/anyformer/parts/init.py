@@ -1,7 +1,7 @@
 """Initialisation as data: address patterns and what fills the parameters they name.
 
 The first pattern of the description that matches an address wins; then a module's own `starts` (the name of a parameter
--> its value: ReZero's 0, LayerScale's 1e-5), then the defaults of norms and biases; `*` takes what is left. Every
+-> its value, or how: ReZero's 0, RWKV's ramps), then the defaults of norms and biases; `*` is the rest. Every
 parameter draws from its own generator, seeded by the seed and its address, so adding a layer or changing the order of
 construction changes no other weight. A tied parameter is filled once, under the name that owns it.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from anyformer.parts.activation import gelu_tanh
+from anyformer.kernels.gelu import gelu_tanh
 from anyformer.parts.attention import AttentionModule
 from anyformer.parts.feedforward import GatedMLPModule, MLPModule
 from anyformer.parts.joined import Joined, JoinedInTraining, LinearThenGELU
