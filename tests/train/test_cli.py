@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from anyformer import cli
 from anyformer.recipes import recipe, recipes
 from anyformer.spec import to_json
+from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
 from anyformer.weights import manifest
 
@@ -132,3 +134,48 @@ def test_t3_a_folder_that_cannot_be_written_is_one_line(place: Path, capsys: pyt
     locked = Path("/sys") if os.getuid() == 0 else place / "locked"  # which is not even for root to write in
     wrong = said(capsys, "run.json", "--out", str(locked / "run"))
     assert f"{locked / 'run'}: " in wrong and any(why in wrong for why in ("denied", "not permitted", "Read-only"))
+
+
+def test_other_services_are_told_if_asked(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for both packages: what they are given, and one line where a package is not there."""
+    told: dict[str, list[tuple[str, float, int]]] = {"tensorboard": [], "wandb": []}
+    ended: list[str] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert Path(folder).parent.name == "seen" and purge_step == 1
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            told["tensorboard"].append((name, value, step))
+
+        def close(self) -> None:
+            ended.append("tensorboard")
+
+    class Run:
+        def log(self, values: dict[str, float], step: int) -> None:
+            told["wandb"] += [(name, value, step) for name, value in values.items()]
+
+        def finish(self) -> None:
+            ended.append("wandb")
+
+    def init(**options: object) -> Run:
+        assert options["id"] == "seen" and json.dumps(options["config"])
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    both = ("--log", "tensorboard", "--log", "wandb")
+    assert cli.main(["train", "run.json", "--out", "seen", "--set", "steps=3", *both]) == 0
+    logged = [line for line in read_metrics(Path("seen")) if "loss" in line]
+    for name, lines in told.items():
+        assert [(v, s) for n, v, s in lines if n == "train/loss"] == [(line["loss"], line["step"]) for line in logged]
+        assert [s for n, _, s in lines if n == "valid/loss"] == [2, 3], name
+    assert sorted(ended) == ["tensorboard", "wandb"]
+    capsys.readouterr()
+    for name in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+        short = name.split(".")[-1]
+        wrong = said(capsys, "run.json", "--out", short, "--log", short)
+        assert f"--log {short} needs it: pip install {short}" in wrong

@@ -163,13 +163,17 @@ class Trainer:
         if saved is not None:
             self.restore(saved)
         self.core.train()
+        started: list[Callback] = []  # one that cannot start ends the run, and has nothing to stop
         with _polite(self):
             try:
-                self.notify("started")
+                for callback in self.callbacks:
+                    callback.started(self)
+                    started.append(callback)
                 if self.step < self.run.steps:
                     self.learn()
             finally:
-                self.notify("stopped")
+                for callback in started:
+                    callback.stopped(self)
         if self.interrupted:
             raise KeyboardInterrupt
         return self
