@@ -45,6 +45,10 @@ FIELDS: dict[str, ConfigField] = {
     "force_bos_token_to_be_generated": Inert(False, "used by generation"),
     "output_past": Inert(True, "an old name of use_cache that nothing reads"),
     "classif_dropout": Inert(0.0, "an old name of classifier_dropout that nothing reads"),
+    **{
+        name: Inert(None, "how a smaller copy was trained")
+        for name in ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step")
+    },
     "normalize_before": Only(False, OLD),
     "normalize_embedding": Only(True, OLD),
     "add_final_layer_norm": Only(False, OLD),

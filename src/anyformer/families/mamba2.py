@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anyformer.families import state_space
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, tied
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, tied
 from anyformer.families.state_space import MIXER
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named
@@ -15,6 +15,7 @@ from anyformer.parts.norm import RMSNorm
 from anyformer.parts.ssd import DualState
 from anyformer.weights.rules import Rename, Rule, Split
 
+_FIRST = "of Mamba's first form; the published class does not read it"
 _NO_LIMIT = {"__float__": "Infinity"}  # as published files write it
 
 
@@ -35,7 +36,9 @@ FIELDS: dict[str, ConfigField] = {
     "expand": Field(2, state_space.expansion(lambda op: op.num_heads * op.head_width)),
     "time_step_limit": Field((0.0, _NO_LIMIT), limit),
     "tie_word_embeddings": Field(False, tied(LMHead)),
-    "time_step_rank": Inert("auto", "of Mamba's first form; the published class does not read it"),
+    **{name: Inert(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
+    "norm_before_gate": Inert(True, "of the original code; the published class always norms what the gate left"),
+    "rms_norm": Only(True, "LayerNorm in place of RMSNorm"),
     "chunk_size": Inert(256, "how the recurrence is computed, not what"),
     "pad_token_id": Inert(1, "used by tokenizers; its vector is one like others"),
     "eos_token_id": Inert(2, "used by generation"),
