@@ -3,7 +3,7 @@
     lm_eval --model anyformer --model_args path=DIR --tasks hellaswag
 
 The harness finds it through its entry points (`lm_eval.models` in pyproject.toml). A release that does not look for
-those, 0.4.13 is one, is started with `python -m anyformer.evaluate.harness` in the place of `lm_eval`.
+those, as all up to 0.5.0.dev1, is started with `python -m anyformer.evaluate.harness` in the place of `lm_eval`.
 """
 
 from __future__ import annotations
