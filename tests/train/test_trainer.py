@@ -198,7 +198,7 @@ def test_t5_one_batch_is_learnt_by_heart(tmp_path: Path, optimizer: Any) -> None
 # -- precision, memory, compilation
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-stream", "fp16"])
 def test_half_precision_learns_as_fp32_does(tmp_path: Path, precision: str) -> None:
     exact, a = trainer_of(tmp_path / "a", steps=20)
     half, b = trainer_of(tmp_path / "b", steps=20, precision=precision)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.init import Initializer
 from anyformer.parts.mask import FULL, Causal, Full, Mask
@@ -22,7 +22,6 @@ from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 CHUNK = 128
-EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), everything=True)
 
 
 class Projections(Part):

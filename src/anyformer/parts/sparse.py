@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.attention import EVERYTHING, Visible, attend
 from anyformer.kernels.recording import recording
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.check import at_least
@@ -248,9 +248,6 @@ class BlockSparseModule(AttentionModule):
         out, seen = attend(q, k, v, visible(real), bias=bias, scale=self.scale, weights=True)
         assert seen is not None
         return out.transpose(1, 2).flatten(2), seen / counts.clamp(min=1).to(seen.dtype)
-
-
-EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), everything=True)
 
 
 def visible(real: Tensor | None) -> Visible:
