@@ -26,7 +26,7 @@ from anyformer.parts.residual import ADD, Add, Residual
 from anyformer.spec import Part, Site, Table, _edit, nearest, walk
 
 
-class Sublayer(Part):
+class Sublayer(Part, sees="itself"):
     """One residual step around any op."""
 
     op: Part
@@ -107,14 +107,14 @@ class Steps(Part):
         return hash((type(self).__name__, self.steps))  # type: ignore[attr-defined]
 
 
-class Block(Steps):
+class Block(Steps, sees="itself"):
     """Steps in order."""
 
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
 
 
-class Parallel(Steps):
+class Parallel(Steps, sees="itself"):
     """Steps that all read the same input; their branches are added together (GPT-J, GPT-NeoX)."""
 
     def __init__(self, **steps: Any) -> None:
@@ -146,7 +146,7 @@ class ParallelModule(BlockModule):
         return y
 
 
-class Stack(Part):
+class Stack(Part, sees="itself"):
     """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
 
     A path may name a kind (`layers.local.attention`), all layers (`layers.attention`), or one (`layers.3.attention`).
@@ -245,8 +245,6 @@ class StackModule(nn.Module):
         # a neck may change the context, and layers may be run again in the backward pass: they keep their own
         own = ctx if self.neck is None else dataclasses.replace(ctx)
         dtype, inputs = x.dtype, self.part.shows == "inputs"
-        if ctx.state is not None and len(self.part.steps) > len(self.layers):
-            raise ValueError("layers that run more than once have no memory for each time; give use_cache=False")
         for step, i in enumerate(self.part.steps):
             layer = self.layers[i]
             if keep and inputs:
@@ -271,7 +269,7 @@ class StackModule(nn.Module):
         return x if self.neck is None else self.neck([*states, x], ctx)
 
 
-class Stages(Part):
+class Stages(Part, sees="all"):
     """Stacks one after another, each on a coarser and wider grid than the one before (Swin)."""
 
     stages: tuple[Stack, ...]

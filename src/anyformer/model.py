@@ -20,9 +20,9 @@ from anyformer.funnel import Funnel
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
 from anyformer.parts.embed import Embedding
-from anyformer.parts.head import ClassifyHead, Head, HeadModule, Outputs
+from anyformer.parts.head import ClassifyHead, Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer
-from anyformer.spec import Part, Site, Table, nearest, override, walk
+from anyformer.spec import Part, Site, Table, looking_ahead, nearest, override, parts_in, walk
 from anyformer.state import State
 
 
@@ -68,12 +68,37 @@ class Model(Part):
     source: Mapping[str, Any] = Table()
     note: str = ""
 
+    # the fields that a text goes through from left to right where the head scores its tokens
+    left_to_right: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this model scores next tokens, so that none may see a later one."""
+        heads = (part for _, part in walk(self.head))
+        return bool(self.left_to_right) and any(isinstance(part, (LMHead, VocabularyOutput)) for part in heads)
+
     def check(self) -> None:
         if self.width < 1:
             raise ValueError(f"{type(self).__name__}.width is {self.width}")
         layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
             raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
+        if self.writes:
+            self.check_writing(*self.left_to_right)
+
+    def check_writing(self, *names: str) -> None:
+        """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
+        written = [(name, getattr(self, name)) for name in names]
+        written += [(path, part) for path, part in walk(self.head, "head") if isinstance(part, LMHead)]
+        for address, part in (found for path, each in written for found in looking_ahead(each, path)):
+            kind = type(part).__name__
+            if part.said is None:
+                raise ValueError(
+                    f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
+                    f' say so where it is defined: class {kind}(Part, sees="past"), or "itself" or "all"'
+                )
+            fix = f"; {part.instead} does not" if part.instead else ""
+            raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """In the order data flows: width, embedding, stacks, then head and the rest."""
@@ -94,6 +119,8 @@ class EncoderModel(Model):
 class DecoderModel(Model):
     """One stack that writes from left to right."""
 
+    left_to_right: ClassVar[tuple[str, ...]] = ("embedding", "decoder")
+
     embedding: Embedding
     decoder: Stack
 
@@ -104,6 +131,8 @@ class DecoderModel(Model):
 class EncoderDecoderModel(Model):
     """A decoder that looks at what an encoder read. Where labels are given and no decoder inputs, the decoder reads the
     labels moved one to the right behind `start_token`."""
+
+    left_to_right: ClassVar[tuple[str, ...]] = ("decoder_embedding", "decoder")
 
     embedding: Embedding
     encoder: Stack
@@ -128,6 +157,7 @@ class TransformerModule(nn.Module):
     inputs: tuple[str, ...]  # the names forward takes
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
+    forgotten: tuple[str, ...]  # where tokens meet and nothing is remembered, in what goes from left to right
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
@@ -172,8 +202,11 @@ class TransformerModule(nn.Module):
         capture = Capture(*want) if any(want) else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
-        keep = inputs.pop("use_cache", defaults.get("use_cache", True) and not torch.is_grad_enabled())
+        asked_for = inputs.pop("use_cache", None)
+        keep = defaults.get("use_cache", True) and not torch.is_grad_enabled() if asked_for is None else asked_for
         state = inputs.pop("past_key_values", None)
+        if state is not None or asked_for:
+            self.check_memory()
         if state is None and keep and self.remembers:
             state = self.new_state()
         if isinstance(self.head, HeadModule):
@@ -205,13 +238,24 @@ class TransformerModule(nn.Module):
 
     # -- state ----------------------------------------------------------------------------------------------------
 
+    def forgets(self) -> tuple[str, ...]:
+        names = self.spec.left_to_right
+        return tuple(at for name in names for at in forgetting(getattr(self.spec, name), getattr(self, name), name))
+
     @property
     def remembers(self) -> bool:
-        """Whether decoding step by step is possible."""
-        return False
+        """Whether decoding step by step is possible; where it is not, a text is read again for each token."""
+        return bool(self.spec.left_to_right) and not self.forgotten
+
+    def check_memory(self) -> None:
+        if not self.spec.left_to_right:
+            raise ValueError("this model does not write from left to right: it has no past to remember")
+        if self.forgotten:
+            raise ValueError(f"{self.forgotten[0]} remembers nothing of the tokens before: give use_cache=False")
 
     def new_state(self, batch_size: int = 1, capacity: int | None = None) -> State:
         """An empty memory for decoding: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
+        self.check_memory()
         return State.allocate(self, batch_size, capacity=capacity)
 
     # -- ties and vocabulary --------------------------------------------------------------------------------------
@@ -251,6 +295,24 @@ class TransformerModule(nn.Module):
         self.tie()
 
 
+def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
+    """The addresses in a module at which a token's result depends on others and no state is declared for them."""
+    if part.sees == "itself":
+        return
+    if part.said != "itself":  # by what its own module does
+        declared = (getattr(inner, "state_spec", lambda: None)() for inner in module.modules())
+        if part.sees != "past" or all(state is None for state in declared):
+            yield path
+    elif isinstance(part, Stack) and len(part.steps) > part.depth:
+        yield f"{path}.layers"  # what runs more than once has no memory for each time
+    else:
+        layers = [(f"layers.{i}", part.layer(i)) for i in range(part.depth)] if isinstance(part, Stack) else []
+        others = [(name, inner) for name, inner in parts_in(part) if not (layers and name.startswith("layers"))]
+        for name, inner in (*layers, *others):
+            if inner.sees != "itself":
+                yield from forgetting(inner, module.get_submodule(name), f"{path}.{name}")
+
+
 class OneStackModule(TransformerModule):
     embedding: nn.Module
 
@@ -264,16 +326,13 @@ class OneStackModule(TransformerModule):
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs = self.known_inputs()
-
-    @property
-    def remembers(self) -> bool:
-        return self.stack_name == "decoder"
+        self.forgotten = self.forgets()
 
     def known_inputs(self) -> tuple[str, ...]:
         spec = self.spec
         reads = any(getattr(part, "memory", False) for _, part in walk(spec))
         memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
-        caching = self.caching if self.remembers else ()
+        caching = self.caching if spec.left_to_right else ()
         return (
             *spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *self.tree_inputs, *caching,
             *self.common,
@@ -306,10 +365,7 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder = spec.decoder.build(site.child("decoder"))
         self.head = spec.head.build(site.child("head")) if spec.head else None
         self.inputs = self.known_inputs()
-
-    @property
-    def remembers(self) -> bool:
-        return True
+        self.forgotten = self.forgets()
 
     def known_inputs(self) -> tuple[str, ...]:
         spec = self.spec

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
+Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
+REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +101,12 @@ class Part:
 
     kinds: ClassVar[dict[str, type[Part]]] = {}
     open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
+    said: ClassVar[Sees | None] = None  # what a class says of itself: `class Shift(Part, sees="past")`
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, sees: Sees | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # who writes what runs speaks for it
+            cls.said = sees
         own = cls.open_fields
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
         assert cls.kinds.get(cls.__name__, cls).__module__ == cls.__module__, f"two kinds named {cls.__name__}"
@@ -119,6 +124,23 @@ class Part:
     def build(self, site: Any) -> Any:
         """The torch module of this Part, at a `Site` (width, layer, address)."""
         raise TypeError(f"{type(self).__name__} builds no module of its own")
+
+    # -- what a token sees ----------------------------------------------------------------------------------------
+
+    @property
+    def sees(self) -> Sees | None:
+        """What a token's result depends on along the text, with all that is in this Part: the token itself, what came
+        before it too, or also what comes after. None where a kind does not say, which a model that writes refuses."""
+        return None if self.said is None else self.reaches()
+
+    def reaches(self) -> Sees | None:
+        """For kinds whose fields decide: what is said of the class, or more where a Part in it sees more."""
+        return farthest(self.said, *(part for _, part in parts_in(self)))
+
+    @property
+    def instead(self) -> str:
+        """The nearest description that does not look ahead, where this one does."""
+        return ""
 
     # -- fields, by name ------------------------------------------------------------------------------------------
 
@@ -274,15 +296,41 @@ def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     """(address, Part) of a description and every Part in it, outermost first."""
     if isinstance(spec, Part):
         yield path, spec
-        children: Any = spec.items()
-    elif isinstance(spec, Table):
-        children = spec.items()
-    elif isinstance(spec, tuple):
-        children = ((str(i), item) for i, item in enumerate(spec))
+    for address, child in values_in(spec, path):
+        yield from walk(child, address)
+
+
+def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(address, value) of what stands directly in a Part, a Table or a tuple."""
+    if isinstance(node, (Part, Table)):
+        items: Any = node.items()
     else:
+        items = ((str(i), item) for i, item in enumerate(node)) if isinstance(node, tuple) else ()
+    for name, value in items:
+        yield f"{path}.{name}" if path else name, value
+
+
+def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of the Parts directly in a Part."""
+    for address, part in values_in(node, path):
+        if isinstance(part, Part):
+            yield address, part
+        else:
+            yield from parts_in(part, address)
+
+
+def farthest(*parts: Part | Sees | None) -> Sees | None:
+    """The most that one of them sees. Parts that are not there (None) are left out; a kind that says nothing is not."""
+    found = [part.sees if isinstance(part, Part) else part for part in parts if part is not None]
+    return max(found, key=REACH.index)
+
+
+def looking_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of the innermost Parts by which a token sees later ones, or that do not say what it sees."""
+    if part.sees in ("itself", "past"):
         return
-    for name, child in children:
-        yield from walk(child, f"{path}.{name}" if path else name)
+    children = [] if part.said is None else parts_in(part, path)
+    yield from [found for at, child in children for found in looking_ahead(child, at)] or [(path, part)]
 
 
 def tree(spec: Part, name: str = "") -> str:

@@ -17,6 +17,7 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value, Xavier
+from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
 from anyformer.spec import walk
@@ -27,7 +28,7 @@ D = 64
 def spec_of(init: dict[str, Initializer] | None = None, depth: int = 3, **more: Any) -> DecoderModel:
     norm = LayerNorm()
     block = Block(
-        attention=Sublayer(op=Attention(num_heads=4), pre_norm=norm),
+        attention=Sublayer(op=Attention(num_heads=4, mask=Causal()), pre_norm=norm),
         feedforward=Sublayer(op=MLP(width=4 * D), pre_norm=norm),
     )
     return DecoderModel(

@@ -93,6 +93,6 @@ def train(description: Any, folder: Path, resume: bool, device: str | None = Non
         return trainer
     written = report(folder, baselines.values)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
-    if trainer.tokenizer is not None and trainer.model.remembers:
+    if trainer.tokenizer is not None and trainer.model.spec.writes:
         print(f"`anyformer generate {folder} PROMPT` writes with it")
     return trainer

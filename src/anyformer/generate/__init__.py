@@ -62,6 +62,8 @@ def generate(
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
     s = settings_for(model, options)
     s.check(head.vocab_size)
+    if past_key_values is not None:
+        model.check_memory()
     if past_key_values is not None and not s.use_cache:
         s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
         s = dataclasses.replace(s, use_cache=True)
@@ -120,7 +122,7 @@ def write(
 def check_writer(model: Any) -> None:
     """ValueError where a model scores no next tokens."""
     head = model.spec.head
-    if not model.remembers or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+    if not model.spec.left_to_right or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
         raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
 
 
@@ -133,7 +135,7 @@ def check_assistant(model: Any, assistant: Any, s: Settings, prompt: Prompt) -> 
             raise ValueError(f"assistant_model: {what}")
 
     mine, other = model.spec.head.vocab_size, getattr(getattr(assistant.spec, "head", None), "vocab_size", None)
-    need(assistant.remembers and other is not None, f"it {CANNOT_WRITE}")
+    need(bool(assistant.spec.left_to_right) and other is not None, f"it {CANNOT_WRITE}")
     need(other == mine, f"its vocabulary has {other} tokens, the model's {mine}")
     need(not assistant.training, "needs to be in eval mode: assistant_model.eval()")
     pair = hasattr(model.spec, "decoder_embedding")

@@ -33,7 +33,7 @@ class Stepper:
         self.pair = hasattr(model.spec, "decoder_embedding")  # an encoder read the source
         self.prefix = "decoder_" if self.pair else ""
         self.segments: Tensor | None = self.source.pop("token_type_ids", None) if not self.pair else None
-        self.use_cache, self.chunk = use_cache, chunk
+        self.use_cache, self.chunk = use_cache and model.remembers, chunk
         self.state: State | None = None
         self.mask: Tensor | None = None  # (B, T) of the decoder's row; None when nothing is padded
         self.read_ids: Tensor | None = None  # (B, T) kept where nothing is remembered

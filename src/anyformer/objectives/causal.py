@@ -32,9 +32,11 @@ class NextToken(Objective):
             batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
         return batch
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: Any) -> nn.Module:
         if not language_head(model).part.shift:
             raise ValueError("next token needs a model that reads from left to right; this one's labels are in place")
+        if not model.spec.writes:  # published BERTs can be read with this head and both sides in sight
+            model.spec.check_writing("embedding", "encoder")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

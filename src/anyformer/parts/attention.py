@@ -16,11 +16,11 @@ from anyformer.parts.joined import Joined
 from anyformer.parts.mask import FULL, All, Causal, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AttentionPosition
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site, farthest
 from anyformer.state import CrossSpec, KeyValueSpec
 
 
-class Attention(Part):
+class Attention(Part, sees="past"):
     """[Vaswani et al. 2017]"""
 
     num_heads: int
@@ -47,6 +47,9 @@ class Attention(Part):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
         if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
+
+    def reaches(self) -> Sees | None:
+        return farthest("itself", self.qk_norm) if self.memory else super().reaches()
 
     def build(self, site: Site) -> nn.Module:
         return AttentionModule(self, site)

@@ -26,7 +26,7 @@ from anyformer.spec import Part, Site
 from anyformer.state import State
 
 
-class ConvolutionStem(Part):
+class ConvolutionStem(Part, sees="all"):
     """Strided convolutions over the samples, without padding [Baevski et al. 2020]. The norm is `group`: each channel
     of the first layer over the whole row, or `layer`: every frame of every layer over its channels."""
 
@@ -91,7 +91,7 @@ class ConvolutionStemModule(nn.Module):
         return x
 
 
-class SpecAugment(Part):
+class SpecAugment(Part, sees="itself"):
     """Spans of frames are replaced by a learned vector and spans of channels by zero while training [Park et al. 2019].
     About `time` of all frames are hidden, in spans of `time_span`, `time_least` spans a row or more; channels too."""
 
@@ -152,7 +152,7 @@ def spans(real: Tensor, share: float, span: int, least: int) -> Tensor:
     return F.max_pool1d(F.pad(chosen.float(), (span - 1, span - 1)), span, 1).bool()
 
 
-class WaveformEmbedding(Embedding):
+class WaveformEmbedding(Embedding, sees="all"):
     """Frames from the stem, normalised and projected to the model's width. Pads are silent, the rest is augmented."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask", "mask_time_indices")
@@ -166,6 +166,10 @@ class WaveformEmbedding(Embedding):
 
     def check(self) -> None:
         chance(self, "projection_dropout", "dropout")
+
+    @property
+    def instead(self) -> str:
+        return "Vectors()"
 
     def build(self, site: Site) -> nn.Module:
         return WaveformEmbeddingModule(self, site)
@@ -218,7 +222,7 @@ def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) 
 # -- after the encoder ------------------------------------------------------------------------------------------------
 
 
-class ConvolutionAdapter(Part):
+class ConvolutionAdapter(Part, sees="all"):
     """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
 
     width: int
@@ -230,6 +234,10 @@ class ConvolutionAdapter(Part):
     def check(self) -> None:
         at_least(self, 1, "width", "kernel", "stride")
         at_least(self, 0, "depth")
+
+    @property
+    def instead(self) -> str:
+        return "None"
 
     def build(self, site: Site) -> nn.Module:
         return ConvolutionAdapterModule(self, site.width)
@@ -262,7 +270,7 @@ class ConvolutionAdapterModule(nn.Module):
         return x
 
 
-class SpeechNeck(Neck):
+class SpeechNeck(Neck, sees="itself"):
     """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
 
     norm: Norm

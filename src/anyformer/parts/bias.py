@@ -14,7 +14,7 @@ from anyformer.context import Context
 from anyformer.parts import tree
 from anyformer.parts.check import at_least
 from anyformer.parts.constant import Constant
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site
 
 
 class AttentionPosition(Part):
@@ -59,7 +59,7 @@ def distance_in(ctx: Context, places: Tensor) -> Tensor:
     return distance(index, places if keys.dim() == 1 else keys[:, places])
 
 
-class BucketedBias(AttentionPosition):
+class BucketedBias(AttentionPosition, sees="itself"):
     """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
 
     num_heads: int
@@ -116,6 +116,13 @@ class Distance(AttentionPosition):
     def check(self) -> None:
         at_least(self, 0, "before", "after")
 
+    def reaches(self) -> Sees | None:
+        return "all" if self.tree else super().reaches()  # a tree is that of the whole text
+
+    @property
+    def instead(self) -> str:
+        return repr(self.replace(tree=False))
+
     @property
     def size(self) -> int:
         """R, how many distances are told apart."""
@@ -140,7 +147,7 @@ class DistanceModule(AttentionPositionModule):
         return ctx.once(key, lambda: self.clip(distance_in(ctx, places)))
 
 
-class DistanceBias(Distance):
+class DistanceBias(Distance, sees="itself"):
     """One learned scalar a head and distance, r_(i-j), added to the scores."""
 
     num_heads: int
@@ -167,7 +174,7 @@ class DistanceBiasModule(DistanceModule):
         return q, self.table(self.entries(ctx, places)).permute(0, 3, 1, 2)
 
 
-class RelativeVectors(Distance):
+class RelativeVectors(Distance, sees="itself"):
     """A learned vector a distance, the same for all heads, added to the keys and to the values [Shaw et al. 2018].
     Without `values` only the keys have one (wav2vec2-BERT). Values need the weights: the eager kernel."""
 
@@ -197,7 +204,7 @@ class RelativeVectorsModule(DistanceModule):
         return torch.matmul(by_distance, self.value_table.weight)
 
 
-class Alibi(AttentionPosition):
+class Alibi(AttentionPosition, sees="itself"):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
     num_heads: int

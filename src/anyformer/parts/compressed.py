@@ -26,7 +26,7 @@ from anyformer.state import Recurrent, Slot
 # -- inside blocks -----------------------------------------------------------------------------------------------------
 
 
-class BlockAttention(Attention):
+class BlockAttention(Attention, sees="past"):
     """Attention inside consecutive blocks of `size` tokens of a text, from left to right. A text that is read at once
     is cut into its blocks, and they are rows of one batch: time and memory grow with the length, not its square."""
 
@@ -80,7 +80,7 @@ class BlockAttentionModule(AttentionModule):
 # -- fewer keys and values ---------------------------------------------------------------------------------------------
 
 
-class CompressedAttention(Part):
+class CompressedAttention(Part, sees="past"):
     """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
 
     Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token

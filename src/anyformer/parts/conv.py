@@ -9,10 +9,10 @@ from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site, farthest
 
 
-class ConvolutionModule(Part):
+class ConvolutionModule(Part, sees="all"):
     """The Conformer's: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
 
     kernel: int = 31
@@ -25,6 +25,13 @@ class ConvolutionModule(Part):
     def check(self) -> None:
         if self.kernel < 1 or (self.kernel % 2 == 0 and not self.causal):
             raise ValueError(f"ConvolutionModule.kernel is odd, so that frames keep their places; got {self.kernel}")
+
+    def reaches(self) -> Sees | None:
+        return farthest("past" if self.causal else "all", self.norm)
+
+    @property
+    def instead(self) -> str:
+        return repr(self.replace(causal=True))
 
     def build(self, site: Site) -> nn.Module:
         return ConvolutionModuleModule(self, site)

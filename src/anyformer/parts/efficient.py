@@ -57,7 +57,7 @@ class ProjectionsModule(nn.Module):
 # -- keys and values projected along the length ------------------------------------------------------------------------
 
 
-class LinformerAttention(Projections):
+class LinformerAttention(Projections, sees="all"):
     """[Wang et al. 2020]: softmax(Q (E K)^T) F V with E and F (k, length). `sharing`: each head has its own ("none"),
     the heads of a layer share one E and one F, keys and values one for both, or all layers one, held by the first. A
     shorter text uses the first columns; with E = F = 1 of its length this is plain attention."""
@@ -71,6 +71,10 @@ class LinformerAttention(Projections):
         super().check()
         at_least(self, 1, "length", "projected")
         chance(self, "dropout")
+
+    @property
+    def instead(self) -> str:
+        return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
         return LinformerModule(self, site)
@@ -135,7 +139,7 @@ class Features(Part):
         raise NotImplementedError
 
 
-class EluFeatures(Features):
+class EluFeatures(Features, sees="itself"):
     """elu(x) + 1 [Katharopoulos et al. 2020]"""
 
     def width(self, head_width: int) -> int:
@@ -150,7 +154,7 @@ class EluFeaturesModule(nn.Module):
         return F.elu(x) + 1, None
 
 
-class SoftmaxFeatures(Features):
+class SoftmaxFeatures(Features, sees="itself"):
     """exp(w x - |x|^2 / 2) for `count` random w, whose mean over many w is exp(q k): the kernel of softmax [Choromanski
     et al. 2021]. They are drawn with the weights, orthogonal to each other, and saved with them."""
 
@@ -203,7 +207,7 @@ class SoftmaxFeaturesModule(nn.Module):
 # -- sums over keys ----------------------------------------------------------------------------------------------------
 
 
-class LinearAttention(Projections):
+class LinearAttention(Projections, sees="past"):
     """phi(q) sum phi(k) v / phi(q) sum phi(k): over all tokens, or over those up to the query, by sums that are carried
     from chunk to chunk and, while decoding, from step to step."""
 

@@ -17,7 +17,7 @@ from anyformer.parts.check import at_least, chance
 from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site, farthest
 from anyformer.state import State
 
 
@@ -27,7 +27,7 @@ class Embedding(Part):
     inputs: ClassVar[tuple[str, ...]] = ()
 
 
-class Tokens(Part):
+class Tokens(Part, sees="itself"):
     """One learned vector a token."""
 
     vocab_size: int
@@ -66,7 +66,7 @@ class TokensModule(nn.Embedding):
                 raise ValueError(f"token id {bad} is outside the vocabulary of {self.num_embeddings}")
 
 
-class TextEmbedding(Embedding):
+class TextEmbedding(Embedding, sees="itself"):
     """Tokens, and what is added to them."""
 
     inputs: ClassVar[tuple[str, ...]] = (
@@ -91,6 +91,9 @@ class TextEmbedding(Embedding):
     def check(self) -> None:
         at_least(self, 0, "segments")
         chance(self, "dropout")
+
+    def reaches(self) -> Sees | None:
+        return farthest(super().reaches(), None if self.uncounted is None else "past")
 
     def build(self, site: Site) -> nn.Module:
         return TextEmbeddingModule(self, site)

@@ -12,7 +12,7 @@ from anyformer.parts.joined import Joined, LinearThenGELU
 from anyformer.spec import Part, Site
 
 
-class MLP(Part):
+class MLP(Part, sees="itself"):
     """down(activation(up(x)))"""
 
     width: int
@@ -46,7 +46,7 @@ class MLPModule(nn.Module):
         return self.down(inner)
 
 
-class GatedMLP(Part):
+class GatedMLP(Part, sees="itself"):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
     width: int

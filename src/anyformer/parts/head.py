@@ -17,7 +17,7 @@ from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.balance import Balance
 from anyformer.parts.norm import Norm
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site, farthest
 
 Outputs = dict[str, Tensor | None]
 
@@ -45,7 +45,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 # -- language models --------------------------------------------------------------------------------------------------
 
 
-class Transform(Part):
+class Transform(Part, sees="itself"):
     """norm(activation(dense(x))) before the vocabulary (BERT)."""
 
     activation: Activation
@@ -68,7 +68,7 @@ class TransformModule(nn.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-class LMHead(Head):
+class LMHead(Head, sees="itself"):
     """Scores over the vocabulary. `shift`: token t predicts token t + 1; otherwise labels stand where they belong."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
@@ -81,6 +81,9 @@ class LMHead(Head):
     offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
     balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
     idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
+
+    def reaches(self) -> Sees | None:
+        return farthest("itself", self.transform)
 
     def build(self, site: Site) -> nn.Module:
         return LMHeadModule(self, site)

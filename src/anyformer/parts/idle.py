@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site
 
 
-class Idle(Part):
+class Idle(Part, sees="itself"):
     """Keeps the weights of `part`, frozen, so that they load, count and save as published; x goes by untouched."""
 
     part: Part
+
+    def reaches(self) -> Sees | None:
+        return "itself"
 
     def build(self, site: Site) -> nn.Module:
         return IdleModule(self, site)

@@ -22,7 +22,7 @@ from anyformer.state import State
 Grid = tuple[int, int]  # rows, columns
 
 
-class PatchEmbedding(Embedding):
+class PatchEmbedding(Embedding, sees="itself"):
     """One vector a patch [Dosovitskiy et al. 2021]. An image that is no multiple of the patch is padded with zeros; one
     of another size than `image_size` needs `interpolate_pos_encoding=True` where positions are learned."""
 
@@ -98,7 +98,7 @@ class PatchEmbeddingModule(nn.Module):
         return table
 
 
-class Merge(Part):
+class Merge(Part, sees="all"):
     """Each 2 x 2 patches become one, twice as wide [Liu et al. 2021]. An odd grid is padded with zeros."""
 
     widen: ClassVar[int] = 2

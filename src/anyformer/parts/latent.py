@@ -20,7 +20,7 @@ from anyformer.spec import Part, Site
 from anyformer.state import LatentSpec
 
 
-class LatentAttention(Part):
+class LatentAttention(Part, sees="past"):
     """Each head's keys are K channels from the latent and P that turn with the position, the same for all heads."""
 
     num_heads: int

@@ -20,13 +20,13 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.recording import recording
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
-from anyformer.spec import Part, Site
+from anyformer.spec import Part, Sees, Site
 from anyformer.state import State
 
 # -- which tokens are global -------------------------------------------------------------------------------------------
 
 
-class GlobalTextEmbedding(TextEmbedding):
+class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     """Text of which `global_attention_mask` says the global tokens. Where none is given: none, the first of a text, or
     what stands before (a question) or after (a choice) the first of three separators."""
 
@@ -39,6 +39,13 @@ class GlobalTextEmbedding(TextEmbedding):
         super().check()
         if (self.separator is not None) != (self.global_tokens in ("before", "after")):
             raise ValueError("GlobalTextEmbedding.separator goes with global tokens 'before' or 'after' it")
+
+    def reaches(self) -> Sees | None:
+        return super().reaches() if self.separator is None else "all"
+
+    @property
+    def instead(self) -> str:
+        return "TextEmbedding(tokens=...)"
 
     def build(self, site: Site) -> nn.Module:
         return GlobalTextEmbeddingModule(self, site)
@@ -85,7 +92,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class LocalAttention(Part):
+class LocalAttention(Part, sees="all"):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
 
     num_heads: int
@@ -96,6 +103,10 @@ class LocalAttention(Part):
     def check(self) -> None:
         at_least(self, 1, "num_heads", "window", "shown")
         chance(self, "dropout")
+
+    @property
+    def instead(self) -> str:
+        return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
 
     def build(self, site: Site) -> nn.Module:
         if site.width % self.num_heads:

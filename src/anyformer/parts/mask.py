@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anyformer.kernels.attention import Visible
 from anyformer.parts.check import at_least
-from anyformer.spec import Part
+from anyformer.spec import REACH, Part, Sees, farthest
 
 
 class Mask(Part):
@@ -23,6 +23,15 @@ class Mask(Part):
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         """b, q, k: broadcastable indices of batch row, query place and key place. True where k is visible."""
         raise NotImplementedError
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a later key."""
+        return self.sees in ("itself", "past")
+
+    @property
+    def instead(self) -> str:
+        return repr(CAUSAL & self)
 
     def __and__(self, other: Mask) -> Mask:
         return All(masks=(*_flat(self, All), *_flat(other, All)))
@@ -38,12 +47,18 @@ def _flat(mask: Mask, kind: type) -> tuple[Mask, ...]:
     return mask.masks if isinstance(mask, kind) else (mask,)  # type: ignore[attr-defined]
 
 
-class All(Mask):
+class All(Mask, sees="all"):
     masks: tuple[Mask, ...]
 
     def check(self) -> None:
         if not self.masks:
             raise ValueError("All.masks is empty; it needs at least one mask")
+
+    def reaches(self) -> Sees | None:
+        return min((mask.sees for mask in self.masks), key=REACH.index)
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({mask!r})" if isinstance(mask, (All, Either)) else repr(mask) for mask in self.masks)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         seen = self.masks[0].allows(b, q, k, rows)
@@ -52,12 +67,18 @@ class All(Mask):
         return seen
 
 
-class Either(Mask):
+class Either(Mask, sees="all"):
     masks: tuple[Mask, ...]
 
     def check(self) -> None:
         if not self.masks:
             raise ValueError("Either.masks is empty; it needs at least one mask")
+
+    def reaches(self) -> Sees | None:
+        return farthest(*self.masks)
+
+    def __repr__(self) -> str:
+        return " | ".join(f"({mask!r})" if isinstance(mask, (All, Either)) else repr(mask) for mask in self.masks)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         seen = self.masks[0].allows(b, q, k, rows)
@@ -66,29 +87,37 @@ class Either(Mask):
         return seen
 
 
-class Not(Mask):
+class Not(Mask, sees="all"):
     mask: Mask
+
+    def reaches(self) -> Sees | None:
+        return "all"
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return ~self.mask.allows(b, q, k, rows)
 
 
-class Full(Mask):
+class Full(Mask, sees="all"):
     """Everything sees everything."""
+
+    @property
+    def instead(self) -> str:
+        return "Causal()"
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return (q >= 0) & (k >= 0)
 
 
-class Causal(Mask):
+class Causal(Mask, sees="past"):
     """A token sees itself and what came before."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return k <= q
 
 
-class Window(Mask):
-    """The `size` nearest tokens up to the query itself (Mistral's sense); with `ahead`, as many after it too."""
+class Window(Mask, sees="all"):
+    """No more than `size` tokens back, the query itself counted, and all after it, or with `ahead` as many:
+    `Causal() & Window(size)` is Mistral's."""
 
     size: int
     ahead: bool = False
@@ -101,7 +130,7 @@ class Window(Mask):
         return near & (k - q < self.size) if self.ahead else near
 
 
-class Dilated(Mask):
+class Dilated(Mask, sees="all"):
     """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
 
     step: int
@@ -113,7 +142,7 @@ class Dilated(Mask):
         return (q - k) % self.step == 0
 
 
-class Global(Mask):
+class Global(Mask, sees="all"):
     """The first tokens see everything and are seen by everything."""
 
     first: int = 1
@@ -125,7 +154,7 @@ class Global(Mask):
         return (q < self.first) | (k < self.first)
 
 
-class SameBlock(Mask):
+class SameBlock(Mask, sees="all"):
     """Attention inside consecutive blocks of `size` tokens."""
 
     size: int
@@ -140,7 +169,7 @@ class SameBlock(Mask):
         return q // self.size == k // self.size
 
 
-class Strided(Mask):
+class Strided(Mask, sees="all"):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 
     stride: int
@@ -152,7 +181,7 @@ class Strided(Mask):
         return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
 
 
-class Fixed(Mask):
+class Fixed(Mask, sees="all"):
     """The query's own block of `stride` tokens, and the last `summary` tokens of every block [Child et al. 2019]."""
 
     stride: int
@@ -167,7 +196,7 @@ class Fixed(Mask):
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
 
 
-class Axial(Mask):
+class Axial(Mask, sees="all"):
     """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
 
     columns: int
@@ -179,7 +208,7 @@ class Axial(Mask):
         return (q // self.columns == k // self.columns) | (q % self.columns == k % self.columns)
 
 
-class RandomBlocks(Mask):
+class RandomBlocks(Mask, sees="all"):
     """About `per_row` random key blocks a query block, the same for one seed [Zaheer et al. 2020]."""
 
     size: int
@@ -197,14 +226,14 @@ class RandomBlocks(Mask):
         return mixed % self.num_blocks < self.per_row
 
 
-class Padding(Mask):
+class Padding(Mask, sees="all"):
     """Real tokens are seen, pads are not."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
 
 
-class SameDocument(Mask):
+class SameDocument(Mask, sees="all"):
     """Packed documents do not see each other."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:

@@ -21,7 +21,7 @@ class Neck(Part):
         return width
 
 
-class LayerMix(Neck):
+class LayerMix(Neck, sees="itself"):
     """A learned average of the states of all layers [Peters et al. 2018]; `rest` is what the average goes through."""
 
     rest: Part | None = None

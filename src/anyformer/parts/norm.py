@@ -18,7 +18,7 @@ class Norm(Part):
             at_least(self, 0, "eps")
 
 
-class LayerNorm(Norm):
+class LayerNorm(Norm, sees="itself"):
     """[Ba et al. 2016]"""
 
     eps: float = 1e-5
@@ -29,7 +29,7 @@ class LayerNorm(Norm):
         return nn.LayerNorm(site.width, eps=self.eps, elementwise_affine=self.affine, bias=self.bias)
 
 
-class RMSNorm(Norm):
+class RMSNorm(Norm, sees="itself"):
     """No mean, no bias; computed in fp32 whatever the input [Zhang and Sennrich 2019]."""
 
     eps: float = 1e-6
@@ -51,7 +51,7 @@ class RMSNormModule(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
 
 
-class ScaleNorm(Norm):
+class ScaleNorm(Norm, sees="itself"):
     """One learned length for every vector, no direction of its own [Nguyen and Salazar 2019]."""
 
     eps: float = 1e-5
@@ -71,7 +71,7 @@ class ScaleNormModule(nn.Module):
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
 
 
-class BatchNorm(Norm):
+class BatchNorm(Norm, sees="all"):
     """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
     counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""
 
@@ -82,6 +82,10 @@ class BatchNorm(Norm):
         super().check()
         if not 0 <= self.momentum <= 1:
             raise ValueError(f"BatchNorm.momentum is {self.momentum}; it must be in [0, 1]")
+
+    @property
+    def instead(self) -> str:
+        return "LayerNorm()"
 
     def build(self, site: Site) -> nn.Module:
         return BatchNormModule(site.width, eps=self.eps, momentum=self.momentum)

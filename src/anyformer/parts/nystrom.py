@@ -17,7 +17,7 @@ from anyformer.parts.mask import FULL
 from anyformer.spec import Part, Site
 
 
-class NystromAttention(Part):
+class NystromAttention(Part, sees="all"):
     """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
     has that length. As many landmarks as tokens: plain attention over texts of any length."""
 
@@ -33,6 +33,10 @@ class NystromAttention(Part):
             raise ValueError(f"NystromAttention: {self.length} tokens do not make {self.landmarks} equal segments")
         if self.taps is not None and self.taps % 2 == 0:
             raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
+
+    @property
+    def instead(self) -> str:
+        return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
         if site.width % self.num_heads:

@@ -53,7 +53,7 @@ def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     return x + position(ctx.positions).to(x.dtype)
 
 
-class Learned(AbsolutePosition):
+class Learned(AbsolutePosition, sees="itself"):
     """A table. `offset` rows stand before position 0 (BART's 2)."""
 
     length: int
@@ -84,7 +84,7 @@ def check_positions(positions: Tensor, length: int) -> None:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
 
 
-class Sinusoidal(AbsolutePosition):
+class Sinusoidal(AbsolutePosition, sees="itself"):
     """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
     turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
 
@@ -140,7 +140,7 @@ def sinusoids(length: int, width: int, base: float, interleaved: bool, inclusive
     return F.pad(pair, (0, width - pair.shape[1]))  # an odd width ends in a zero
 
 
-class Sinusoidal2D(AbsolutePosition):
+class Sinusoidal2D(AbsolutePosition, sees="itself"):
     """Places on a grid in reading order: the first half of the width says the column, the second the row (MAE, DiT; the
     other way round with `rows_first`), sines before cosines in each. `prefix` tokens before the grid (a class token)
     have no position."""
@@ -181,7 +181,7 @@ class Sinusoidal2DModule(nn.Module):
         return self.table()[positions]
 
 
-class Integer(AbsolutePosition):
+class Integer(AbsolutePosition, sees="itself"):
     """The position number itself, times `scale`, in the first channel: the lectures' first idea. Its trouble is there
     to see: it grows without bound (scale = 1 / length keeps it in [0, 1], where the step depends on the length)."""
 
@@ -200,7 +200,7 @@ class IntegerModule(nn.Module):
         return F.pad(positions[..., None].float() * self.scale, (0, self.width - 1))
 
 
-class Binary(AbsolutePosition):
+class Binary(AbsolutePosition, sees="itself"):
     """The position number's bits, the lowest first, in the first `bits` channels: the lectures' second idea, of which
     sinusoids are the smooth form."""
 
@@ -226,7 +226,7 @@ class BinaryModule(nn.Module):
         return F.pad((positions[..., None] >> bit & 1).float(), (0, self.width - self.bits))
 
 
-class Convolutional(AbsolutePosition):
+class Convolutional(AbsolutePosition, sees="all"):
     """What stands around a token says where it is: a wide grouped convolution over the input, added to it, its kernel
     written as a direction and a length a tap (wav2vec 2.0 [Baevski et al. 2020])."""
 
@@ -236,6 +236,10 @@ class Convolutional(AbsolutePosition):
 
     def check(self) -> None:
         at_least(self, 1, "kernel", "groups")
+
+    @property
+    def instead(self) -> str:
+        return "Sinusoidal(length=...)"
 
     def build(self, site: Site) -> nn.Module:
         if site.width % self.groups:
@@ -268,13 +272,17 @@ class ConvolutionalModule(nn.Module):
         return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel makes one too many
 
 
-class TreeDepth(AbsolutePosition):
+class TreeDepth(AbsolutePosition, sees="all"):
     """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 
     tree: ClassVar[bool] = True
 
     scheme: AbsolutePosition
+
+    @property
+    def instead(self) -> str:
+        return repr(self.scheme)
 
     def build(self, site: Site) -> nn.Module:
         return TreeDepthModule(self, site)
@@ -289,7 +297,7 @@ class TreeDepthModule(nn.Module):
         return x + self.scheme(tree.depths(tree.parents_of(ctx))).to(x.dtype)
 
 
-class Summed(AbsolutePosition):
+class Summed(AbsolutePosition, sees="itself"):
     """Several schemes, added."""
 
     parts: tuple[AbsolutePosition, ...]
@@ -316,7 +324,7 @@ class RopeScaling(Part):
     """How the rotary frequencies of a model are stretched beyond the length it was trained on."""
 
 
-class LinearScaling(RopeScaling):
+class LinearScaling(RopeScaling, sees="itself"):
     """Positions divided by a factor [Chen et al. 2023]."""
 
     factor: float
@@ -325,8 +333,9 @@ class LinearScaling(RopeScaling):
         positive(self, "factor")
 
 
-class DynamicScaling(RopeScaling):
-    """NTK-aware base that grows with the text once it is longer than `length`."""
+class DynamicScaling(RopeScaling, sees="itself"):
+    """NTK-aware base that grows with the text once it is longer than `length`: there, as published, a token that comes
+    later changes the angles of all before it, in a model that writes too."""
 
     factor: float
     length: int
@@ -335,7 +344,7 @@ class DynamicScaling(RopeScaling):
         at_least(self, 1, "factor", "length")
 
 
-class YarnScaling(RopeScaling):
+class YarnScaling(RopeScaling, sees="itself"):
     """Interpolates slow frequencies, keeps fast ones, and warms the scores [Peng et al. 2023]."""
 
     factor: float
@@ -352,7 +361,7 @@ class YarnScaling(RopeScaling):
         at_least(self, 1, "length")
 
 
-class Llama3Scaling(RopeScaling):
+class Llama3Scaling(RopeScaling, sees="itself"):
     """Three bands: fast frequencies kept, slow ones divided, smooth between [Llama 3.1, 2024]."""
 
     factor: float
@@ -368,7 +377,7 @@ class Llama3Scaling(RopeScaling):
             raise ValueError(f"Llama3Scaling.high_frequency_factor is {high}; it must be above the low one, {low}")
 
 
-class Rope(AttentionPosition):
+class Rope(AttentionPosition, sees="itself"):
     """Rotary positions [Su et al. 2021]: pairs of a head's channels turn by an angle that grows with the position."""
 
     base: float = 10000.0

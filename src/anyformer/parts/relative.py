@@ -16,7 +16,7 @@ from anyformer.parts.position import AttentionPosition, AttentionPositionModule,
 from anyformer.spec import Site
 
 
-class RelativeSinusoids(AttentionPosition):
+class RelativeSinusoids(AttentionPosition, sees="itself"):
     """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
     vectors a head [Dai et al. 2019]."""
 
@@ -73,7 +73,7 @@ def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
     return scores.flatten(2)[..., (T - 1) * step : -step].unflatten(-1, (T, R - step))[..., :num_keys]
 
 
-class InputRope(Rope):
+class InputRope(Rope, sees="itself"):
     """The rotation turns what queries and keys are projected from, head by head, instead of themselves (the Conformer
     of wav2vec 2.0). The frequencies are saved with the model."""
 

@@ -14,7 +14,7 @@ class Residual(Part):
     """The module maps (x, branch) to the new x."""
 
 
-class Add(Residual):
+class Add(Residual, sees="itself"):
     """x + branch"""
 
     float32: bool = False  # the stream stays in fp32 where weights and branches are half precision (Mamba)
@@ -23,7 +23,7 @@ class Add(Residual):
         return ScaledModule(1.0, 1.0, self.float32)
 
 
-class Scaled(Residual):
+class Scaled(Residual, sees="itself"):
     """skip * x + branch * f(x). The Conformer's half-step is branch=0.5; DeepNorm [Wang et al. 2022] is skip=alpha
     with the norm after the add: `Sublayer(residual=Scaled(skip=alpha), out_norm=LayerNorm())`, see `deepnorm`."""
 
@@ -47,7 +47,7 @@ class ScaledModule(nn.Module):
         return torch.add(x, branch, alpha=self.scale)
 
 
-class ReZero(Residual):
+class ReZero(Residual, sees="itself"):
     """x + a * branch, the scalar a learned from 0 [Bachlechner et al. 2020]."""
 
     def build(self, site: Site) -> nn.Module:
@@ -65,7 +65,7 @@ class ReZeroModule(nn.Module):
         return x + self.weight * branch
 
 
-class Fixup(Residual):
+class Fixup(Residual, sees="itself"):
     """x + a * branch + b, scalars learned from 1 and 0, for stacks without norms [Zhang et al. 2019]; the
     initialisation (`init.fixup`) scales the branch's weights down."""
 
@@ -85,7 +85,7 @@ class FixupModule(nn.Module):
         return x + self.weight * branch + self.bias
 
 
-class LayerScale(Residual):
+class LayerScale(Residual, sees="itself"):
     """x + a * branch, one learned a per channel, small at first [Touvron et al. 2021]."""
 
     start: float = 1e-5

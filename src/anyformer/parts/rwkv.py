@@ -23,7 +23,7 @@ from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 
-class TimeMix(Part):
+class TimeMix(Part, sees="past"):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
     width: int | None = None  # A; D unless said
@@ -37,7 +37,7 @@ class TimeMix(Part):
         return TimeMixModule(self, site)
 
 
-class ChannelMix(Part):
+class ChannelMix(Part, sees="past"):
     """The feed-forward's peer: gate * down(relu(up)^2)."""
 
     width: int  # F
@@ -51,7 +51,7 @@ class ChannelMix(Part):
         return ChannelMixModule(self, site)
 
 
-class Halved(Residual):
+class Halved(Residual, sees="itself"):
     """x + branch, and half of that after every so many layers, in evaluation alone: fp16 does not overflow so soon.
     The branches of later layers, which would weigh more, are made smaller by their own `halve_every`."""
 

@@ -19,7 +19,7 @@ from anyformer.spec import Site
 from anyformer.state import State
 
 
-class SegmentedText(TextEmbedding):
+class SegmentedText(TextEmbedding, sees="itself"):
     """Text whose segments have no vector of their own: they are left to the attention."""
 
     segments: int = 3
@@ -35,7 +35,7 @@ class SegmentedTextModule(TextEmbeddingModule):
         return x, ctx
 
 
-class SegmentedSinusoids(RelativeSinusoids):
+class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
     """RelativeSinusoids, all sines before all cosines, and (q + s) e beside them, where e is one learned vector a head
     for a key of the query's segment and another for the rest. Distances count tokens of the text, also where a place of
     the row stands for several."""

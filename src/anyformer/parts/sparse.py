@@ -41,7 +41,7 @@ def shortest(block_size: int, random_blocks: int) -> int:
 # -- texts of whole blocks ---------------------------------------------------------------------------------------------
 
 
-class BlockTextEmbedding(TextEmbedding):
+class BlockTextEmbedding(TextEmbedding, sees="itself"):
     """Text whose layers cut it into blocks: longer ones are filled up with pads to whole blocks. As published, a model
     that has once read a short text looks at all pairs of tokens from then on, until it is loaded again."""
 
@@ -95,7 +95,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
         return {**out, "attention_mask": F.pad(mask, (0, more))}
 
 
-class TextOnly(Neck):
+class TextOnly(Neck, sees="itself"):
     """Cuts off what filled up the last block; `rest` is what the text goes through then."""
 
     rest: Part | None = None
@@ -124,7 +124,7 @@ class TextOnlyModule(nn.Module):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class BlockSparseAttention(Part):
+class BlockSparseAttention(Part, sees="past"):
     """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
     both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others."""
 

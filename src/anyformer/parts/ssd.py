@@ -21,7 +21,7 @@ from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 
-class DualState(Part):
+class DualState(Part, sees="past"):
     """A short causal convolution, the recurrence, and a norm behind a gate."""
 
     num_heads: int

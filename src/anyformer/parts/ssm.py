@@ -25,7 +25,7 @@ from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 
-class SelectiveState(Part):
+class SelectiveState(Part, sees="past"):
     """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
     much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
 

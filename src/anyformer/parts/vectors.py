@@ -14,7 +14,7 @@ from anyformer.spec import Site
 from anyformer.state import State
 
 
-class Vectors(Embedding):
+class Vectors(Embedding, sees="itself"):
     """inputs_embeds (B, T, D) as they are, with positions where a scheme is given."""
 
     inputs: ClassVar[tuple[str, ...]] = ("inputs_embeds", "attention_mask", "position_ids", "document_ids")

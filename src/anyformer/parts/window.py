@@ -16,7 +16,7 @@ from anyformer.parts.position import AttentionPosition, AttentionPositionModule
 from anyformer.spec import Part, Site
 
 
-class Windows(Part):
+class Windows(Part, sees="all"):
     """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""
@@ -28,6 +28,10 @@ class Windows(Part):
     def check(self) -> None:
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
+
+    @property
+    def instead(self) -> str:
+        return "Attention(num_heads=..., mask=Causal() & Window(size=...))"
 
     def build(self, site: Site) -> nn.Module:
         return WindowsModule(self, site)
@@ -81,7 +85,7 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
     )
 
 
-class GridBias(AttentionPosition):
+class GridBias(AttentionPosition, sees="itself"):
     """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
 
     num_heads: int

@@ -1,0 +1,377 @@
+"""Whatever is swapped for whatever: a description is refused in one line, or the model it makes keeps its promises.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anyformer as af
+from anyformer import families
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.context import Context
+from anyformer.funnel import Funnel
+from anyformer.model import DecoderModel, EncoderModel, Model
+from anyformer.objectives.causal import NextToken
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
+from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.mask import Causal, Mask, Rows, Window
+from anyformer.parts.norm import LayerNorm
+from anyformer.spec import Part, Site, _import_kinds, decode, looking_ahead
+from small import close
+from tiny import CONFIGS
+
+T, V = 12, 40
+_import_kinds()
+OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith("anyformer.")}
+TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
+ATTENTION = {"kind": "Attention", "num_heads": 4, "mask": {"kind": "Causal"}}
+
+# one of every kind that a token may pass on its way, by the slot it fits; a kind that is missing here fails a test
+MASKS: dict[str, dict[str, Any]] = {
+    "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
+    "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
+    "RandomBlocks": {"size": 2, "per_row": 2, "num_blocks": 3}, "Padding": {}, "SameDocument": {},
+    "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
+    "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
+}  # fmt: skip
+OPS: dict[str, dict[str, Any]] = {
+    "Attention": {"num_heads": 4}, "BlockAttention": {"num_heads": 4, "size": 4},
+    "CompressedAttention": {"num_heads": 4}, "LatentAttention": {
+        "num_heads": 4, "rank": 6, "head_width": 4, "turned_width": 4, "value_width": 4, "position": {"kind": "Rope"},
+        "mask": {"kind": "Causal"},
+    },
+    "BlockSparseAttention": {"num_heads": 4, "block_size": 2, "random_blocks": 1, "length": 64},
+    "LinformerAttention": {"num_heads": 4, "length": 16, "projected": 4}, "LinearAttention": {"num_heads": 4},
+    "LocalAttention": {"num_heads": 4, "window": 2},
+    "NystromAttention": {"num_heads": 4, "length": 12, "landmarks": 4},
+    "Windows": {"mixer": ATTENTION, "size": 2}, "ConvolutionModule": {"kernel": 3, "norm": {"kind": "LayerNorm"}},
+    "SelectiveState": {"width": 32}, "DualState": {"num_heads": 2, "head_width": 8, "states": 4}, "TimeMix": {},
+    "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
+    "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
+    "Idle": {"part": {"kind": "MLP", "width": 8}},
+}  # fmt: skip
+NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "BatchNorm": {}}
+RESIDUALS: dict[str, dict[str, Any]] = {
+    "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Halved": {"every": 2},
+}  # fmt: skip
+ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
+POSITIONS: dict[str, dict[str, Any]] = {
+    "Learned": {"length": 32}, "Sinusoidal": {"length": 32}, "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
+    "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
+    "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
+    "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
+}  # fmt: skip
+RELATIVE: dict[str, dict[str, Any]] = {
+    "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
+    "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
+}  # fmt: skip
+ROPES = {
+    "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
+    "YarnScaling": {"factor": 2.0, "length": 16},
+    "Llama3Scaling": {"factor": 2.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "length": 16},
+}  # fmt: skip
+FEATURES: dict[str, dict[str, Any]] = {"EluFeatures": {}, "SoftmaxFeatures": {"count": 8}}
+NECKS: dict[str, dict[str, Any]] = {
+    "LayerMix": {}, "TextOnly": {},
+    "SpeechNeck": {"norm": {"kind": "LayerNorm"}, "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}},
+}  # fmt: skip
+TEXTS: dict[str, dict[str, Any]] = {
+    "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
+    "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1},
+}  # fmt: skip
+SLOTS: dict[str, dict[str, dict[str, Any]]] = {
+    "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,
+    "decoder.layers.attention.pre_norm": NORMS, "decoder.layers.attention.op.qk_norm": NORMS,
+    "head.transform.norm": NORMS, "decoder.norm": NORMS, "decoder.layers.feedforward.residual": RESIDUALS,
+    "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,
+    "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "embedding": TEXTS,
+    "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
+}  # fmt: skip
+# before a slot can be filled, what it is in has to be there
+GROUND: dict[str, dict[str, Any]] = {
+    "head.transform.norm": {"head.transform": {"kind": "Transform", "activation": "gelu", "norm": {"kind": "RMSNorm"}}},
+    "decoder.layers.attention.op.position.scaling": {"decoder.layers.attention.op.position": {"kind": "Rope"}},
+    "decoder.layers.feedforward.op.router": {"decoder.layers.feedforward.op": {"kind": "MoE", **OPS["MoE"]}},
+    "decoder.layers.attention.op.features":
+        {"decoder.layers.attention.op": {"kind": "LinearAttention", "num_heads": 4, "mask": {"kind": "Causal"}}},
+}  # fmt: skip
+NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
+    "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
+    "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
+    "Transform",
+}  # fmt: skip
+SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
+
+
+def plain(**changes: Any) -> DecoderModel:
+    """A small model that writes, of plain parts."""
+    block = Block(
+        attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=4, mask=Causal())),
+        feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
+    )
+    return DecoderModel(**{
+        "width": 16, "embedding": TextEmbedding(tokens=Tokens(vocab_size=V)), "head": LMHead(vocab_size=V),
+        "decoder": Stack(layers=block, depth=2), "init": {"*": Normal(std=0.3)}, **changes,
+    })  # fmt: skip
+
+
+def part_of(slot: str, kind: str) -> Part:
+    fields = SLOTS[slot][kind]
+    return decode({**(TEXT if slot == "embedding" else {}), **fields, "kind": kind})
+
+
+def swapped(slot: str, kind: str) -> DecoderModel:
+    return af.override(plain(), {**GROUND.get(slot, {}), slot: part_of(slot, kind)})
+
+
+def text(seed: int = 0) -> Tensor:
+    return torch.randint(1, V, (2, T), generator=torch.Generator().manual_seed(seed))
+
+
+def stirred(spec: Model, seed: int = 0) -> Any:
+    """A model of random weights, also where it starts with zeros."""
+    model, generator = af.build(spec, seed=seed), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def future_seen(model: Any) -> bool:
+    """Whether what comes after a place changes anything there, in training or afterwards."""
+    ids = text()
+    for training in (True, False):
+        model.train(training)
+        for place in range(1, T):
+            other = ids.clone()
+            other[:, place:] = other[:, place:] % (V - 1) + 1  # all of them are others
+            with torch.no_grad():
+                torch.manual_seed(0)
+                a = model(input_ids=ids, **NO_CACHE.get(type(model.spec), {}))
+                torch.manual_seed(0)
+                b = model(input_ids=other, **NO_CACHE.get(type(model.spec), {}))
+            if not torch.allclose(a[0][:, :place], b[0][:, :place], atol=1e-5):
+                return True
+    return False
+
+
+NO_CACHE = {DecoderModel: {"use_cache": False}}
+
+
+# -- P1: nothing of the future -----------------------------------------------------------------------------------------
+
+
+def test_every_kind_says_what_a_token_sees() -> None:
+    """All that runs in a stack: heads read what comes out of it, and initialisers and models are asked nothing."""
+    for name, kind in OURS.items():
+        runs = any({"build", "make", "allows"} & vars(base).keys() for base in kind.__mro__ if base is not Part)
+        if runs and not issubclass(kind, (Head, Model, Initializer)) and kind is not Mask and name not in UNASKED:
+            assert kind.said is not None, f"{name} does not say what a token sees by it"
+            known = NOT_FOR_TEXT.union(*SLOTS.values())
+            assert name in known, f"{name}: no test swaps it in"
+
+
+UNASKED = {"Router", "Pool", "Summary"}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_answer_for_themselves(kind: str) -> None:
+    mask, places = part_of("decoder.layers.attention.op.mask", kind), torch.arange(T)
+    assert isinstance(mask, Mask)
+    seen = mask.allows(torch.zeros(1, 1, dtype=torch.long), places[:, None], places[None], Rows())
+    assert mask.causal == (not bool(seen.expand(T, T).triu(1).any()))
+
+
+def test_masks_put_together() -> None:
+    window, causal = Window(size=16), Causal()
+    assert (causal & window).causal and (window & causal).causal and not window.causal and not (causal | window).causal
+    assert ((causal & window) | causal).causal and not (~causal).causal and not (~(causal & window)).causal
+    assert repr(causal & (window | ~causal)) == "Causal() & (Window(size=16) | Not(mask=Causal()))"
+
+
+@pytest.mark.parametrize(("slot", "kind"), SWAPS)
+def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -> None:
+    """Every kind in every slot it fits: accepted and blind to the future, or refused in one line with its address."""
+    try:
+        spec = swapped(slot, kind)
+    except ValueError as error:
+        line = str(error)
+        assert line.startswith(slot) and "\n" not in line and "lets a token see the future; " in line
+        assert line.endswith(" does not")
+        model = EncoderModel(**{  # told the truth: in a model that sees both sides it does
+            ("encoder" if name == "decoder" else name): value for name, value in unchecked(slot, kind).items()
+        })
+        if kind not in ("TreeDepth", "Windows", "SameDocument", "Padding"):  # which read inputs of their own
+            assert future_seen(stirred(model)), f"{kind} was refused, and sees no future"
+    else:
+        assert not future_seen(stirred(spec)), f"{kind} at {slot} sees the future"
+
+
+def unchecked(slot: str, kind: str) -> dict[str, Any]:
+    """The fields of a description that a model which writes refuses."""
+    headless = {path: value for path, value in GROUND.get(slot, {}).items() if not path.startswith("head")}
+    spec = plain(head=None)
+    where = slot if not slot.startswith("head") else "decoder.norm"
+    return dict(af.override(spec, {**headless, where: part_of(slot, kind)}).items())
+
+
+@pytest.mark.parametrize("slot, kind", [
+    ("decoder.layers.attention.op.mask", "Window"), ("decoder.layers.attention.op.mask", "Either"),
+    ("decoder.layers.attention.op", "LocalAttention"), ("decoder.layers.attention.op", "LinformerAttention"),
+    ("decoder.layers.attention.op", "ConvolutionModule"), ("decoder.norm", "BatchNorm"),
+    ("embedding.position", "TreeDepth"),
+])  # fmt: skip
+def test_the_line_names_one_that_can(slot: str, kind: str) -> None:
+    """What a refusal proposes stands at the address it names, and is taken."""
+    with pytest.raises(ValueError) as refused:
+        swapped(slot, kind)
+    address, _, rest = str(refused.value).partition(": ")
+    proposed = eval(rest.split("; ", 1)[1].removesuffix(" does not"), dict(Part.kinds))
+    path = address.removeprefix(slot).removeprefix(".")
+    part = af.override(part_of(slot, kind), {path: proposed}) if path else proposed
+    assert not future_seen(stirred(af.override(plain(), {slot: part})))
+
+
+def test_the_line() -> None:
+    gpt2, mask = af.spec("gpt2"), "decoder.layers.attention.op.mask"
+    line = f"{mask}: Window lets a token see the future; Causal() & Window(size=16) does not"
+    for change in ({mask: {"kind": "Window", "size": 16}}, {mask: Window(size=16), "decoder.depth": 2}):
+        with pytest.raises(ValueError) as error:
+            af.override(gpt2, change)
+        assert str(error.value) == line
+    one = "decoder.layers.3.attention.op"
+    with pytest.raises(ValueError, match="decoder.layers.layer_3.attention.op: LocalAttention lets a token see"):
+        af.override(gpt2, {one: {"kind": "LocalAttention", "num_heads": 12, "window": 4}})
+
+
+def test_the_decoder_of_a_pair_writes_and_its_encoder_does_not() -> None:
+    spec = families.find("t5").read(CONFIGS["t5"])
+    full = {"kind": "Full"}
+    with pytest.raises(ValueError, match=r"^decoder.layers.attention.op.mask: Full lets .*; Causal\(\) does not"):
+        af.override(spec, {"decoder.layers.attention.op.mask": full})
+    af.override(spec, {"encoder.layers.attention.op.mask": {"kind": "Window", "size": 3}})
+    with pytest.raises(ValueError, match="^decoder_embedding.position: Convolutional lets a token see the future"):
+        af.override(spec, {"decoder_embedding.position": {"kind": "Convolutional", "groups": 1}})
+
+
+def test_a_decoder_that_does_not_write_may_look_ahead() -> None:
+    """A classifier that was made from a writer; without a past, since its tokens change when more come."""
+    head = ClassifyHead(num_labels=3, pool=Pool(take="mean"))
+    spec = af.override(plain(head=head), {"decoder.layers.attention.op.mask": {"kind": "Full"}})
+    model = stirred(spec).eval()
+    assert not model.remembers and model(input_ids=text()).past_key_values is None
+    with pytest.raises(ValueError, match="^decoder.layers.0.attention.op remembers nothing"):
+        model(input_ids=text(), use_cache=True)
+    with pytest.raises(ValueError, match="lets a token see the future"):
+        spec.replace(head=LMHead(vocab_size=V))
+
+
+def test_bert_with_the_head_of_a_writer() -> None:
+    """The published class can be read with both sides in sight; to learn the next token so would be to copy it."""
+    bert = {**CONFIGS["bert"], "architectures": ["BertLMHeadModel"]}
+    spec = families.find("bert").read(bert)
+    with pytest.raises(ValueError, match=r"^encoder.layers.attention.op.mask: Full lets a token see the future"):
+        NextToken().module(af.build(spec))
+    NextToken().module(af.build(families.find("bert").read({**bert, "is_decoder": True})))
+
+
+class Shift(Part):
+    """An outsider: each token becomes the one before it."""
+
+    def build(self, site: Site) -> nn.Module:
+        return ShiftModule()
+
+
+class ToldShift(Shift, sees="past"):
+    """The same, and says so."""
+
+
+class Mean(MLP):
+    """An outsider that inherits from a kind that mixes nothing, and mixes."""
+
+    def build(self, site: Site) -> nn.Module:
+        return ShiftModule()
+
+
+class ShiftModule(nn.Module):
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), dim=1)
+
+
+def test_an_outsider_that_says_nothing_is_refused() -> None:
+    for part in (Shift(), Mean(width=3)):
+        kind = type(part).__name__
+        line = rf'^decoder.layers.attention.op: {kind} does not say .* class {kind}\(Part, sees="past"\)'
+        with pytest.raises(ValueError, match=line):
+            af.override(plain(), {"decoder.layers.attention.op": part})
+    assert not future_seen(stirred(af.override(plain(), {"decoder.layers.attention.op": ToldShift()})))
+    model = EncoderModel(**{("encoder" if k == "decoder" else k): v for k, v in plain(head=None).items()})
+    af.build(af.override(model, {"encoder.layers.attention.op": Shift()}))
+
+
+def test_published_families_see_no_future() -> None:
+    """Every named description that writes was made, so it was asked; and nothing in it looks ahead."""
+    writers = 0
+    for name, _ in families.names():
+        spec = af.spec(name)
+        if spec.writes:
+            writers += 1
+            assert not [*looking_ahead(getattr(spec, spec.left_to_right[-1]))], name
+    assert writers > 20
+
+
+# -- P4: state or no cache ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slot", "kind"), SWAPS)
+def test_written_with_and_without_a_memory_it_is_the_same_text(slot: str, kind: str) -> None:
+    """Whatever writes: `generate` as it is gives the text that reading all of it again for each token gives."""
+    try:
+        spec = swapped(slot, kind)
+    except ValueError:
+        return  # which the tests above are about
+    model = stirred(spec).eval()
+    ids = text()[:, :5]
+    told = {"max_new_tokens": 6, "do_sample": False, "return_dict": True, "output_scores": True}
+    usual, again = (af.generate(model, ids, **told, **more) for more in ({}, {"use_cache": False}))
+    assert usual.sequences.tolist() == again.sequences.tolist()
+    close(torch.stack(usual.scores), torch.stack(again.scores), 1e-4)
+
+
+def test_an_outsider_without_a_state_is_read_again() -> None:
+    spec = af.override(plain(), {"decoder.layers.attention.op": ToldShift()})
+    model, ids = stirred(spec).eval(), text()[:, :6]
+    assert not model.remembers and model.forgotten[0] == "decoder.layers.0.attention.op"
+    told = {"max_new_tokens": 8, "do_sample": False}
+    written = af.generate(model, ids, **told)
+    for _ in range(8):
+        ids = torch.cat((ids, model(input_ids=ids).logits[:, -1:].argmax(-1)), dim=1)
+    assert written.tolist() == ids.tolist()
+    for ask in ({"use_cache": True}, {"past_key_values": af.build(plain()).new_state()}):
+        with pytest.raises(ValueError, match=r"decoder.layers.0.attention.op remembers nothing .* use_cache=False"):
+            model(input_ids=ids, **ask)
+    with pytest.raises(ValueError, match="remembers nothing"):
+        model.new_state()
+    with pytest.raises(ValueError, match="remembers nothing"):
+        af.generate(model, ids, past_key_values=af.build(plain()).new_state())
+
+
+def test_what_mixes_nothing_needs_no_state() -> None:
+    assert af.build(plain()).remembers
+    spec = af.override(plain(), {"decoder.layers.attention.op": {"kind": "MLP", "width": 8}})
+    assert af.build(spec).remembers
+    assert not af.build(af.override(plain(), {"decoder.order": (0, 1, 0)})).remembers
+
+
+def test_stacks_that_shorten_cannot_write() -> None:
+    stack = plain().decoder
+    assert Funnel(stages=(stack, stack)).sees == "all"
