@@ -329,6 +329,53 @@ def test_published_families_see_no_future() -> None:
     assert writers > 20
 
 
+# -- P2: a Part brings its own initialisation --------------------------------------------------------------------------
+
+ATTENTION_AT = {"gpt2": "decoder.layers.attention.op", "llama": "decoder.layers.attention.op",
+                "t5": "decoder.layers.attention.op", "bert": "encoder.layers.attention.op"}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ATTENTION_AT)
+@pytest.mark.parametrize("kind", ["SelectiveState", "DualState", "TimeMix", "ChannelMix", "MoE"])
+def test_what_a_part_starts_with_is_its_own(kind: str, family: str) -> None:
+    """The parameters a mixer speaks for are drawn as in any other model; a family's patterns are for the rest."""
+    spec = families.find(family).read(CONFIGS[family])
+    changes: dict[str, Any] = {ATTENTION_AT[family]: {"kind": kind, **OPS[kind]}}
+    if kind == "MoE":
+        changes[f"{ATTENTION_AT[family]}.router"] = {"kind": "NoisyTopK", "top_k": 2}
+    spec = af.override(spec, changes)
+    model, elsewhere = af.build(spec), dict(af.build(spec.replace(init={"*": Normal(std=9.0)})).named_parameters())
+    own = 0
+    for address, parameter in model.named_parameters():
+        if ".attention.op." in address and any(
+            address.removeprefix(f"{path}.") in getattr(module, "starts", {})
+            for path, module in model.named_modules() if path and address.startswith(f"{path}.")
+        ):  # fmt: skip
+            own += 1
+            assert torch.equal(parameter, elsewhere[address]), f"{address} starts as {family} has it"
+    assert own >= 2
+
+
+def test_mamba_in_a_gpt_forgets_at_its_own_pace() -> None:
+    spec = families.find("gpt2").read(CONFIGS["gpt2"])
+    model = af.build(af.override(spec, {"decoder.layers.attention.op": {"kind": "SelectiveState", "width": 48}}))
+    mixer = model.decoder.layers[1].attention.op
+    assert torch.equal(mixer.rate[3], torch.arange(1, 17).log()) and bool((mixer.skip == 1).all())
+    steps = torch.nn.functional.softplus(mixer.step_bias.detach())
+    assert float(steps.min()) >= 1e-3 and float(steps.max()) <= 0.1 and float(steps.std()) > 0.01
+    assert 0.2 < float(mixer.conv.weight.detach().abs().max()) <= 0.5  # of four taps
+    assert abs(float(mixer.up.weight.std()) - 0.02) < 0.002  # what it says nothing about is GPT-2's
+
+
+def test_norms_and_residuals_start_as_they_say() -> None:
+    """T5 has a pattern for norms, which a norm of another kind does not follow."""
+    spec = families.find("t5").read({**CONFIGS["t5"], "initializer_factor": 0.5})
+    layers = "decoder.layers.attention"
+    spec = af.override(spec, {f"{layers}.pre_norm": {"kind": "ScaleNorm"}, f"{layers}.residual": {"kind": "ReZero"}})
+    step = af.build(spec).decoder.layers[0].attention
+    assert float(step.pre_norm.weight) == pytest.approx(24**0.5) and float(step.residual.weight) == 0.0
+
+
 # -- P4: state or no cache ---------------------------------------------------------------------------------------------
 
 

@@ -26,8 +26,8 @@ FIELDS: dict[str, ConfigField] = {
     "expand": Field(2, state_space.expansion(lambda op: op.width)),
     "intermediate_size": Field(None, f"{MIXER}.width"),  # expand times the width unless said
     "time_step_rank": Field("auto", f"{MIXER}.rank"),
-    "time_step_scale": Field(1.0, lambda spec: spec.init["*.step.weight"].scale),
-    "time_step_init_scheme": Field("random", lambda spec: spec.init["*.step.weight"].scheme),
+    "time_step_scale": Field(1.0, f"{MIXER}.step_start.scale"),
+    "time_step_init_scheme": Field("random", f"{MIXER}.step_start.scheme"),
     "use_mambapy": Inert(False, _RUN),
     "use_associative_scan": Inert(True, _RUN),
     **{name: Inert(None, _ORIGINAL) for name in ("d_model", "d_inner", "n_layer", "pad_vocab_size_multiple")},
@@ -49,9 +49,10 @@ def describe(c: Any) -> Model:
         activation=activation_named(c.hidden_act),
         bias=c.use_bias,
         conv_bias=c.use_conv_bias,
+        step_start=StepWeight(scale=c.time_step_scale, scheme=c.time_step_init_scheme),
+        bias_start=state_space.bias_start(c),
     )
-    own = {"*.step.weight": StepWeight(scale=c.time_step_scale, scheme=c.time_step_init_scheme)}
-    return state_space.model(c, RMSNorm(eps=c.layer_norm_epsilon), mixer, own)
+    return state_space.model(c, RMSNorm(eps=c.layer_norm_epsilon), mixer)
 
 
 def mixer_rules(mixer: str, op: str) -> list[Rule]:

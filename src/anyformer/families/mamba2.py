@@ -63,6 +63,7 @@ def describe(c: Any) -> Model:
         step_low=low,
         step_high=None if high in (_NO_LIMIT, math.inf) else high,
         norm=norm,
+        bias_start=state_space.bias_start(c),
     )
     return state_space.model(c, norm, mixer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
@@ -11,10 +11,10 @@ from anyformer.families.family import Absent, ConfigField, Field, Inert, activat
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Initializer, Kaiming, Normal
+from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.residual import Add
-from anyformer.parts.ssm import Rates, StepBias
+from anyformer.parts.ssm import StepBias
 from anyformer.spec import Part
 from anyformer.weights.rules import Rename, Rule
 
@@ -40,9 +40,9 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_act": Field("silu", activation_at(f"{MIXER}.activation")),
     "layer_norm_epsilon": Field(1e-5, "decoder.norm.eps"),
     "residual_in_fp32": Field(True, "decoder.layers.mixer.residual.float32"),
-    "time_step_min": Field(0.001, lambda spec: spec.init["*.step_bias"].low),
-    "time_step_max": Field(0.1, lambda spec: spec.init["*.step_bias"].high),
-    "time_step_floor": Field(1e-4, lambda spec: spec.init["*.step_bias"].floor),
+    "time_step_min": Field(0.001, f"{MIXER}.bias_start.low"),
+    "time_step_max": Field(0.1, f"{MIXER}.bias_start.high"),
+    "time_step_floor": Field(1e-4, f"{MIXER}.bias_start.floor"),
     "rescale_prenorm_residual": Field(False, lambda spec: spec.init["*.down.weight"].branches is not None),
     "initializer_range": Field(0.1, lambda spec: spec.init["*"].std),
     "tie_word_embeddings": Field(True, tied(LMHead)),
@@ -52,8 +52,11 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def model(c: Any, norm: RMSNorm, mixer: Part, init: Mapping[str, Initializer] | None = None) -> Model:
-    """`init` is for what this mixer has alone."""
+def bias_start(c: Any) -> StepBias:
+    return StepBias(low=c.time_step_min, high=c.time_step_max, floor=c.time_step_floor)
+
+
+def model(c: Any, norm: RMSNorm, mixer: Part) -> Model:
     lm = c.architecture.endswith("ForCausalLM")
     torch_default = math.sqrt(1 / 3)  # uniform up to 1 / sqrt(inputs)
     branches = 1 if c.rescale_prenorm_residual else None
@@ -70,10 +73,6 @@ def model(c: Any, norm: RMSNorm, mixer: Part, init: Mapping[str, Initializer] | 
         ties=(("head.out.weight", "embedding.tokens.weight"),) if lm and c.tie_word_embeddings else (),
         state_name="cache_params",
         init={
-            **(init or {}),
-            "*.rate": Rates(),
-            "*.step_bias": StepBias(low=c.time_step_min, high=c.time_step_max, floor=c.time_step_floor),
-            "*.conv.weight": Kaiming(gain=torch_default, normal=False),
             "*.down.weight": Kaiming(gain=torch_default, normal=False, branches=branches),
             "*": Normal(std=c.initializer_range),
         },

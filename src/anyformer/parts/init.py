@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from anyformer.spec import Part, walk
 
 
-class Initializer(Part):
+class Initializer(Part, sees="itself"):
     """Fills a tensor in place; `depth` is that of the deepest stack."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
@@ -124,12 +124,17 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
 
 
 def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initializer:
-    path, _, leaf = address.rpartition(".")
-    starts = getattr(model.get_submodule(path), "starts", {})
-    start = starts.get(leaf)
-    own = {} if start is None else {address: start if isinstance(start, Initializer) else Value(value=start)}
+    """What the Part there says of its own parameters (`starts` of its module), then the description's patterns, then
+    what holds everywhere; "*" is for the rest."""
+    path, leaf = address, ""
+    while path:
+        path, _, name = path.rpartition(".")
+        leaf = f"{name}.{leaf}" if leaf else name
+        start = getattr(model.get_submodule(path), "starts", {}).get(leaf)
+        if start is not None:
+            return start if isinstance(start, Initializer) else Value(value=start)
     named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
-    for pattern, rule in [*named.items(), *own.items(), *DEFAULTS.items(), *rules.items()]:
+    for pattern, rule in [*named.items(), *DEFAULTS.items(), *rules.items()]:
         if fnmatch.fnmatchcase(address, pattern):
             return rule
     raise ValueError(f"no initialisation rule names {address}")

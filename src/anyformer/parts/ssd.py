@@ -5,8 +5,6 @@ B rows, T tokens, D width, H heads of P channels (I = H P) in G groups, N states
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from anyformer.kernels.ssd import ssd, ssd_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least
 from anyformer.parts.norm import Norm, RMSNorm
-from anyformer.parts.ssm import ConvolvingModule, Rows
+from anyformer.parts.ssm import ConvolvingModule, Rows, StepBias
 from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 
@@ -35,6 +33,7 @@ class DualState(Part, sees="past"):
     step_low: float = 0.0  # the time step is kept between these
     step_high: float | None = None
     norm: Norm = RMSNorm(eps=1e-5)
+    bias_start: StepBias = StepBias()
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "head_width", "groups", "states", "taps")
@@ -47,10 +46,9 @@ class DualState(Part, sees="past"):
 
 
 class DualStateModule(ConvolvingModule):
-    starts: ClassVar[dict[str, float]] = {"skip": 1.0}
-
     def __init__(self, part: DualState, site: Site) -> None:
         super().__init__()
+        self.starts = {**self.begins, "step_bias": part.bias_start}
         self.part, self.address = part, site.address
         H, I, shared = part.num_heads, part.num_heads * part.head_width, part.groups * part.states
         self.sizes = (I, shared, shared)

@@ -20,9 +20,51 @@ from anyformer.kernels.recording import recording
 from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, positive
-from anyformer.parts.init import Initializer
+from anyformer.parts.init import Initializer, Kaiming
 from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
+
+# -- initialisation ---------------------------------------------------------------------------------------------------
+
+
+class Rates(Initializer):
+    """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        tensor.copy_(torch.arange(1, tensor.shape[-1] + 1, device=tensor.device).log().expand_as(tensor))
+
+
+class StepWeight(Initializer):
+    """Up to scale / sqrt(R): uniform around 0, or that value everywhere."""
+
+    scale: float = 1.0
+    scheme: Literal["random", "constant"] = "random"
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        bound = self.scale / math.sqrt(tensor.shape[1])
+        if self.scheme == "constant":
+            tensor.fill_(bound)
+        else:
+            tensor.uniform_(-bound, bound, generator=generator)
+
+
+class StepBias(Initializer):
+    """softplus(bias), the time step of a token that chooses nothing, is log-uniform between `low` and `high`."""
+
+    low: float = 0.001
+    high: float = 0.1
+    floor: float = 1e-4
+
+    def check(self) -> None:
+        positive(self, "low", "high", "floor")
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        at = torch.rand(tensor.shape, generator=generator, device=tensor.device)
+        dt = torch.exp(at * (math.log(self.high) - math.log(self.low)) + math.log(self.low)).clamp(min=self.floor)
+        tensor.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+
+# -- the mixer ---------------------------------------------------------------------------------------------------------
 
 
 class SelectiveState(Part, sees="past"):
@@ -36,6 +78,8 @@ class SelectiveState(Part, sees="past"):
     activation: Activation = "silu"  # after the convolution; the gate is always silu
     bias: bool = False  # of the projections in and out
     conv_bias: bool = True
+    step_start: StepWeight = StepWeight()
+    bias_start: StepBias = StepBias()
 
     def check(self) -> None:
         at_least(self, 1, "width", "states", "taps", "rank")
@@ -46,6 +90,10 @@ class SelectiveState(Part, sees="past"):
 
 class ConvolvingModule(nn.Module):
     """A short causal convolution before a recurrence, and the window of it that is remembered."""
+
+    begins: ClassVar[dict[str, Any]] = {
+        "rate": Rates(), "skip": 1.0, "conv.weight": Kaiming(gain=math.sqrt(1 / 3), normal=False),
+    }  # fmt: skip
 
     part: Any
     conv: nn.Conv1d
@@ -73,10 +121,9 @@ class ConvolvingModule(nn.Module):
 
 
 class SelectiveStateModule(ConvolvingModule):
-    starts: ClassVar[dict[str, float]] = {"skip": 1.0}
-
     def __init__(self, part: SelectiveState, site: Site) -> None:
         super().__init__()
+        self.starts = {**self.begins, "step.weight": part.step_start, "step_bias": part.bias_start}
         self.part, self.address = part, site.address
         I, N = part.width, part.states
         self.rank = part.rank or -(-site.width // 16)
@@ -176,43 +223,3 @@ class Rows:
             age = self.age.gather(1, (end - 1).clamp(min=0)[:, None])  # of the last real token
             x = x * (age >= torch.arange(count - 1, -1, -1, device=x.device))[..., None]
         return x
-
-
-# -- initialisation ---------------------------------------------------------------------------------------------------
-
-
-class Rates(Initializer):
-    """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
-
-    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        tensor.copy_(torch.arange(1, tensor.shape[-1] + 1, device=tensor.device).log().expand_as(tensor))
-
-
-class StepWeight(Initializer):
-    """Up to scale / sqrt(R): uniform around 0, or that value everywhere."""
-
-    scale: float = 1.0
-    scheme: Literal["random", "constant"] = "random"
-
-    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        bound = self.scale / math.sqrt(tensor.shape[1])
-        if self.scheme == "constant":
-            tensor.fill_(bound)
-        else:
-            tensor.uniform_(-bound, bound, generator=generator)
-
-
-class StepBias(Initializer):
-    """softplus(bias), the time step of a token that chooses nothing, is log-uniform between `low` and `high`."""
-
-    low: float = 0.001
-    high: float = 0.1
-    floor: float = 1e-4
-
-    def check(self) -> None:
-        positive(self, "low", "high", "floor")
-
-    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        at = torch.rand(tensor.shape, generator=generator, device=tensor.device)
-        dt = torch.exp(at * (math.log(self.high) - math.log(self.low)) + math.log(self.low)).clamp(min=self.floor)
-        tensor.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
