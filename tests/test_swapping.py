@@ -376,6 +376,47 @@ def test_norms_and_residuals_start_as_they_say() -> None:
     assert float(step.pre_norm.weight) == pytest.approx(24**0.5) and float(step.residual.weight) == 0.0
 
 
+# -- P3: sizes that must agree -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
+def test_one_vocabulary(family: str) -> None:
+    """Tied or not, what the head scores is what the embedding reads; both change together, in any order."""
+    spec = families.find(family).read(CONFIGS[family])
+    tables = {path: 20 for path in ("embedding.tokens.vocab_size", "head.vocab_size")}
+    if family == "t5":
+        tables = {"decoder_embedding.tokens.vocab_size": 20, **tables}
+    reads = "decoder_embedding" if family == "t5" else "embedding"
+    with pytest.raises(ValueError) as refused:
+        af.override(spec, {"head.vocab_size": 20})
+    sizes = f"head.vocab_size is 20 and {reads}.tokens.vocab_size is 50"
+    assert str(refused.value) == f"{sizes}: they count the same tokens, so change both together"
+    for changes in (tables, dict(reversed(tables.items()))):
+        model = af.build(af.override(spec, changes))
+        ids = {"input_ids": torch.tensor([[3, 4]])}
+        ids |= {"decoder_input_ids": torch.tensor([[0]])} if family == "t5" else {}
+        assert model(**ids).logits.shape[-1] == 20
+    model.resize_token_embeddings(30)
+    assert model(**ids).logits.shape[-1] == 30
+
+
+def test_what_is_tied_is_there_and_of_one_shape() -> None:
+    t5 = families.find("t5").read(CONFIGS["t5"])
+    line = r"decoder_embedding.tokens.weight is \(50, 24\) and embedding.tokens.weight is \(9, 24\)"
+    with pytest.raises(ValueError, match=line):
+        af.build(af.override(t5, {"embedding.tokens.vocab_size": 9}), device="meta")
+    with pytest.raises(ValueError, match=r"ties: no parameters head.weight and embedding.tokens.weight"):
+        af.build(plain(ties=(("head.weight", "embedding.tokens.weight"),)))
+
+
+def test_heads_of_a_shared_bias() -> None:
+    t5 = families.find("t5").read(CONFIGS["t5"])
+    with pytest.raises(ValueError, match="Stack.position has 3 heads and layers.attention.op 6"):
+        af.override(t5, {"encoder.layers.attention.op.num_heads": 6})
+    changes = {"encoder.layers.attention.op.num_heads": 6, "encoder.position.num_heads": 6}
+    assert af.override(t5, changes) == af.override(t5, dict(reversed(changes.items())))
+
+
 # -- P4: state or no cache ---------------------------------------------------------------------------------------------
 
 

@@ -172,6 +172,10 @@ class Stack(Part, sees="itself"):
             raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
         if self.order is not None and {*self.order} != {*range(self.depth)}:
             raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
+        heads = getattr(self.position, "num_heads", None)
+        for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
+            if heads is not None and getattr(op, "num_heads", heads) != heads and not getattr(op, "memory", False):
+                raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.num_heads}")  # type: ignore[attr-defined]
         for kind in self.pattern:
             if kind not in self.layers:  # type: ignore[operator]
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]

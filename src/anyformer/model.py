@@ -83,8 +83,21 @@ class Model(Part):
         layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
             raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
+        self.check_vocabulary()
         if self.writes:
             self.check_writing(*self.left_to_right)
+
+    def check_vocabulary(self) -> None:
+        """A head over the vocabulary scores the tokens that the embedding before it reads."""
+        name = self.left_to_right[0] if self.left_to_right else "embedding"
+        tokens = getattr(getattr(self, name), "tokens", None)
+        for path, part in walk(self.head, "head"):
+            if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
+                if part.vocab_size != tokens.vocab_size:
+                    raise ValueError(
+                        f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
+                        " they count the same tokens, so change both together"
+                    )
 
     def check_writing(self, *names: str) -> None:
         """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
@@ -264,7 +277,14 @@ class TransformerModule(nn.Module):
         """Makes the parameters that the description ties share storage."""
         for name, owner in self.spec.ties:
             path, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(path), leaf, self.get_parameter(owner))
+            try:
+                tied, shared = self.get_parameter(name), self.get_parameter(owner)
+            except AttributeError:
+                raise ValueError(f"ties: no parameters {name} and {owner} in this model that could be one") from None
+            if tied.shape != shared.shape:
+                shapes = f"{name} is {tuple(tied.shape)} and {owner} is {tuple(shared.shape)}"
+                raise ValueError(f"ties: {shapes}: they cannot be one")
+            setattr(self.get_submodule(path), leaf, shared)
 
     @property
     def device(self) -> torch.device:

@@ -13,6 +13,7 @@ True
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import difflib
 import functools
@@ -95,6 +96,9 @@ def thaw(value: Any) -> Any:
     return value
 
 
+_TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part:
     """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
@@ -116,7 +120,8 @@ class Part:
         for name, hint in hints(type(self)).items():
             value = conform(getattr(self, name), hint, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
-        self.check()
+        if not _TOGETHER.get():
+            self.check()
 
     def check(self) -> None:
         """Raises ValueError where the fields contradict each other."""
@@ -271,20 +276,19 @@ def override(spec: Part, changes: Mapping[str, Any]) -> Any:
     Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`). The order of changes that are only
     valid together (heads and key/value heads) does not matter.
     """
-    waiting = dict(changes)
-    while waiting:
-        refused: dict[str, ValueError] = {}
-        for path, value in waiting.items():
+    waiting = _TOGETHER.set(True)
+    old = spec
+    try:
+        for path, value in changes.items():
             new = decode(value) if isinstance(value, (dict, list)) else freeze(value)
-            try:
-                spec = spec.edit(tuple(path.split(".")), _always(new))
-            except KeyError as error:
-                raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
-            except ValueError as error:  # perhaps another change makes room for it
-                refused[path] = error
-        if len(refused) == len(waiting):
-            raise next(iter(refused.values()))
-        waiting = {path: waiting[path] for path in refused}
+            spec = spec.edit(tuple(path.split(".")), _always(new))
+    except KeyError as error:
+        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    finally:
+        _TOGETHER.reset(waiting)
+    if spec is not old:
+        for _, part in reversed([*walk(spec)]):  # the innermost first, as where each is made by itself
+            part.check()
     return spec
 
 

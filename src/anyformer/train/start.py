@@ -170,6 +170,10 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     else:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
     belong(model, tokenizer)
+    if isinstance(run.model, Pretrained) and run.vocabulary is not None:
+        with contextlib.suppress(FileNotFoundError):
+            if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):
+                raise ValueError(f"vocabulary: the weights of {run.model.path} know another one; leave this one out")
     return model
 
 
