@@ -111,6 +111,7 @@ def load(
     model.to(device)
     if report.missing or report.mismatched:
         initialise(model, spec.init, seed=0, only={*report.missing, *report.mismatched})
+        model.fresh = frozenset((*report.missing, *report.mismatched))
     model.folder = folder
     model.eval()
     return model if strict else (model, report)

@@ -6,9 +6,9 @@ it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,21 @@ class Model(Part):
         """Whether this model scores next tokens, so that none may see a later one."""
         heads = (part for _, part in walk(self.head))
         return bool(self.left_to_right) and any(isinstance(part, (LMHead, VocabularyOutput)) for part in heads)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of a classifier's or tagger's labels, by their numbers; none where its config has none but
+        numbers ("LABEL_0")."""
+        stored = self.source.get("id2label") or {}
+        names = tuple(str(stored[number]) for number in sorted(stored, key=int))
+        return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+    def labelled(self, labels: Sequence[str]) -> Self:
+        """The same model under these names of its labels."""
+        others = {name: value for name, value in self.source.items() if name not in ("num_labels", "_num_labels")}
+        numbers = {label: i for i, label in enumerate(labels)}
+        table = {"id2label": {str(i): label for label, i in numbers.items()}, "label2id": numbers}
+        return self.replace(source=Table({**others, **table}))
 
     def check(self) -> None:
         if self.width < 1:
@@ -170,6 +185,7 @@ class TransformerModule(nn.Module):
     inputs: tuple[str, ...]  # the names forward takes
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
+    fresh: frozenset[str] = frozenset()  # parameters that no checkpoint had, beside those that one had: a new head
     forgotten: tuple[str, ...]  # where tokens meet and nothing is remembered, in what goes from left to right
 
     def __init__(self, spec: Model) -> None:

@@ -35,7 +35,7 @@ def chosen(data: Data, split: str | None) -> tuple[str, Source]:
 
 def same_labels(model: Any, labels: tuple[str, ...]) -> None:
     """A model that has these labels in another order would be scored as if it were wrong."""
-    theirs = tuple(model.spec.source.get("id2label", {}).values())
+    theirs = model.spec.labels
     if set(theirs) == set(labels) and theirs != tuple(labels):
         raise ValueError(f"the model's labels are {', '.join(theirs)}, in another order than {', '.join(labels)}")
 

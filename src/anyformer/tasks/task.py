@@ -268,8 +268,7 @@ def labels_of(asked: Asked, number: int, given: Sequence[str] | None = None) -> 
     """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
     if isinstance(given, str):
         raise ValueError("labels is a list of names")
-    stored = asked.model.spec.source.get("id2label") or {}
-    names = list(given) if given is not None else [stored[str(i)] for i in range(len(stored)) if str(i) in stored]
+    names = list(asked.model.spec.labels if given is None else given)
     names = names or [f"LABEL_{i}" for i in range(number)]
     if len(names) != number:
         whose = "given" if given is not None else "in the config"

@@ -23,7 +23,7 @@ from anyformer.generate.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model
 from anyformer.parts.init import initialise
-from anyformer.spec import Table, override, to_json
+from anyformer.spec import Table, override, thaw, to_json, walk
 from anyformer.train import parallel
 from anyformer.train.data import Loader, Plan, Split, only_one, prepare, texts_of, tokenizer_digest
 from anyformer.train.run import Pretrained, Run, differences, read_run
@@ -165,10 +165,13 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
 
 
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
+    named = (getattr(part, "labels", ()) for _, part in walk(run.objective))  # an objective may be about another
+    labels: tuple[str, ...] = next(filter(None, named), ())
     if isinstance(run.model, Pretrained):
-        model = pretrained(run.model, run.seed)
+        model = pretrained(run.model, run.seed, labels)
     else:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
+    name_labels(model, labels)
     belong(model, tokenizer)
     if isinstance(run.model, Pretrained) and run.vocabulary is not None:
         with contextlib.suppress(FileNotFoundError):
@@ -187,8 +190,9 @@ def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
     return override(spec, {"source": Table({**source, **known})})
 
 
-def pretrained(part: Pretrained, seed: int) -> Any:
-    """The model of a folder in fp32, with another head of its family where that is asked for."""
+def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any:
+    """The model of a folder in fp32, with another head of its family where that is asked for: for the objective's
+    `labels` where it names none itself."""
     folder = hub.resolve(part.path)
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
@@ -197,10 +201,10 @@ def pretrained(part: Pretrained, seed: int) -> Any:
         raise ValueError(f"{part.path} belongs to no published family, whose other heads could be taken")
     family = families.find(old.family)
     config = {**family.write(old), "architectures": [part.architecture or old.architecture]}
-    if part.labels:
-        config["id2label"] = {str(i): label for i, label in enumerate(part.labels)}
-        config["label2id"] = {label: i for i, label in enumerate(part.labels)}
+    labels = part.labels or labels
+    if labels and (part.labels or part.architecture not in (None, old.architecture)):
         config.pop("num_labels", None)
+        config |= {name: thaw(old.labelled(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
     model = skeleton(spec)
     with opened(folder) as checkpoint:
@@ -211,8 +215,27 @@ def pretrained(part: Pretrained, seed: int) -> Any:
         raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(strange[:5])}")
     model.tie()
     initialise(model, spec.init, seed, only=new)
-    model.folder = folder
+    model.folder, model.fresh = folder, frozenset(new)
+    if part.labels and not new and old.labels:  # the head is the one that was trained: its rows keep their names
+        model.spec = spec.labelled(old.labels)
+        name_labels(model, part.labels)
     return model
+
+
+@torch.no_grad()
+def name_labels(model: Any, labels: tuple[str, ...]) -> None:
+    """The model's table of labels is the objective's. Where it has names already they are the same ones, and in another
+    order its scores are put into this one: a name belongs to what was learnt under it."""
+    known, out = model.spec.labels, getattr(model.head, "out", None)
+    if not labels or not isinstance(out, torch.nn.Linear) or out.out_features != len(labels):
+        return  # as many as the head tells apart, or the objective says what is wrong
+    if known and {*known} != {*labels}:
+        raise ValueError(f"objective.labels are {', '.join(labels)}, and the model tells {', '.join(known)} apart")
+    if known and known != labels:
+        rows = torch.tensor([known.index(label) for label in labels], device=model.device)
+        for parameter in out.parameters():
+            parameter.copy_(parameter[rows].clone())
+    model.spec = model.spec.labelled(labels)
 
 
 def longest(run: Run, spec: Model) -> int | None:

@@ -34,13 +34,14 @@ STARTS = {"*.lora_a": Kaiming(gain=1 / math.sqrt(3), normal=False), "*.lora_b": 
 
 class LoRA(Part):
     """Which linear layers get an adapter, by patterns of addresses, and how large a one. `also` names parameters that
-    are learnt as they are (a new head: "head.*")."""
+    are learnt as they are; those that no checkpoint had (a new head) are among them unless `fresh` is off."""
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0  # of what an adapter reads
     targets: tuple[str, ...] = ("*.q", "*.v")
     also: tuple[str, ...] = ()
+    fresh: bool = True
 
     def check(self) -> None:
         at_least(self, 1, "rank")
@@ -86,6 +87,8 @@ def apply(model: Any, lora: LoRA, seed: int = 0) -> Any:
         if address in tied:
             raise ValueError(f"LoRA: {address} shares its weights with another layer, which an adapter cannot follow")
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    if lora.fresh:  # by name, so that what is saved says what was learnt
+        lora = lora.replace(also=(*lora.also, *sorted(name for name in model.fresh if name in parameters)))
     others = _matching(parameters, lora.also, "parameter")
     model.__dict__["_frozen"] = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for parameter in parameters.values():
