@@ -108,7 +108,7 @@ class Model(Part):
         tokens = getattr(getattr(self, name), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
-                if part.vocab_size != tokens.vocab_size:
+                if part.vocab_size != tokens.vocab_size and not getattr(part, "foreign", False):
                     raise ValueError(
                         f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " they count the same tokens, so change both together"

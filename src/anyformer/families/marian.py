@@ -77,7 +77,8 @@ def describe(c: Any) -> Model:
             width=c.d_model,
             embedding=target_embedding,
             decoder=stack(c, "decoder"),
-            head=LMHead(vocab_size=c.vocab_size, shift=False),  # published: whoever calls it moves the labels
+            # published: whoever calls it moves the labels, and it scores the source's vocabulary
+            head=LMHead(vocab_size=c.vocab_size, shift=False, foreign=target_size != c.vocab_size),
             ties=(("head.out.weight", TOKENS),) if tie else (),
             init={"*": Normal(std=c.init_std)},
         )

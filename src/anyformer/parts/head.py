@@ -80,6 +80,7 @@ class LMHead(Head, sees="itself"):
     scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
     offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
     balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
+    foreign: bool = False  # scores another vocabulary than the one that is read (MarianForCausalLM with two)
     idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
 
     def reaches(self) -> Sees | None:
