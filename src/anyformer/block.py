@@ -58,7 +58,7 @@ class SublayerModule(nn.Module):
         self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
-        self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1)
+        self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if self.reads_memory and ctx.memory is None:
@@ -232,7 +232,7 @@ class StackModule(nn.Module):
         self.part = part
         first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
         self.layers = nn.ModuleList(
-            part.layer(i).build(site.child(f"layers.{i}", layer=first + i, depth=total)) for i in range(part.depth)
+            site.child(f"layers.{i}", layer=first + i, depth=total).layer_of(part.layer(i)) for i in range(part.depth)
         )
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm")) if part.norm else None

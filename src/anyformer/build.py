@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from anyformer import machine
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.init import initialise
 from anyformer.spec import Site
@@ -25,27 +26,33 @@ class _Unfilled(TorchFunctionMode):
 
 def skeleton(spec: Model) -> TransformerModule:
     """The model on the meta device: shapes and addresses, no memory."""
+    model = assembled(spec)
+    model.tie()
+    return model
+
+
+def assembled(spec: Model, kind: type[Site] = Site) -> TransformerModule:
+    """The same before its ties, built at a site of this kind."""
     if not isinstance(spec, Model):
         raise ValueError(f"only a Model description can be built, got {type(spec).__name__}")
     try:
         with torch.device("meta"), _Unfilled():
-            model = spec.build(Site(width=spec.width))
+            return spec.build(kind(width=spec.width))
     except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
         raise ValueError(f"this description cannot be built: {str(error).splitlines()[0]}") from error
-    model.tie()
-    return model
 
 
 def build(
     spec: Model, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
     """A model with the weights its description's initialisation gives for this seed. On `meta` nothing is allocated."""
+    where = machine.device(device)
     model = skeleton(spec)
     if dtype is not None:
         model = model.to(dtype)
-    if torch.device(device).type == "meta":
+    if where.type == "meta":
         return model
-    model.to_empty(device=device)
+    model.to_empty(device=where)
     model.tie()
     initialise(model, spec.init, seed)
     return model

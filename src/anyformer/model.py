@@ -141,7 +141,7 @@ class EncoderModel(Model):
     encoder: Stack | Stages | Funnel
 
     def build(self, site: Site) -> nn.Module:
-        return OneStackModule(self, "encoder")
+        return OneStackModule(self, "encoder", site)
 
 
 class DecoderModel(Model):
@@ -153,7 +153,7 @@ class DecoderModel(Model):
     decoder: Stack
 
     def build(self, site: Site) -> nn.Module:
-        return OneStackModule(self, "decoder")
+        return OneStackModule(self, "decoder", site)
 
 
 class EncoderDecoderModel(Model):
@@ -172,7 +172,7 @@ class EncoderDecoderModel(Model):
     reads_source: bool = False  # with neither, the decoder reads the encoder's tokens moved so (BART; T5 for spans)
 
     def build(self, site: Site) -> nn.Module:
-        return EncoderDecoderModule(self)
+        return EncoderDecoderModule(self, site)
 
 
 class TransformerModule(nn.Module):
@@ -352,9 +352,8 @@ def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
 class OneStackModule(TransformerModule):
     embedding: nn.Module
 
-    def __init__(self, spec: EncoderModel | DecoderModel, stack: str) -> None:
+    def __init__(self, spec: EncoderModel | DecoderModel, stack: str, site: Site) -> None:
         super().__init__(spec)
-        site = Site(width=spec.width)
         self.embedding = spec.embedding.build(site.child("embedding"))
         part = getattr(spec, stack)
         self.add_module(stack, part.build(site.child(stack)))
@@ -392,9 +391,8 @@ class OneStackModule(TransformerModule):
 
 
 class EncoderDecoderModule(TransformerModule):
-    def __init__(self, spec: EncoderDecoderModel) -> None:
+    def __init__(self, spec: EncoderDecoderModel, site: Site) -> None:
         super().__init__(spec)
-        site = Site(width=spec.width)
         self.embedding = spec.embedding.build(site.child("embedding"))
         self.encoder = spec.encoder.build(site.child("encoder"))
         self.decoder_embedding = spec.decoder_embedding.build(site.child("decoder_embedding"))

@@ -43,6 +43,10 @@ class Site:
         address = f"{self.address}.{name}" if self.address else name
         return dataclasses.replace(self, address=address, **changes)
 
+    def layer_of(self, block: Part) -> Any:
+        """The module of one layer of a Stack; whoever only looks at layers may give one module for equal ones."""
+        return block.build(self)
+
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""

@@ -10,7 +10,8 @@ B rows, G key/value heads, S tokens held, L room for tokens, K head width.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -398,10 +399,12 @@ class State:
 PER_ROW = ("padding", "memory", "memory_padding")
 
 
-def declarations(model: nn.Module) -> Iterator[tuple[str, object]]:
+def declarations(
+    model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None
+) -> Iterator[tuple[str, object]]:
     """(address, state spec) of every mixer that remembers something; the encoder of a pair reads once and need not."""
     read_once = ("encoder.", "embedding") if hasattr(model, "encoder") and hasattr(model, "decoder") else ()
-    for address, module in model.named_modules():
+    for address, module in model.named_modules() if modules is None else modules:
         if hasattr(module, "state_spec") and not address.startswith(read_once):
             spec = module.state_spec()
             if spec is not None:

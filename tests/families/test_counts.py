@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from catalogue import Case, over_catalogue, published, spec_of
 
 import anyformer as af
 from anyformer import families
+from anyformer.block import Block
+from anyformer.build import skeleton
+from anyformer.count.state import bytes_of
+from anyformer.state import declarations
 
 
 @over_catalogue()
@@ -44,3 +50,58 @@ def test_counting_allocates_nothing() -> None:
     before = psutil.Process().memory_info().rss
     assert af.count(af.spec("gpt3-175b")).parameters > 170e9
     assert psutil.Process().memory_info().rss - before < 200e6
+
+
+def built(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
+    """What counting gives, from the whole model: sizes by address, idle parameters, bytes of the decoding state."""
+    model: Any = skeleton(spec)
+    parts, seen, tied = [], set(), {name for name, _ in spec.ties}
+    for address, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen and address not in tied:
+            seen.add(id(parameter))
+            parts.append((address, parameter.numel()))
+    sparse = [module for module in model.modules() if hasattr(module, "unused")]
+    idle = sum(round(p.numel() * module.unused) for module in sparse for p in module.parameters(recurse=False))
+    return parts, idle, [bytes_of(each, 2, 7, torch.bfloat16, 5) for _, each in declarations(model)]
+
+
+def counted(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
+    found = af.count(spec)
+    state = [bytes_of(each, 2, 7, torch.bfloat16, 5) for each in found.remembered]
+    assert found.state(2, 7, torch.bfloat16, 5) == sum(state) and found.active == found.parameters - found.idle
+    return list(found.parts.items()), found.idle, state
+
+
+@over_catalogue()
+def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None:
+    assert counted(spec_of(case)) == built(spec_of(case))
+
+
+@pytest.mark.parametrize("family", families.catalogue())
+def test_one_layer_of_each_kind_counts_for_all_in_every_name(family: str) -> None:
+    for name in families.find(family).sizes:
+        assert counted(af.spec(name)) == built(af.spec(name)), name
+
+
+def test_layers_that_are_not_alike_are_counted_each() -> None:
+    """A layer of another kind among equals; a projection for all layers, which the first one holds."""
+    spec = af.override(af.spec("gpt2"), {"decoder.layers.3.feedforward.op.width": 96})
+    assert counted(spec) == built(spec)
+    assert af.count(spec).parts["decoder.layers.3.feedforward.op.up.weight"] == 96 * 768
+    name = next(name for name, family in families.names() if family.name == "linformer")
+    shared = af.override(af.spec(name), {"encoder.layers.attention.op.sharing": "layerwise"})
+    assert counted(shared) == built(shared)
+    assert sum("project" in address for address in af.count(shared).parts) < af.spec(name).encoder.depth
+
+
+def test_of_layers_that_are_alike_one_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    build = Block.build
+    monkeypatch.setattr(Block, "build", lambda block, site: made.append(site.address) or build(block, site))
+    af.count(af.spec("gpt3-175b"))
+    assert made == ["decoder.layers.0"]
+
+
+def test_a_tie_to_nothing_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="ties: no parameter 'embedding.tokens.wight'; did you mean"):
+        af.count(af.spec("gpt2").replace(ties=(("head.out.weight", "embedding.tokens.wight"),)))

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from anyformer.spec import nearest
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", metavar="NAME", help="this family alone")
@@ -13,25 +15,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.cli.terminal import rounded, table, working
+    from anyformer.cli.terminal import rounded, table
+    from anyformer.families.listing import listed
 
-    with working("counting"):
-        from anyformer import families
-        from anyformer.count import count
-
-        wanted = families.catalogue().values() if options.family is None else [families.find(options.family)]
-        rows: list[dict[str, Any]] = [
-            {
-                "name": name,
-                "family": family.name,
-                "parameters": count(family.named(name)).parameters,
-                "published": size.published,
-                "about": family.about,
-                "note": size.note,
-            }
-            for family in wanted
-            for name, size in family.sizes.items()
-        ]
+    rows: list[dict[str, Any]] = listed()
+    if options.family is not None:
+        known = {row["family"] for row in rows}
+        rows = [row for row in rows if row["family"] == options.family]
+        if not rows:
+            raise ValueError(f"no family {options.family!r}; {nearest(options.family, known)}")
     if options.json:
         print(json.dumps(rows, indent=1))
         return

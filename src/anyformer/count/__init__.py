@@ -6,10 +6,13 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 
-from anyformer.build import skeleton
+from anyformer.build import assembled
 from anyformer.count.state import bytes_of
+from anyformer.count.survey import Survey, everywhere
 from anyformer.model import Model
+from anyformer.spec import nearest
 from anyformer.state import declarations
 
 
@@ -49,17 +52,21 @@ class Count:
 
 
 def count(spec: Model) -> Count:
-    """What a description costs, from its shapes on the meta device."""
-    model: Any = skeleton(spec)
+    """What a description costs, from its shapes on the meta device; of layers that are alike one is built."""
+    model: Any = assembled(spec, Survey)
     parts: dict[str, int] = {}
-    seen: set[int] = set()
-    tied = {name for name, _ in spec.ties}
-    for address, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen and address not in tied:
-            seen.add(id(parameter))
-            parts[address] = parameter.numel()
-    idle = 0
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False) if hasattr(module, "unused") else ():
-            idle += round(parameter.numel() * module.unused)
-    return Count(parts, tuple(each for _, each in declarations(model)), idle)
+    modules: list[tuple[str, nn.Module]] = []
+    tied, seen, idle = {name for name, _ in spec.ties}, set(), 0
+    for address, module, copy in everywhere(model):
+        for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
+            if (copy, id(parameter)) not in seen and name not in tied:
+                seen.add((copy, id(parameter)))
+                parts[name] = parameter.numel()
+        if (copy, id(module)) not in seen:
+            seen.add((copy, id(module)))
+            modules.append((address, module))
+            share: float = getattr(module, "unused", 0.0)
+            idle += sum(round(p.numel() * share) for p in module.parameters(recurse=False))
+    for name in {owner for _, owner in spec.ties} - parts.keys():
+        raise ValueError(f"ties: no parameter {name!r}; {nearest(name, parts)}")
+    return Count(parts, tuple(each for _, each in declarations(model, modules)), idle)

@@ -196,7 +196,7 @@ class BlockSparseModule(AttentionModule):
         if not r or not self.training:
             times[:, 0] = math.log(1 + r)
             return blocks[:, None], times[:, None]
-        drawn = random_blocks(self.layer, n, self.sparse, self.part.num_heads)
+        drawn: Any = random_blocks(self.layer, n, self.sparse, self.part.num_heads)
         drawn = torch.tensor(drawn, device=device).transpose(0, 1)  # (n - 2, H, r)
         blocks = torch.cat((blocks[:, None].expand(-1, drawn.shape[1], -1), drawn), dim=-1)
         return blocks, F.pad(times, (0, r))[:, None]
@@ -257,13 +257,16 @@ def visible(real: Tensor | None) -> Visible:
 # -- random blocks -----------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result
 def random_blocks(seed: int, n: int, sparse: BlockSparseAttention, num_heads: int) -> list[Any]:
     """(H, n - 2, r) as published: numpy's generator, seeded by the number of the layer."""
     drawn = _drawn(seed, n, sparse.random_blocks, num_heads, sparse.block_size, sparse.length)
     if drawn is None:
         raise ValueError(f"{n} blocks of {sparse.block_size} are too few to draw {sparse.random_blocks} random ones")
     return drawn
+
+
+# what torch.compiler.assume_constant_result sets: calling it here would import the whole compiler, which takes seconds
+random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
