@@ -1,7 +1,8 @@
-"""`--set PATH=VALUE`, for every verb that takes it."""
+"""`--set PATH=VALUE` and `--device NAME`, for every verb that takes them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
@@ -17,3 +18,8 @@ def setting(text: str) -> tuple[str, Any]:
         return path, value
     except RecursionError:
         raise ValueError(f"--set {path}: JSON nested too deeply") from None
+
+
+def device_flag(parser: argparse.ArgumentParser) -> None:
+    about = "auto (a GPU where there is one, else cpu), cpu, cuda, cuda:1, mps"
+    parser.add_argument("--device", metavar="NAME", default="auto", help=about)

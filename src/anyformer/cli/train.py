@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer.cli.settings import setting
+from anyformer.cli.settings import device_flag, setting
 
 LOGS = ("tensorboard", "wandb")
 
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; a GPU where there is one")
+    device_flag(parser)
     parser.add_argument("--log", metavar="NAME", action="append", default=[], help=f"also to {' or '.join(LOGS)}")
     parser.add_argument("--show", action="store_true", help="print the description and train nothing")
 
@@ -75,8 +75,12 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
     return override(found, dict(setting(text) for text in options.set)), out
 
 
-def train(description: Any, folder: Path, resume: bool, device: str | None = None, logs: Sequence[str] = ()) -> Any:
-    """One training with everything that is seen of it: what the verb and the quickstart do."""
+def train(
+    description: Any, folder: Path, resume: bool, device: str = "auto", logs: Sequence[str] = (),
+    watch: list[Any] | None = None,
+) -> Any:  # fmt: skip
+    """One training with everything that is seen of it: what the verb and the quickstart do. `watch` are callbacks that
+    act on it in every process."""
     from anyformer.train import parallel
     from anyformer.train.baseline import Baselines
     from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
@@ -86,7 +90,8 @@ def train(description: Any, folder: Path, resume: bool, device: str | None = Non
     screen, baselines, samples = Screen(), Baselines(), Samples()
     with parallel.together(device) as here:
         first = parallel.rank() == 0  # the others are silent, and take part in what is computed together
-        seen = [Metrics(), screen, baselines, samples, *(SERVICES[name]() for name in logs)] if first else [samples]
+        seen: list[Any] = [samples, *(watch or ())]
+        seen = [Metrics(), screen, baselines, *seen, *(SERVICES[name]() for name in logs)] if first else seen
         tell = screen.told if first else lambda line: None
         trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
     if not first:

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
 from anyformer.spec import override
-from anyformer.train.data import Data, Held, PythonDocs, TrainedBPE
+from anyformer.train.data import Data, First, Held, PythonDocs, Source, TrainedBPE
 from anyformer.train.optim import Cosine, Muon
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
-SIZE, LENGTH = 1024, 128
-SMALL = {  # GPT-2's description, by address
-    "width": 192,
-    "embedding.tokens.vocab_size": SIZE,
-    "embedding.position.length": LENGTH,
-    "embedding.dropout": 0.0,
-    "decoder.depth": 6,
-    "decoder.layers.attention.op.num_heads": 4,
-    "decoder.layers.attention.op.head_width": 48,
-    "decoder.layers.attention.op.dropout": 0.0,
-    "decoder.layers.attention.dropout": 0.0,
-    "decoder.layers.feedforward.op.width": 768,
-    "decoder.layers.feedforward.dropout": 0.0,
-    "head.vocab_size": SIZE,
-}
-
 
 def run(data: str = "data") -> Run:
-    texts = PythonDocs()
+    return described(PythonDocs(), 100, vocabulary=1024, width=192, depth=6, heads=4, length=128, batch=8, lr=6e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    name: str
+    run: Run
+    enough: int  # steps that leave it well below the bigram baseline
+
+
+def sizes() -> tuple[Size, ...]:
+    """The recipe for slower machines too, the smallest first: less text, fewer words, a smaller model."""
+    documentation = PythonDocs(library=False)
+    some = First(source=PythonDocs(), count=250)
+    small = described(documentation, 20, vocabulary=280, width=64, depth=1, heads=2, length=64, batch=16, lr=3e-2)
+    middle = described(some, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
+    return Size("small", small, 0), Size("middle", middle, 500), Size("full", run(), 600)
+
+
+def described(
+    texts: Source, one_in: int, *, vocabulary: int, width: int, depth: int, heads: int, length: int, batch: int,
+    lr: float,
+) -> Run:  # fmt: skip
+    small = {  # GPT-2's description, by address
+        "width": width,
+        "embedding.tokens.vocab_size": vocabulary,
+        "embedding.position.length": length,
+        "embedding.dropout": 0.0,
+        "decoder.depth": depth,
+        "decoder.layers.attention.op.num_heads": heads,
+        "decoder.layers.attention.op.head_width": width // heads,
+        "decoder.layers.attention.op.dropout": 0.0,
+        "decoder.layers.attention.dropout": 0.0,
+        "decoder.layers.feedforward.op.width": 4 * width,
+        "decoder.layers.feedforward.dropout": 0.0,
+        "head.vocab_size": vocabulary,
+    }
     return Run(
         name="quickstart",
-        model=override(spec("gpt2"), SMALL),
-        vocabulary=TrainedBPE(size=SIZE),
-        data=Data(train=Held(source=texts, one_in=100), valid=Held(source=texts, one_in=100, out=True)),
+        model=override(spec("gpt2"), small),
+        vocabulary=TrainedBPE(size=vocabulary),
+        data=Data(train=Held(source=texts, one_in=one_in), valid=Held(source=texts, one_in=one_in, out=True)),
         objective=NextToken(),
-        optimizer=Muon(lr=6e-3),
+        optimizer=Muon(lr=lr),
         schedule=Cosine(warmup=20, floor=0.05),
-        batch=Batch(examples=8, length=LENGTH),
+        batch=Batch(examples=batch, length=length),
         steps=700,
         evaluate=Evaluate(every=175, sample="The following functions"),
         keep=Keep(every=175, last=1),

@@ -76,7 +76,7 @@ class Screen(Callback):
         learnt = sum(p.numel() for p in trainer.module.parameters() if p.requires_grad)
         part = "" if learnt == size else f", {learnt:,} of them learnt"
         where = f", from step {trainer.step:,}" if trainer.step else ""
-        self.told(f"{trainer.run.name}: {size:,} parameters{part}, {trainer.run.steps:,} steps{where}")
+        self.told(f"{trainer.run.name}: {size:,} parameters{part}, {trainer.steps:,} steps{where}")
         if not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -86,7 +86,7 @@ class Screen(Callback):
             TextColumn("{task.fields[loss]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
         )  # fmt: skip
-        self.task = self.bar.add_task("", total=trainer.run.steps, completed=trainer.step, loss="", speed="")
+        self.task = self.bar.add_task("", total=trainer.steps, completed=trainer.step, loss="", speed="")
         self.bar.start()
 
     def told(self, line: str) -> None:
@@ -99,10 +99,12 @@ class Screen(Callback):
         self.speed.add(trainer, done)
         if self.bar is not None:
             text = f"loss {done.loss:.3f}"
-            self.bar.update(self.task, completed=done.step, loss=text, speed=str(self.speed))
+            self.bar.update(
+                self.task, completed=done.step, total=trainer.steps, loss=text, speed=str(self.speed)
+            )
         elif time.monotonic() - self.told_at > self.every:
             self.told_at = time.monotonic()
-            self.told(f"step {done.step:,} of {trainer.run.steps:,}: loss {done.loss:.3f}, {self.speed}")
+            self.told(f"step {done.step:,} of {trainer.steps:,}: loss {done.loss:.3f}, {self.speed}")
 
     def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if name != "loss")

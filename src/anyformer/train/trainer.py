@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyformer import machine
 from anyformer.evaluate import mean_losses
 from anyformer.look.nonfinite import first_nonfinite
 from anyformer.objectives.objective import Batch, Objective
@@ -112,7 +113,7 @@ class Trainer:
         metrics: Callable[[Trainer, dict[str, float]], dict[str, float]] | None = None,
     ) -> None:  # fmt: skip
         self.run, self.folder, self.model, self.feed, self.valid = run, folder, model, feed, valid
-        self.layout = layout or parallel.Layout(run.mesh, torch.device(device))
+        self.layout = layout or parallel.Layout(run.mesh, machine.device(device))
         self.tokenizer, self.identity, self.device = tokenizer, dict(identity or {}), self.layout.device
         self.callbacks, self.metrics = list(callbacks), metrics
         self.checkpoints = Checkpoints(folder, run.keep.last, run.keep.best, pieces=self.layout.sharded)
@@ -133,6 +134,7 @@ class Trainer:
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
         self.step = self.examples = self.tokens = self.waited = 0
+        self.steps = run.steps  # the last one; what must be over in time moves it (see deadline.py)
         self.seconds = self.clock = 0.0
         self.best: float | None = None
         self.score: float | None = None  # of the weights as they are now
@@ -169,7 +171,7 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.started(self)
                     started.append(callback)
-                if self.step < self.run.steps:
+                if self.step < self.steps:
                     self.learn()
             finally:
                 for callback in started:
@@ -188,7 +190,7 @@ class Trainer:
                 if waiting is not None:  # the device is busy with the next step while this one's numbers are read
                     self.settle(waiting)
                 waiting = launched
-                last = self.step >= run.steps
+                last = self.step >= self.steps
                 evaluate = self.valid is not None and (last or self.step % run.evaluate.every == 0)
                 save = last or self.step % run.keep.every == 0 or bool(self.reason)
                 if self.device.type == "cpu" or evaluate or save:
@@ -223,7 +225,7 @@ class Trainer:
         norm = clip(self.optimizers.parameters, self.run.clip)
         sums = self.summed(torch.stack((*total.values(), self.layout.wishes(bool(self.wish)))))
         numbers = torch.cat((sums, norm.detach().float().reshape(1)))
-        lr = self.optimizers.rate(self.run.schedule.factor(ready.step, self.run.steps))
+        lr = self.optimizers.rate(self.run.schedule.factor(ready.step, self.steps))
         self.move(numbers)
         self.optimizers.zero_grad()
         self.layout.agree()
