@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from anyformer import machine
+
 REPO = Path(__file__).resolve().parents[1]
 
 
@@ -19,11 +21,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    for name, there, reason in (
+        ("gpu", torch.cuda.is_available, "needs a CUDA GPU"),
+        ("compiler", lambda: machine.has("compiler"), "needs a C++ compiler"),
+    ):
+        marked = [item for item in items if item.get_closest_marker(name)]
+        for item in marked if marked and not there() else ():
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer import families
+from anyformer import families, machine
 from anyformer.build import skeleton
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
@@ -92,8 +92,9 @@ def load(
 ) -> Any:  # fmt: skip
     """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
 
-    dtype "auto" is the one the config names, or else the checkpoint's own.
+    dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.
     """
+    where = machine.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
     spec = read_spec(folder)
     ours = (folder / "spec.json").is_file()
@@ -108,7 +109,7 @@ def load(
     if strict and not report.clean:
         raise ValueError(f"{folder}: the checkpoint does not fit its description: {report}")
     model.tie()
-    model.to(device)
+    model.to(where)
     if report.missing or report.mismatched:
         initialise(model, spec.init, seed=0, only={*report.missing, *report.mismatched})
         model.fresh = frozenset((*report.missing, *report.mismatched))

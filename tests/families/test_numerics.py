@@ -365,12 +365,14 @@ ONE_PER_KIND = {"GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedL
 
 
 @pytest.mark.slow
+@pytest.mark.compiler
 @over_catalogue("N9")
 def test_n9_inductor_for_all(case: Case) -> None:
     compile_and_compare(case, "inductor")
 
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", [c for c in cases() if c.id in ONE_PER_KIND], ids=lambda case: case.id)
 def test_n9_inductor_for_one_of_each_kind(case: Case) -> None:
     compile_and_compare(case, "inductor")

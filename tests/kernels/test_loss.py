@@ -113,7 +113,9 @@ def test_memory_is_one_chunk() -> None:
     assert largest == 16 * 1000
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.compiler])]
+)
 def test_compiles_whole(backend: str) -> None:
     x, w, b, labels = things()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from anyformer import machine
 from anyformer.train import optim
 
 OPTIMIZERS = [
@@ -56,7 +57,10 @@ def by_hand(part: Any, net: Net) -> list[torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("part", OPTIMIZERS, ids=lambda part: type(part).__name__)
-def test_an_optimizer_is_torchs_own_with_decay_on_matrices(part: optim.Optimizer) -> None:
+def test_an_optimizer_is_torchs_own_with_decay_on_matrices(
+    part: optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "has", lambda ability: True)
     ours, theirs = Net(), Net()
     made, hand = part.make(ours), by_hand(part, theirs)
     before = theirs.frozen.weight.clone()
@@ -90,6 +94,41 @@ def test_a_state_goes_on_bit_for_bit_elsewhere(part: optim.Optimizer) -> None:
     missing = {name: value for name, value in kept.items() if not name.startswith("inner.weight/")}
     with pytest.raises(ValueError, match="does not belong to this model"):
         part.make(Net()).load(missing)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (5, 6), (64, 64), (96, 256), (256, 96)])
+def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) -> None:
+    """Ten steps of each from the same weights: the iteration in fp64 to fp32's rounding, torch's to bf16's; a state of
+    one is a state of the other."""
+    torch.manual_seed(0)
+    start, gradients = torch.randn(shape), [torch.randn(shape) for _ in range(10)]
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.3, "adjust_lr_fn": "match_rms_adamw"}
+    wide, theirs = (nn.Parameter(start.clone()) for _ in range(2))
+    made = optim.WideMuon([wide], **options), torch.optim.Muon([theirs], **options)
+    exact, momentum = start.double(), torch.zeros(shape, dtype=torch.float64)
+    for gradient in gradients:
+        for parameter, each in zip((wide, theirs), made):
+            parameter.grad = gradient.clone()
+            each.step()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        x = 0.05 * gradient + 0.95 * momentum
+        x = x / x.norm()
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * (x @ x.T) @ (x @ x.T) @ x
+        exact = exact * (1 - 1e-2 * 0.3) - 1e-2 * 0.2 * math.sqrt(max(shape)) * x
+    moved = (exact - start).norm()
+    assert (wide.detach() - exact).norm() < 1e-5 * moved
+    assert (theirs.detach() - exact).norm() < 2e-2 * moved
+    mine, other = (each.state_dict() for each in made)
+    assert torch.equal(mine["state"][0]["momentum_buffer"], other["state"][0]["momentum_buffer"])
+    made[0].load_state_dict(other)
+    made[1].load_state_dict(mine)
+
+
+def test_muon_asks_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, kind in ((True, torch.optim.Muon), (False, optim.WideMuon)):
+        monkeypatch.setattr(machine, "has", lambda ability, there=there: there)
+        assert type(optim.Muon(matrices="*inner*").make(Net()).each[0]) is kind
 
 
 def test_rates_and_mistakes() -> None:

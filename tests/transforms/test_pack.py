@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer import machine
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.pack import PACKED, PackedLinear, pack, unpack
 from small import close
@@ -29,6 +30,21 @@ def test_products(shape: tuple[int, ...], bias: bool) -> None:
     close(pack(torch.nn.Sequential(linear))(x), expected)
 
 
+packs = pytest.mark.skipif(not machine.has("onednn"), reason="torch cannot pack weights for this CPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_nothing_is_packed_where_it_cannot_be(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(machine.HIDING, "onednn,bf16")
+    PACKED.kept.clear()  # another layer may have lain at this place
+    linear, x = layer().to(dtype), torch.randn(8, 48).to(dtype)
+    expected = linear(x)
+    assert torch.equal(pack(torch.nn.Sequential(linear))(x), expected)
+    assert linear.weight.data_ptr() not in PACKED.kept
+
+
+@packs
 @torch.no_grad()
 def test_weights_changed_in_place_are_packed_again() -> None:
     model, x = pack(torch.nn.Sequential(layer())), torch.randn(8, 48)
@@ -42,6 +58,7 @@ def test_weights_changed_in_place_are_packed_again() -> None:
     close(model.double()(x.double()), torch.nn.functional.linear(x.double(), model[0].weight, model[0].bias), 1e-12)
 
 
+@packs
 @torch.no_grad()
 def test_a_joined_layer_changed_by_its_parts_is_packed_again() -> None:
     model, inputs = pack(fuse(model_of("llama"))), inputs_of("llama")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.transforms import quantize as quantizing
+from anyformer import machine
 from anyformer.transforms.quantize import Int8Linear, quantize
 from small import close
 from tiny import inputs_of, model_of
@@ -65,6 +65,10 @@ def test_odd_inputs() -> None:
     assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "a NaN is never hidden"
 
 
+engine = pytest.mark.skipif(not machine.has("int8"), reason="torch has no 8-bit products for this CPU")
+
+
+@engine
 def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     q, x = Int8Linear.of(layer()), torch.randn(4, 64)
     fine = (q(x) - Int8Linear.of(layer(), exact=True)(x)).abs().max()
@@ -73,10 +77,26 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     assert fine < rough < 8 * fine
 
 
-def test_other_devices_and_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, x = Int8Linear.of(layer()), torch.randn(4, 64)
-    monkeypatch.setattr(quantizing, "HAS_BYTES", False)
-    close(q(x), torch.nn.functional.linear(x, q.dequantized(), q.bias))
+@engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 64, 1024, 1025, 3000])  # sums that fp32 holds exactly, and those it does not
+def test_without_an_engine_the_numbers_are_the_same(
+    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    q = Int8Linear.of(torch.nn.Linear(width, 48)).requires_grad_(False)
+    q.weight[:8] = torch.randint(64, 128, (8, width))  # large sums, of which fp32 loses the last digits
+    x = torch.cat((torch.randn(40, width) * torch.logspace(-3, 3, 40)[:, None], torch.rand(20, width) / 2 + 0.5))
+    halves = (torch.arange(x.numel()) % 509 - 254.0).view_as(x) / 254  # between two steps: which one is taken?
+    x = torch.cat((x, halves, torch.zeros(1, width))).to(dtype)
+    with_engine = q(x)
+    monkeypatch.setenv(machine.HIDING, "int8")
+    without = q(x)
+    if torch.cpu._is_vnni_supported():
+        assert torch.equal(without, with_engine)
+    else:  # there the engine keeps seven bits
+        close(without.float(), with_engine.float(), 0.02 * float(with_engine.abs().max()))
+    assert not machine.has("int8")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])

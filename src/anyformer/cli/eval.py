@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from anyformer.cli.settings import device_flag
+
 SPLITS = ("test", "valid", "train")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -29,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
     parser.add_argument("--save", metavar="FILE", help="also write every prediction there, an object a line")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ...; a GPU where there is one")
+    device_flag(parser)
     parser.add_argument("--json", action="store_true", help="one object")
 
 
@@ -68,10 +70,8 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     options.recipe = options.recipe or options.model
     description, _ = described(options)
     with working(f"reading {options.model}"):
-        import torch
-
+        from anyformer import machine
         from anyformer.checkpoint import load
-        from anyformer.cli.generate import check_device
         from anyformer.evaluate import Evaluation
         from anyformer.evaluate.alone import chosen, evaluate, write_predictions
         from anyformer.inputs.text import Tokenizer
@@ -79,8 +79,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        check_device(device)
+        device = machine.device(options.device)
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = checkpoint_of(home, options)

@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from anyformer.cli.settings import device_flag
 from anyformer.cli.texts import text_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -36,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="of sampling: the same seed gives the same text")
     parser.add_argument("--stop", metavar="TEXT", action="append", help="end before this text; may be given again")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu (the default), cuda, cuda:1, mps")
+    device_flag(parser)
     parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"of attention: {', '.join(KERNELS)}")
     parser.add_argument("--compile", action="store_true", default=None, help="compile first: for long texts, or many")
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
 
     local = os.path.isdir(path)  # a download shows its own progress
     with working(f"reading {options.model}" if local else f"looking for {options.model}"):
+        from anyformer import machine
         from anyformer.generate.settings import Settings
         from anyformer.inputs.text import Tokenizer
 
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
                                                     "top_p", "min_p", "seed")}  # fmt: skip
         settings = {name: value for name, value in settings.items() if value is not None}
         Settings(**settings).check(2**31)  # before minutes of loading
-        check_device(options.device)
+        device = machine.device(options.device)
     from anyformer.weights import hub
 
     folder = hub.resolve(options.model, offline=options.offline)
@@ -76,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     with working(f"reading {options.model}"):
         from anyformer.checkpoint import load
 
-        model = load(folder, dtype=options.dtype, device=options.device)
+        model = load(folder, dtype=options.dtype, device=device)
     model.kernel = options.kernel
     if options.compile:
         from anyformer.transforms.fuse import fuse
@@ -105,15 +107,6 @@ def prompts(options: argparse.Namespace) -> list[str]:
     if not texts or not all(texts):
         raise ValueError("the prompt is empty")
     return texts
-
-
-def check_device(name: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=name).to("cpu")
-    except Exception as error:  # what it is differs by device and build
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anyformer.cli import Mistake, Parser
-from anyformer.cli.generate import DTYPES, check_device, visible
+from anyformer.cli.generate import DTYPES, visible
+from anyformer.cli.settings import device_flag
 from anyformer.cli.texts import text_of
 from anyformer.spec import nearest
 from anyformer.tasks import TASKS, About
@@ -56,7 +57,7 @@ def parser_of(task: str) -> Parser:
     parser.add_argument("--json", action="store_true", help="results as JSON, one line for each input")
     parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs at once; 8")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu (the default), cuda, cuda:1, mps")
+    device_flag(parser)
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
     own = parser.add_argument_group(f"of {task}")
     for name, flag in about.flags.items():
@@ -79,16 +80,16 @@ def run(task: str, options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import progress, working
 
     with working(f"looking for {options.model}"):
-        from anyformer import tasks
+        from anyformer import machine, tasks
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
         checked_rows(task, inputs)  # before seconds of loading
-        check_device(options.device)
+        device = machine.device(options.device)
         function = getattr(tasks, task.replace("-", "_"))
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
     with working(f"reading {options.model}"):
-        reader = tasks.open_model(folder, device=options.device, dtype=options.dtype)
+        reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
         found = function(reader, inputs, batch=options.batch, progress=advance, **own)
     show(found if isinstance(inputs, list) else [found], options.json)

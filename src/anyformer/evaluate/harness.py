@@ -65,9 +65,8 @@ class AnyformerLM(TemplateLM):
             raise ValueError("give the folder of the model: --model_args path=DIR")
         folder = hub.resolve(str(path), offline=offline)
         self.tokenizer = Tokenizer.load(folder)
-        asked = device or "cuda"  # which the harness asks for by itself, on every machine
-        there = not asked.startswith("cuda") or torch.cuda.is_available()
-        self.model = load(folder, dtype=dtype, device=asked if there else "cpu")
+        # the harness asks for "cuda" by itself, on every machine
+        self.model = load(folder, dtype=dtype, device="auto" if device in (None, "cuda") else device)
         check_writer(self.model)
         belong(self.model, self.tokenizer)
         self.backend = "seq2seq" if hasattr(self.model, "encode") else "causal"

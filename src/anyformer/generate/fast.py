@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer import machine
 from anyformer.generate.job import Job
 from anyformer.generate.stepper import Stepper
 from anyformer.kernels.recording import recorded
@@ -37,7 +38,7 @@ def quicken(stepper: Stepper, max_length: int, more: int, compiled: bool | None)
     False does not want it, None leaves it to the device."""
     if compiled is False or (compiled is None and (stepper.model.device.type != "cuda" or more < ENOUGH)):
         return
-    why = obstacle(stepper, max_length)
+    why = obstacle(stepper, max_length, bool(compiled))
     if why is None:
         stepper.recording = recording_for(stepper, -(-max_length // ROOM) * ROOM, bool(compiled))
         stepper.state = stepper.recording.begin(stepper)
@@ -45,9 +46,11 @@ def quicken(stepper: Stepper, max_length: int, more: int, compiled: bool | None)
         raise ValueError(f"compile=True: {why}")
 
 
-def obstacle(stepper: Stepper, max_length: int) -> str | None:
+def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
     """Why this text cannot be written by a recorded step."""
     model, state = stepper.model, stepper.state
+    if compiled and BACKEND == "inductor" and not machine.has("compiler"):
+        return machine.NO_COMPILER
     if state is None:
         return "needs use_cache"
     if state.capacity is not None:

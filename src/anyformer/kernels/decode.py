@@ -9,14 +9,14 @@ B rows, H heads, G key/value heads, R = H / G, S keys, K head width.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
+from anyformer import machine
+
 BLOCK = 64  # keys read at once
 PROGRAMS = 256  # that keep a large device busy
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = machine.has("triton")
 
 
 def fits(q: Tensor, v: Tensor) -> bool:

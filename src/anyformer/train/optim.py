@@ -1,6 +1,7 @@
 """Optimisers and learning-rate schedules, as descriptions, and the torch optimisers they make.
 
-Every optimiser is torch's own. Weight decay acts on matrices alone: biases, norms and other vectors keep their scale.
+Every optimiser is torch's own, but for how Muon computes where bf16 is slow. Weight decay acts on matrices alone:
+biases, norms and other vectors keep their scale.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from anyformer import machine
 from anyformer.parts.check import at_least, positive
 from anyformer.spec import Part
 from anyformer.train.parallel import by_mesh, whole
@@ -97,8 +99,10 @@ class Muon(Optimizer):
         if not inner:
             raise ValueError(f"Muon.matrices {self.matrices!r} names no matrix of this model")
         rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
+        slow = all(p.device.type == "cpu" for _, p in inner) and not machine.has("bf16")
+        kind = WideMuon if slow else torch.optim.Muon
         made: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
+            kind(
                 [p for _, p in inner], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
@@ -107,6 +111,36 @@ class Muon(Optimizer):
             others = AdamW(lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
             made += others.optimizers(rest)
         return made
+
+
+class WideMuon(torch.optim.Muon):
+    """torch's Muon with the products of its Newton-Schulz steps in fp32 instead of bf16: the same but for rounding, and
+    the same state."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                momentum.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonal(p.grad.lerp(momentum, group["momentum"]), group)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-0.2 * group["lr"] * math.sqrt(max(p.shape)))  # [Liu et al. 2025]
+
+
+def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
+    """The matrix with its singular values near 1, by the iteration that torch's Muon has."""
+    a, b, c = group["ns_coefficients"]
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.float().T if tall else matrix.float()
+    x = x / x.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
 
 
 class Optimizers:

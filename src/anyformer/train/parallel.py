@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from anyformer import machine
 from anyformer.block import StackModule
 from anyformer.parts.check import at_least
 from anyformer.spec import Part
@@ -45,10 +46,10 @@ class Mesh(Part):
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def start(device: str | torch.device | None = None) -> torch.device:
+def start(device: str | torch.device | None = "auto") -> torch.device:
     """Joins the other processes where torchrun started several. Gives the device of this one."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = machine.device(device)
     if several and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if several and not dist.is_initialized():
@@ -68,7 +69,7 @@ def end() -> None:
 
 
 @contextlib.contextmanager
-def together(device: str | torch.device | None = None) -> Iterator[torch.device]:
+def together(device: str | torch.device | None = "auto") -> Iterator[torch.device]:
     """`start` to `end`; that another process ended in between is one clear line."""
     here = start(device)
     try:

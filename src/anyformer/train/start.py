@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from anyformer import families
+from anyformer import families, machine
 from anyformer._version import __version__
 from anyformer.build import build, skeleton
 from anyformer.checkpoint import fill, load, read_spec
@@ -37,7 +37,7 @@ Tell = Callable[[str], object]
 
 
 def train(
-    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = None,
+    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = "auto",
     callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
 ) -> Trainer:  # fmt: skip
     """Trains a run in a folder; with `resume`, from where it was left there."""
@@ -45,13 +45,17 @@ def train(
 
 
 def setup(
-    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = None,
+    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = "auto",
     callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
 ) -> Trainer:  # fmt: skip
     """Everything before the first step: the folder, the vocabulary, the records, the model."""
     folder = Path(folder)
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
+    if run.compile and not machine.has("compiler"):
+        raise ValueError(f"compile=true: {machine.NO_COMPILER}")
+    if layout.device.type == "cpu" and run.precision.startswith("bf16") and not machine.has("bf16"):
+        tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
     with claimed(run, folder, resume or parallel.starts() > 0):
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)

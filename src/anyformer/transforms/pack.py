@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer import machine
 from anyformer.kernels import matvec
 from anyformer.kernels.packed import Packed
 from anyformer.parts.joined import Joined
@@ -70,6 +71,8 @@ PACKED = Packed()
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Tensor:
     """x (..., in) times weights (out, in) that are packed as oneDNN wants them for few rows; `views` are tensors in
     their memory through which they may be changed, and which count that for themselves."""
+    if not machine.has("onednn") or (x.dtype == torch.bfloat16 and not machine.has("bf16")):
+        return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)
     packed = PACKED.of(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8), changes)
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -81,8 +84,5 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Te
 
 
 def packs(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN multiplies these."""
-    return x.is_cpu and x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16) and HAS_ONEDNN
-
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
+    """Whether oneDNN has a layout for these."""
+    return x.is_cpu and x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16)

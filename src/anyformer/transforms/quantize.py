@@ -3,9 +3,10 @@
     quantize(model)                              # every linear layer, the head too: a quarter of fp32's memory
     quantize(model, "decoder.*")                 # some of them
 
-A weight is round(w / scale), scale = largest |w| of its row / 127. On an x86 CPU each row of activations is rounded to
-8 bits too, with a scale of its own: that is what VNNI instructions multiply, and a batch changes no row; `exact=True`
-keeps the activations as they are there, and so does every other device. Inference only: the float weights are gone.
+A weight is round(w / scale), scale = largest |w| of its row / 127. On a CPU each row of activations is rounded to 8
+bits too, with a scale of its own: that is what VNNI instructions multiply, and a batch changes no row. A CPU for which
+torch has no 8-bit products gives the same numbers by plain ones. `exact=True` keeps the activations as they are there,
+and so does every other device. Inference only: the float weights are gone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer import machine
 from anyformer.kernels.packed import Packed
 from anyformer.spec import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
@@ -78,7 +80,7 @@ class Int8Linear(nn.Module):
         return self.weight.float() * self.scale[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.exact and x.is_cpu and x.numel() and HAS_BYTES:
+        if not self.exact and x.is_cpu and x.numel():
             return by_bytes(x, self.weight, self.scale, self.bias)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if x.dtype == torch.float16:  # sums of whole numbers up to 127 are beyond its range
@@ -98,11 +100,8 @@ class Int8Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-# Whether torch was built with 8-bit products for this CPU (and still has them: their tensors are deprecated).
-HAS_BYTES = "x86" in torch.backends.quantized.supported_engines and hasattr(torch, "_make_per_channel_quantized_tensor")
-
-
 PACKED = Packed()
+EXACT = 2**24 // 128**2  # products of bytes, of which fp32 holds the sum exactly
 
 
 @torch.library.custom_op("anyformer::by_bytes", mutates_args=())
@@ -111,12 +110,24 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     the packed weights."""
     wide = x.float()
     top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-    # with each row brought into [-1, 1], one step size is right for all of them
-    levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
-    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    out = multiply(wide / top, 1 / levels, 128, PACKED.of(weight, lambda: pack(weight, scale)))
+    wide = wide / top  # with each row in [-1, 1], one step size is right for all of them
+    if machine.has("int8"):
+        levels = 127 if torch.cpu._is_vnni_supported() else 63  # older CPUs add pairs in 16 bits: 7 bits fit
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        out = multiply(wide, 1 / levels, 128, PACKED.of(weight, lambda: pack(weight, scale)))
+    else:
+        # as the engine has it, whose bytes begin at 0: x times 127 and 128 more, rounded to fp32 once, then whole
+        whole = wide.double().mul_(127).add_(128).float().round_().sub_(128)
+        out = plainly(whole, weight) * (scale * (1 / 127))
     out = out * top if bias is None else torch.addcmul(bias, out, top)
     return out.to(x.dtype)
+
+
+def plainly(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., in) of whole numbers up to 127 times int8 (out, in), every sum exact before it is rounded to fp32 once."""
+    pieces = zip(x.split(EXACT, -1), weight.split(EXACT, 1), strict=True)
+    first, *rest = [F.linear(some, own.float()) for some, own in pieces]
+    return sum((piece.double() for piece in rest), first.double()).float() if rest else first
 
 
 @by_bytes.register_fake
