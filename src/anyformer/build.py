@@ -24,22 +24,17 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def skeleton(spec: Model) -> TransformerModule:
-    """The model on the meta device: shapes and addresses, no memory."""
-    model = assembled(spec)
-    model.tie()
-    return model
-
-
-def assembled(spec: Model, kind: type[Site] = Site) -> TransformerModule:
-    """The same before its ties, built at a site of this kind."""
+def skeleton(spec: Model, kind: type[Site] = Site) -> TransformerModule:
+    """The model on the meta device: shapes and addresses, no memory. It is built at a site of this kind."""
     if not isinstance(spec, Model):
         raise ValueError(f"only a Model description can be built, got {type(spec).__name__}")
     try:
         with torch.device("meta"), _Unfilled():
-            return spec.build(kind(width=spec.width))
+            model = spec.build(kind(width=spec.width))
     except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
         raise ValueError(f"this description cannot be built: {str(error).splitlines()[0]}") from error
+    model.tie()
+    return model
 
 
 def build(

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.build import assembled
+from anyformer.build import skeleton
 from anyformer.count.state import bytes_of
 from anyformer.count.survey import Survey, everywhere
 from anyformer.model import Model
-from anyformer.spec import nearest
 from anyformer.state import declarations
 
 
@@ -53,7 +52,7 @@ class Count:
 
 def count(spec: Model) -> Count:
     """What a description costs, from its shapes on the meta device; of layers that are alike one is built."""
-    model: Any = assembled(spec, Survey)
+    model: Any = skeleton(spec, Survey)
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
     tied, seen, idle = {name for name, _ in spec.ties}, set(), 0
@@ -67,6 +66,4 @@ def count(spec: Model) -> Count:
             modules.append((address, module))
             share: float = getattr(module, "unused", 0.0)
             idle += sum(round(p.numel() * share) for p in module.parameters(recurse=False))
-    for name in {owner for _, owner in spec.ties} - parts.keys():
-        raise ValueError(f"ties: no parameter {name!r}; {nearest(name, parts)}")
     return Count(parts, tuple(each for _, each in declarations(model, modules)), idle)
