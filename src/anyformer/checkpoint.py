@@ -37,18 +37,29 @@ class Report:
 
     missing: dict[str, str]  # our address -> how it was initialised
     unexpected: tuple[str, ...]  # published tensors that nothing takes
-    mismatched: dict[str, str]  # our address -> the two shapes
+    mismatched: dict[str, str]  # our address -> the two shapes, as published
     dropped: tuple[str, ...]  # published tensors that hold nothing to learn
+    published: dict[str, str]  # our address -> the published tensors that are missing or mismatched for it
 
     @property
     def clean(self) -> bool:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        lines = [f"missing {name} ({how})" for name, how in self.missing.items()]
+        lines = [f"missing {line}" for line in self._by_published_name(self.missing)]
         lines += [f"unexpected {name}" for name in self.unexpected]
-        lines += [f"wrong shape {name} ({shapes})" for name, shapes in self.mismatched.items()]
+        lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
         return "; ".join(lines) or "every tensor fits"
+
+    def _by_published_name(self, found: dict[str, str]) -> list[str]:
+        """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
+        addresses: dict[tuple[str, str], list[str]] = {}
+        for address, text in found.items():
+            addresses.setdefault((self.published[address], text), []).append(address)
+        return [
+            f"{name} ({'' if ours == [name] else 'here ' + ', '.join(ours) + '; '}{text})"
+            for (name, text), ours in addresses.items()
+        ]
 
 
 def read_spec(folder: Path) -> Model:
@@ -176,16 +187,21 @@ def fill(
     used: set[str] = set()
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}
+    published: dict[str, str] = {}
     for step in steps:
         present = [source for source in step.sources if source in names]
         used.update(present)
+        if len(present) < step.rule.needed:
+            absent = [source for source in step.sources if source not in names]
+            absent = absent[:1] if step.rule.needed == 1 else absent
+            published.update(dict.fromkeys(step.targets, " and ".join(absent)))
         if len(present) < step.rule.needed or all(target in filled for target in step.targets):
             continue
         shapes = [targets[target].shape for target in step.targets]
         sources = [checkpoint.read(names[source]) for source in present[: step.rule.needed]]
-        wrong = step.rule.misfit(sources, shapes)
-        if wrong:
-            mismatched.update({target: wrong for target in step.targets})
+        if wrong := {n: why for n, why in zip(present, step.rule.misfits(sources, shapes), strict=False) if why}:
+            mismatched.update(dict.fromkeys(step.targets, " and ".join(dict.fromkeys(wrong.values()))))
+            published.update(dict.fromkeys(step.targets, " and ".join(names[source] for source in wrong)))
             continue
         for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
             tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
@@ -206,7 +222,9 @@ def fill(
     left = [name for name in names if name not in used]
     unexpected = tuple(name for name in left if all(match(template, name) is None for template in dropped))
     how = "initialised as its description says"
-    return Report(dict.fromkeys(missing, how), unexpected, mismatched, tuple(n for n in left if n not in unexpected))
+    known = tuple(name for name in left if name not in unexpected)
+    published = {name: published[name] for name in (*missing, *mismatched)}
+    return Report(dict.fromkeys(missing, how), unexpected, mismatched, known, published)
 
 
 def _match_names(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from catalogue import cases, every_case
 
 from anyformer import families
-from anyformer.families.family import COMMON, GENERATION, Inert, Only
+from anyformer.families.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning
 
 
 def other_values(value: Any) -> list[Any]:
@@ -28,23 +32,56 @@ def other_values(value: Any) -> list[Any]:
     return [7, True, 0.125, "relu", {"rope_type": "linear", "factor": 2.0}]
 
 
-def test_every_config_field_is_accounted_for() -> None:
+def known_to(model_type: str) -> set[str]:
+    """What a published class knows: its fields, their other names, and whatever published code reads from a config."""
+    import transformers
+
+    kind = transformers.CONFIG_MAPPING[model_type]
+    home, general = Path(inspect.getfile(kind)).parent, Path(transformers.__file__).parent
+    files = [*home.glob("configuration_*.py"), *home.glob("modeling_*.py")]
+    files += [general / name for name in ("configuration_utils.py", "modeling_utils.py", "modeling_rope_utils.py")]
+    files += [general / "utils" / "output_capturing.py", general / "loss" / "loss_utils.py"]
+    code = "".join(file.read_text() for file in files)
+    read = re.findall(r"""config\.(\w+)|getattr\([\w.]*config, "(\w+)"|kwargs\.\w+\("(\w+)\"""", code)
+    return {f.name for f in dataclasses.fields(kind)}.union(kind.attribute_map, *read)
+
+
+def published_families() -> list[Any]:
+    return [family for family in families.catalogue().values() if family.architectures]
+
+
+@pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
+def test_every_config_field_is_accounted_for(family: Any) -> None:
+    """Fields of the class and of all classes, and other names of them: in the table, and none without an effect."""
     transformers = pytest.importorskip("transformers")
-    for model_type, family in families.catalogue().items():
-        if not family.architectures:
-            continue  # no class is published: descriptions alone
-        mine = [case for case in every_case() if case.model_type == model_type]
-        fields = set(transformers.AutoConfig.for_model(model_type).to_dict())
-        silent = []
-        for name in sorted(fields - GENERATION):
-            field = family.known.get(family.aliases.get(name, name))
-            if isinstance(field, (Inert, Only)):
-                continue
-            if field is None:
-                silent.append(f"{name} (unknown)")
-            elif not any(changes(family, case, name) for case in mine):
-                silent.append(name)
-        assert not silent, f"{model_type}: these config fields change nothing and are not declared inert: {silent}"
+    mine = [case for case in every_case() if case.model_type == family.name]
+    kind = transformers.CONFIG_MAPPING[family.name]
+    fields = set(kind().to_dict()) | {f.name for f in dataclasses.fields(kind)} | set(kind.attribute_map)
+    silent = []
+    for name in sorted(fields - GENERATION):
+        field = family.known.get(family.aliases.get(name, name))
+        if field is None or isinstance(field, Gone):
+            silent.append(f"{name} (unknown)")
+        elif isinstance(field, Field) and not any(changes(family, case, name) for case in mine):
+            silent.append(name)
+    assert not silent, f"{family.name}: these config fields change nothing and are not declared inert: {silent}"
+
+
+@pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
+def test_only_what_published_code_reads_is_refused(family: Any) -> None:
+    """A value may be refused where transformers honours it; what it never reads must not stop a load."""
+    known = known_to(family.name)
+    for name, field in family.known.items():
+        if isinstance(field, Gone):
+            assert name not in known, f"{family.name}.{name}: published code reads it"
+        elif isinstance(field, Only):
+            assert name in known, f"{family.name}.{name}: published code reads no such field"
+
+
+def test_generation_settings_are_those_of_published_classes() -> None:
+    transformers = pytest.importorskip("transformers")
+    left = set(transformers.GenerationConfig._get_default_generation_params()) - GENERATION - set(COMMON)
+    assert not left
 
 
 def changes(family: Any, case: Any, name: str) -> bool:
@@ -63,15 +100,21 @@ def changes(family: Any, case: Any, name: str) -> bool:
 def test_inert_fields_say_why() -> None:
     for family in families.catalogue().values():
         for name, field in {**COMMON, **family.fields}.items():
-            assert not isinstance(field, Inert) or field.why, f"{family.name}.{name}"
+            assert isinstance(field, Field) or field.why, f"{family.name}.{name}"
 
 
-@pytest.mark.parametrize("field", [n for n, f in COMMON.items() if isinstance(f, Only)])
-def test_unsupported_values_are_refused(field: str) -> None:
-    for family in families.catalogue().values():
-        if isinstance(family.known[field], Only):
-            with pytest.raises(ValueError, match=field):
-                family.read({field: "something"})
+@pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
+def test_unsupported_values_are_refused(family: Any) -> None:
+    config = next(case.config for case in every_case() if case.model_type == family.name)
+    for name, field in family.known.items():
+        if isinstance(field, Gone):
+            with pytest.warns(UnknownFieldWarning, match=name):
+                spec = family.read({**config, name: "something"})
+            assert spec.replace(source={}) == family.read(config).replace(source={})
+            assert family.write(spec)[name] == "something"
+        elif isinstance(field, Only):
+            with pytest.raises(ValueError, match=f"{name}='something' is not supported .*; valid: "):
+                family.read({name: "something"})
 
 
 def test_inert_fields_change_no_output() -> None:

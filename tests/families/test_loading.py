@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import socket
+import warnings
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import Field
+from anyformer.families.family import Field, UnknownFieldWarning
 from anyformer.spec import from_json, to_json
 
 
@@ -90,8 +92,9 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     others = ("embed", "wte", "logits_bias")  # what tying or a published default can stand in for
     steps = [name for name in tensors if tensors[name].dim() > 1 and not any(other in name for other in others)]
     gone, bent = [n for n in steps if n not in tied][:2]
-    missing = tensors.pop(gone)
-    tensors[bent] = tensors[bent][..., :-1].clone()
+    whole = tensors[bent]
+    del tensors[gone]
+    tensors[bent] = whole[..., :-1].clone()
     tensors["surplus.weight"] = torch.zeros(2)
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ValueError) as error:
@@ -103,7 +106,14 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     for name in (*report.missing, *report.mismatched):
         assert name in message
         assert model.state_dict()[name].isfinite().all()
-    assert all("initialised" in how for how in report.missing.values()) and missing is not None
+    assert all("initialised" in how for how in report.missing.values())
+    # what made the file knows the published names alone, and their shapes
+    assert gone in {report.published[name] for name in report.missing}  # and whatever is tied to it
+    assert bent in {report.published[name] for name in report.mismatched}
+    shapes = f"the checkpoint has {tuple(tensors[bent].shape)}, the model needs {tuple(whole.shape)})"
+    for text in (message, str(report)):
+        assert f"missing {gone} (here " in text and "unexpected surplus.weight" in text
+        assert re.search(rf"wrong shape {re.escape(bent)} \(here [^;]*; {re.escape(shapes)}", text)
 
 
 @over_catalogue("L3")
@@ -198,19 +208,37 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
 
 
 @over_catalogue("L7")
-def test_l7_unknown_config_is_refused(case: Case, tmp_path) -> None:
+def test_l7_a_wrong_value_is_refused(case: Case) -> None:
     config = json.loads((folder(case) / "config.json").read_text())
     family = families.find(case.model_type)
-    name = next(n for n in family.fields if n in config)
-    for bad, expected in (({f"{name}_": 1}, name), ({"architectures": [case.architecture + "s"]}, case.architecture)):
-        with pytest.raises(ValueError, match=expected):
-            family.read({**config, **bad})
+    with pytest.raises(ValueError, match=case.architecture):
+        family.read({**config, "architectures": [case.architecture + "s"]})
     with pytest.raises(ValueError, match=case.model_type):
         families.find(case.model_type + "x")
     usual = ("gelu", "gelu_new", "silu")
     for name in (n for n, f in family.fields.items() if isinstance(f, Field) and f.default in usual):
         with pytest.raises(ValueError, match=r"did you mean 'gelu'"):
             family.read({**config, name: "gelv"})
+
+
+@over_catalogue("L7")
+def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_path) -> None:
+    shutil.copytree(folder(case), tmp_path / "m")
+    config = json.loads((folder(case) / "config.json").read_text())
+    strange = {"condition_on_chain": True, "adapter": {"dim": [64, None, 1e400]}, "output\npast": float("nan")}
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, **strange}))
+    with pytest.warns(UnknownFieldWarning) as seen:
+        model = af.load(tmp_path / "m")
+    (warning,) = [each for each in seen if each.category is UnknownFieldWarning]
+    assert all(repr(name) in str(warning.message) for name in strange) and "\n" not in str(warning.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        af.save(model, tmp_path / "hf", format="hf")
+    written = json.loads((tmp_path / "hf" / "config.json").read_text(), parse_constant=str)  # JSON has no infinity
+    infinite = {"dim": [64, None, {"__float__": "Infinity"}]}
+    expected = {"condition_on_chain": True, "adapter": infinite, "output\npast": {"__float__": "NaN"}}
+    assert {name: written[name] for name in strange} == expected
+    assert model.spec.replace(source={}) == ours(case).spec.replace(source={})
 
 
 @over_catalogue()

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -95,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def guarded(command: Callable[[], object]) -> int:
     """Runs it; whatever goes wrong is one line and an exit code."""
     try:
-        command()
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *where: tell(f"warning: {message}")
+            command()
         sys.stdout.flush()  # here, where a full disk or a closed pipe can still be answered
         return 0
     except SystemExit as stop:  # argparse after --help and --version
@@ -132,8 +135,12 @@ def say(message: str, code: int) -> int:
         import traceback
 
         traceback.print_exc()
+    tell(message)
+    return code
+
+
+def tell(message: str) -> None:
     line = "".join(c if c.isprintable() else " " for c in message)
     if len(line) > LONGEST:
         line = f"{line[:LONGEST]} ... ({len(line) - LONGEST:,} more characters)"
     print(f"anyformer: {line}", file=sys.stderr)
-    return code

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.block import Stack
 from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -33,9 +33,9 @@ FIELDS: dict[str, ConfigField] = {
     "classifier_dropout_prob": Field(0.1),
     "bos_token_id": Inert(2, "used by tokenizers and generation"),
     "eos_token_id": Inert(3, "used by tokenizers and generation"),
-    "down_scale_factor": Only(1, _ORIGINAL),
-    **{name: Only(0, _ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
-    "layers_to_keep": Only([], _ORIGINAL),
+    "down_scale_factor": Gone(1, _ORIGINAL),
+    **{name: Gone(0, _ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
+    "layers_to_keep": Gone([], _ORIGINAL),
     "output_past": Inert(True, "an old name of use_cache that nothing reads"),
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import transformer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.transformer import TOKENS, check_padding, stack
 from anyformer.model import DecoderModel, EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -49,12 +49,12 @@ FIELDS: dict[str, ConfigField] = {
         name: Inert(None, "how a smaller copy was trained")
         for name in ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step")
     },
-    "normalize_before": Only(False, OLD),
-    "normalize_embedding": Only(True, OLD),
-    "add_final_layer_norm": Only(False, OLD),
-    "add_bias_logits": Only(False, OLD),
-    "static_position_embeddings": Only(False, OLD),
-    "extra_pos_embeddings": Only(2, OLD),
+    "normalize_before": Gone(False, OLD),
+    "normalize_embedding": Gone(True, OLD),
+    "add_final_layer_norm": Gone(False, OLD),
+    "add_bias_logits": Gone(False, OLD),
+    "static_position_embeddings": Gone(False, OLD),
+    "extra_pos_embeddings": Gone(2, OLD),
 }
 
 

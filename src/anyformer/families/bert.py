@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Gone, Inert, Size
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -20,8 +20,8 @@ UNREAD = Inert(None, ORIGINAL)
 FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
     **encoder.DECODING,
-    "directionality": Only("bidi", ORIGINAL),
-    "pooler_type": Only("first_token_transform", ORIGINAL),
+    "directionality": Gone("bidi", ORIGINAL),
+    "pooler_type": Gone("first_token_transform", ORIGINAL),
     **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
     "output_past": Inert(True, "an old name of use_cache that nothing reads"),
 }

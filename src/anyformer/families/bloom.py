@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, tied
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head, tag_dropout
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.attention import Attention
@@ -46,7 +46,7 @@ FIELDS: dict[str, ConfigField] = {
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "seq_length": Inert(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
-    "n_inner": Only(None, "the feed-forward is 4 times as wide as the model in the published class"),
+    "n_inner": Gone(None, "the feed-forward is 4 times as wide as the model in the published class"),
     "offset_alibi": Inert(100, MEGATRON),
     **{name: Inert(None, MEGATRON) for name in ("attention_softmax_in_fp32", "masked_softmax_fusion", "skip_bias_add",
                                                 "bias_dropout_fusion", "skip_bias_add_qkv")},

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Field, Inert, Only, activation_at, tied
+from anyformer.families.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
 from anyformer.families.heads import decoder_head
 from anyformer.families.rope import read_rope, write_rope
 from anyformer.model import DecoderModel, Model
@@ -68,7 +68,7 @@ FIELDS: dict[str, ConfigField] = {
     "ep_size": Inert(1, "over how many devices experts are spread"),
     "aux_loss_alpha": Inert(0.001, "a loss of DeepSeek's own trainer, which the published class does not take"),
     "seq_aux": Inert(True, "a loss of DeepSeek's own trainer, which the published class does not take"),
-    "moe_layer_freq": Only(1, "dense layers among the sparse ones"),
+    "moe_layer_freq": Gone(1, "dense layers among the sparse ones"),
 }
 
 

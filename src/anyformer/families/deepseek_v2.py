@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.family import ConfigField, Family, Field, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.model import Model
 from anyformer.parts.moe import TopK
 from anyformer.spec import at
@@ -14,8 +14,8 @@ V2: dict[str, ConfigField] = {
     **FIELDS,
     "topk_method": Field("greedy", lambda spec: method_of(at(spec, f"{MOE}.router"))),
     "mlp_bias": Field(False, f"{DENSE}.feedforward.op.bias"),
-    "norm_topk_prob": Only(False, "published code leaves the weights as they are"),
-    "scoring_func": Only("softmax", "scores of another kind"),
+    "norm_topk_prob": Inert(False, "published code leaves the weights as they are"),
+    "scoring_func": Gone("softmax", "scores of another kind"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.model import Model
 from anyformer.parts.moe import TopK
 
@@ -36,8 +36,8 @@ V3: dict[str, ConfigField] = {
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(1, "used by generation"),
     "num_nextn_predict_layers": Inert(1, PREDICT),
-    "topk_method": Only("noaux_tc", "experts chosen in another way"),
-    "scoring_func": Only("sigmoid", "scores of another kind"),
+    "topk_method": Gone("noaux_tc", "experts chosen in another way"),
+    "scoring_func": Gone("sigmoid", "scores of another kind"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Field, Only, tied
+from anyformer.families.family import ConfigField, Field, Gone, tied
 from anyformer.model import DecoderModel, EncoderModel, Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named, published_name
@@ -48,7 +48,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "embedding.tokens.padding_index"),
     "tie_word_embeddings": Field(True, tied(heads.LMHead, heads.PretrainingHead)),
     "problem_type": Field(None, "head.problem"),
-    "position_embedding_type": Only("absolute", "relative positions, which published classes no longer have"),
+    "position_embedding_type": Gone("absolute", "relative positions, which published classes no longer have"),
 }
 DECODING: dict[str, ConfigField] = {
     "is_decoder": Field(False, lambda spec: stack_of(spec) == "decoder"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +74,19 @@ class Only:
     why: str = ""
     allowed: tuple[Any, ...] = ()
 
+    def takes(self, value: Any) -> bool:
+        return value == self.default or value in self.allowed
+
+
+@dataclasses.dataclass(frozen=True)
+class Gone(Only):
+    """A config field that published classes had once and read no more: with any but its old default, one of the
+    unknown fields that a load warns of."""
+
+
+class UnknownFieldWarning(UserWarning):
+    """A config has fields that its published class does not know, so that they change nothing."""
+
 
 ConfigField = Field | Inert | Only
 
@@ -99,7 +114,7 @@ COMMON: dict[str, ConfigField] = {
     "id2label": Inert(None, "its length is num_labels; the names are for people"),
     "label2id": Inert(None, "names for people"),
     "num_labels": Inert(None, "read with id2label"),
-    "_num_labels": Inert(None, "read with id2label"),
+    "_num_labels": Inert(None, "an old name of num_labels that nothing reads"),
     "problem_type": Inert(None, "the kind of labels; read by classification heads"),
     "bos_token_id": Inert(None, _TOKEN),
     "eos_token_id": Inert(None, _TOKEN),
@@ -122,11 +137,11 @@ COMMON: dict[str, ConfigField] = {
     "attn_implementation": Inert(None, _RUN),
     "experts_implementation": Inert(None, _RUN),
     "tf_legacy_loss": Inert(False, _RUN),
-    "tie_encoder_decoder": Only(False, "an option for pairs of models"),
-    "add_cross_attention": Only(False, "cross-attention in a family that has none here"),
-    "is_decoder": Only(False, "decoding in a family that has none here"),
-    "cross_attention_hidden_size": Only(None, "an option for pairs of models"),
-    "pruned_heads": Only(None, "checkpoints with heads cut out", (None, {})),
+    "tie_encoder_decoder": Gone(False, "an option for pairs of models"),
+    "add_cross_attention": Gone(False, "cross-attention in a family that has none"),
+    "is_decoder": Gone(False, "decoding in a family that has none"),
+    "cross_attention_hidden_size": Gone(None, "an option for pairs of models"),
+    "pruned_heads": Gone(None, "checkpoints with heads cut out", (None, {})),
     "per_layer_config": Only(None, "layers that differ from each other"),
     "quantization_config": Only(None, "quantised checkpoints"),
     "tie_last_hidden_states": Only(None, "hidden states before the last norm", (None, True)),
@@ -139,7 +154,8 @@ GENERATION = {
     "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens", "max_new_tokens", "min_new_tokens", "pad_token", "bos_token",
-    "eos_token",
+    "eos_token", "assistant_confidence_threshold", "assistant_lookbehind", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
 }  # fmt: skip
 
 
@@ -168,6 +184,7 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other names of config fields
     dropped: tuple[str, ...] = ()  # templates of published tensors that hold nothing to learn
     legacy: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old endings of tensor names -> today's
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
 
     def prefix_of(self, architecture: str) -> str:
@@ -178,31 +195,60 @@ class Family:
         return {**COMMON, **self.fields}
 
     def read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
-        """The description of a published config.json."""
-        config = {self.aliases.get(name, name): value for name, value in config.items()}
+        """The description of a published config.json. Fields that the published class does not know change nothing
+        there: they are kept, and named in one warning."""
+        if strange := [name for name, value in config.items() if self._is_strange(name, value)]:
+            names = ", ".join(map(repr, strange))
+            warnings.warn(
+                f"{self.name} config: the published class does not know {names}; kept, and without effect",
+                UnknownFieldWarning, stacklevel=3,
+            )  # fmt: skip
+        return self._read(config, architecture)
+
+    def _is_strange(self, name: str, value: Any) -> bool:
+        field = self.known.get(self.aliases.get(name, name))
+        return name not in GENERATION and (field is None or (isinstance(field, Gone) and not field.takes(value)))
+
+    def _read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
+        # of two names of one field the alias counts, as where they are published
+        own = {name: value for name, value in config.items() if name not in self.aliases}
+        config = tagged({**own, **{self.aliases[name]: value for name, value in config.items() if name not in own}})
         known = self.known
-        for name, value in config.items():
-            if name in GENERATION:
+        values = SimpleNamespace(**{name: field.default for name, field in known.items()})
+        for name in (n for n in config if n in known):
+            field, value = known[name], untagged(config[name])
+            if isinstance(field, Only):
+                if not isinstance(field, Gone) and not field.takes(value):
+                    valid = ", ".join(map(repr, dict.fromkeys(map(str, (field.default, *field.allowed)))))
+                    raise ValueError(
+                        f"{self.name} config: {name}={value!r} is not supported ({field.why}); valid: {valid}"
+                    )
                 continue
-            if name not in known:
-                raise ValueError(f"{self.name} config has an unknown field {name!r}; {nearest(name, known)}")
-            field = known[name]
-            if isinstance(field, Only) and value != field.default and value not in field.allowed:
-                raise ValueError(f"{self.name} config: {name}={value!r} is not supported ({field.why})")
-        classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
-        architecture = architecture or (config.get("architectures") or [None])[0] or classes[0]
-        if architecture not in classes:
-            valid = nearest(architecture, self.architectures)
-            raise ValueError(f"{self.name} config: architecture {architecture!r} is not supported; {valid}")
-        values = SimpleNamespace(**{name: config.get(name, field.default) for name, field in known.items()})
-        values.architecture, values.num_labels = architecture, num_labels(config, known["num_labels"].default or 2)
+            if isinstance(field, Field) and (wrong := misfit(value, field.default)):
+                raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
+            setattr(values, name, value)
+        values.architecture = architecture = self._class_of(config, architecture)
+        values.num_labels, tables = labels(config, known["num_labels"].default or 2)
         try:
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
         recovered = self._recover(spec)
-        kept = {n: v for n, v in config.items() if n not in ("model_type", "architectures")}
+        apart = ("model_type", "architectures", "id2label", "label2id")
+        kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
+
+    def _class_of(self, config: Mapping[str, Any], asked: str | None) -> str:
+        """The class that is asked for, or the first of the config's, or else the family's own first."""
+        named = config.get("architectures") or ()
+        named = (named,) if isinstance(named, str) else tuple(named)
+        classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
+        name = asked or next(iter(named), None) or classes[0]
+        name = self.renamed.get(name, name)
+        if found := [each for each in classes if each.lower() == str(name).lower()]:
+            return found[0]
+        valid = nearest(str(name), self.architectures)
+        raise ValueError(f"{self.name} config: architecture {name!r} is not supported; {valid}")
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The published config.json of a description; refused where no config says the same."""
@@ -213,7 +259,7 @@ class Family:
         first = None
         for config in ({**recovered, **kept}, {**recovered, **inert}):
             config = {"architectures": [spec.architecture], "model_type": self.name, **config}
-            again = self.read(config)
+            again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
             first = first or again
@@ -225,7 +271,7 @@ class Family:
         for name, field in self.fields.items():
             if isinstance(field, Field):
                 with contextlib.suppress(Absent):
-                    found[name] = field.recover(spec)
+                    found[name] = tagged(field.recover(spec))
         return found
 
     def named(self, name: str) -> Model:
@@ -234,10 +280,51 @@ class Family:
         return self.read({**size.config}).replace(note=size.note, source={})
 
 
-def num_labels(config: Mapping[str, Any], default: int) -> int:
-    if config.get("id2label") is not None:
-        return len(config["id2label"])
-    return config.get("num_labels") or config.get("_num_labels") or default
+def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
+    """How many labels a config means, and its tables of their names, by number. Where it says both and they disagree
+    the number counts and the names are lost, as where they are published."""
+    names, number = config.get("id2label"), config.get("num_labels", default)
+    if names is not None:
+        if not isinstance(names, Mapping) or not all(str(key).isdecimal() for key in names):
+            raise ValueError("id2label is not an object from numbers to names")
+        names = {str(int(key)): names[key] for key in sorted(names, key=int)}
+        number = config.get("num_labels", len(names))
+    if type(number) is not int or number < 0:
+        raise ValueError(f"num_labels={number!r} is not a number of labels")
+    tables = {"id2label": names, "label2id": config.get("label2id")}
+    agree = names is not None and len(names) == number
+    return number, {name: table for name, table in tables.items() if agree and name in config}
+
+
+def misfit(value: Any, default: Any) -> str:
+    """Why a value cannot stand where `default` does; empty where it can, or where it is left to the description."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
+    if isinstance(default, bool) and not isinstance(value, bool | None):
+        return "neither true nor false"
+    if isinstance(default, int | float) and not isinstance(default, bool) and isinstance(value, bool | str | dict):
+        return "not a number"
+    return ""
+
+
+def tagged(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they are kept as published files write them, {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        return {key: tagged(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tagged(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
+    return value
+
+
+def untagged(value: Any) -> Any:
+    """The inverse."""
+    if isinstance(value, dict) and value.keys() == {"__float__"}:
+        return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
+    if isinstance(value, dict):
+        return {key: untagged(item) for key, item in value.items()}
+    return [untagged(item) for item in value] if isinstance(value, list) else value
 
 
 def first_difference(a: Part, b: Part) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, tied
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head, tag_dropout
 from anyformer.families.rope import read_rope, write_rope
 from anyformer.model import DecoderModel, Model
@@ -74,8 +74,8 @@ FIELDS: dict[str, ConfigField] = {
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "is_decoder": Inert(False, "it reads from left to right whatever this says"),
-    "attention_probs_dropout_prob": Only(0.0, OLD),
-    "hidden_dropout_prob": Only(0.0, OLD),
+    "attention_probs_dropout_prob": Gone(0.0, OLD),
+    "hidden_dropout_prob": Gone(0.0, OLD),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.block import Stack
 from anyformer.families import encoder, roberta
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -37,8 +37,8 @@ FIELDS: dict[str, ConfigField] = {
     "attention_window": Field(512, windows),
     "sep_token_id": Field(2, separator),
     "attention_dilation": Field(None),
-    "attention_mode": Only("longformer", "other ways of the original code, which no published class has"),
-    "ignore_attention_mask": Only(False, "an option of the original code, which no published class has"),
+    "attention_mode": Gone("longformer", "other ways of the original code, which no published class has"),
+    "ignore_attention_mask": Gone(False, "an option of the original code, which no published class has"),
     "bos_token_id": Inert(0, "used by tokenizers"),
     "eos_token_id": Inert(2, "used by tokenizers"),
     "onnx_export": Inert(False, "how chunks are cut, not what they hold"),

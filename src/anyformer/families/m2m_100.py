@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.transformer import TOKENS, check_padding, stack
 from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -34,7 +34,7 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(2, "start_token"),
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
-    "normalize_before": Only(True, "the published class has no norms after the add"),
+    "normalize_before": Gone(True, "the published class has no norms after the add"),
 }
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anyformer.families import state_space
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.state_space import MIXER
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named
@@ -32,8 +32,8 @@ FIELDS: dict[str, ConfigField] = {
     "use_associative_scan": Inert(True, _RUN),
     **{name: Inert(None, _ORIGINAL) for name in ("d_model", "d_inner", "n_layer", "pad_vocab_size_multiple")},
     "fused_add_norm": Inert(True, _RUN),
-    "rms_norm": Only(True, "LayerNorm in place of RMSNorm"),
-    "ssm_cfg": Only(None, "settings of the original implementation", (None, {})),
+    "rms_norm": Gone(True, "LayerNorm in place of RMSNorm"),
+    "ssm_cfg": Gone(None, "settings of the original implementation", (None, {})),
 }
 
 

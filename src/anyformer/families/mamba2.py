@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anyformer.families import state_space
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, tied
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.state_space import MIXER
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named
@@ -16,12 +16,11 @@ from anyformer.parts.ssd import DualState
 from anyformer.weights.rules import Rename, Rule, Split
 
 _FIRST = "of Mamba's first form; the published class does not read it"
-_NO_LIMIT = {"__float__": "Infinity"}  # as published files write it
 
 
 def limit(spec: Any) -> list[Any]:
     op = spec.decoder.layers.steps["mixer"].op
-    return [op.step_low, _NO_LIMIT if op.step_high is None else op.step_high]
+    return [op.step_low, math.inf if op.step_high is None else op.step_high]
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -34,11 +33,11 @@ FIELDS: dict[str, ConfigField] = {
     "n_groups": Field(8, f"{MIXER}.groups"),
     "state_size": Field(128, f"{MIXER}.states"),
     "expand": Field(2, state_space.expansion(lambda op: op.num_heads * op.head_width)),
-    "time_step_limit": Field((0.0, _NO_LIMIT), limit),
+    "time_step_limit": Field((0.0, math.inf), limit),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     **{name: Inert(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
     "norm_before_gate": Inert(True, "of the original code; the published class always norms what the gate left"),
-    "rms_norm": Only(True, "LayerNorm in place of RMSNorm"),
+    "rms_norm": Gone(True, "LayerNorm in place of RMSNorm"),
     "chunk_size": Inert(256, "how the recurrence is computed, not what"),
     "pad_token_id": Inert(1, "used by tokenizers; its vector is one like others"),
     "eos_token_id": Inert(2, "used by generation"),
@@ -61,7 +60,7 @@ def describe(c: Any) -> Model:
         bias=c.use_bias,
         conv_bias=c.use_conv_bias,
         step_low=low,
-        step_high=None if high in (_NO_LIMIT, math.inf) else high,
+        step_high=None if high == math.inf else high,
         norm=norm,
         bias_start=state_space.bias_start(c),
     )

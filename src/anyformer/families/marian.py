@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import transformer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.transformer import TOKENS, check_padding, stack, target
 from anyformer.model import DecoderModel, EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -48,11 +48,11 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(58100, "start_token"),
     "eos_token_id": Inert(0, "used by generation"),
     "is_decoder": Inert(False, "follows from the class"),
-    "normalize_before": Only(False, OLD),
-    "normalize_embedding": Only(False, OLD),
-    "add_final_layer_norm": Only(False, OLD),
-    "add_bias_logits": Only(False, OLD),
-    "static_position_embeddings": Only(True, OLD),
+    "normalize_before": Gone(False, OLD),
+    "normalize_embedding": Gone(False, OLD),
+    "add_final_layer_norm": Gone(False, OLD),
+    "add_bias_logits": Gone(False, OLD),
+    "static_position_embeddings": Gone(True, OLD),
     "extra_pos_embeddings": Inert(None, "rows of a position table that sinusoids do not need"),
     "classif_dropout": Inert(0.0, CLASSIFY),
     "classifier_dropout": Inert(0.0, CLASSIFY),

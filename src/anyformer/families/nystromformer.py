@@ -28,6 +28,7 @@ FIELDS: dict[str, ConfigField] = {
     "segment_means_seq_len": Field(64, f"{OP}.length"),
     "num_landmarks": Field(64, f"{OP}.landmarks"),
     "conv_kernel_size": Field(65, f"{OP}.taps"),
+    "add_cross_attention": Inert(False, "kept by the published class, which never looks at it"),
     "inv_coeff_init_option": Only(False, "the published class fails with it"),
     "attention_probs_dropout_prob": Inert(0.1, "the published class makes a dropout of it and never applies it"),
     "bos_token_id": Inert(0, "used by tokenizers"),

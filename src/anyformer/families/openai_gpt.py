@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, tied
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import Activation, activation_named, published_name
@@ -71,7 +71,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "n_ctx": Inert(512, "an old name of n_positions that nothing reads"),
-    "n_special": Only(0, "rows for special tokens, which the published class no longer adds"),
+    "n_special": Gone(0, "rows for special tokens, which the published class no longer adds"),
     "predict_special_tokens": Inert(True, "about special tokens, of which there are none"),
 }
 

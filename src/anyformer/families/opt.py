@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, activation_at, tied
+from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -60,7 +60,7 @@ FIELDS: dict[str, ConfigField] = {
     "problem_type": Field(None, "head.problem"),
     "bos_token_id": Inert(2, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
-    "activation_dropout": Only(0.0, "a field of old configs that the published class does not honour"),
+    "activation_dropout": Gone(0.0, "a field of old configs that the published class does not honour"),
 }
 
 

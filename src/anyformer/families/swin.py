@@ -63,6 +63,8 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_size": Field(None, lambda spec: spec.encoder.out_width(spec.width)),
     "out_features": Inert(None, BACKBONE),
     "out_indices": Inert(None, BACKBONE),
+    "_out_features": Inert(None, BACKBONE),
+    "_out_indices": Inert(None, BACKBONE),
     "stage_names": Inert(None, BACKBONE),
     "path_norm": Inert(True, "written by old versions; nothing ever read it"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import t5
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Only, Size, activation_at
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -54,16 +54,18 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.spare),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
+    "add_cross_attention": Inert(False, "published code never reads it"),
+    "is_decoder": Only(False, "a decoder alone"),
     "is_encoder_decoder": Field(True),
     "eos_token_id": Inert(1, "used by generation"),
     "router_ignore_padding_tokens": Inert(False, "published code never reads it"),
     "add_router_probs": Inert(False, "published code never reads it"),
     "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
-    "feed_forward_proj": Only("relu", "dense_act_fn says the activation"),
-    "is_gated_act": Only(False, "gated experts"),
-    "router_type": Only("tokens_masked", "another kind of router"),
-    "num_selected_experts": Only(1, "a switch sends a token to one expert"),
-    "batch_prioritized_routing": Only(False, "tokens are served as they come"),
+    "feed_forward_proj": Gone("relu", "dense_act_fn says the activation"),
+    "is_gated_act": Gone(False, "gated experts"),
+    "router_type": Gone("tokens_masked", "another kind of router"),
+    "num_selected_experts": Gone(1, "a switch sends a token to one expert"),
+    "batch_prioritized_routing": Gone(False, "tokens are served as they come"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at, tied
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -52,6 +52,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
     "eos_token_id": Inert(1, "used by generation"),
+    "is_decoder": Only(False, "a decoder alone"),
     "is_encoder_decoder": Field(True),
     "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
     "output_past": Inert(True, "an old name of use_cache"),

@@ -69,11 +69,12 @@ class Rule:
         """Ours -> published."""
         return tensors
 
-    def misfit(self, tensors: list[Tensor], shapes: list[torch.Size]) -> str:
-        """Why these published tensors do not make targets of these shapes; empty where they do."""
-        expected = [tuple(t.shape) for t in self.save([torch.empty(shape, device="meta") for shape in shapes])]
-        found = [tuple(t.shape) for t in tensors]
-        return "" if found == expected else f"the checkpoint has {found}, the model needs {expected}"
+    def misfits(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[str]:
+        """For each of these published tensors why it does not help to make targets of these shapes; empty where it
+        does."""
+        whole = self.save([torch.empty(shape, device="meta") for shape in shapes])
+        pairs = [(tuple(found.shape), tuple(needed.shape)) for found, needed in zip(tensors, whole, strict=True)]
+        return ["" if has == needs else f"the checkpoint has {has}, the model needs {needs}" for has, needs in pairs]
 
     def bind(self, name: str) -> tuple[list[str], list[str]] | None:
         """(sources, targets) of the instance of this rule that makes our tensor `name`."""
