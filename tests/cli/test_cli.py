@@ -397,10 +397,10 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickled weights": (pickled, "pickled weights can run code and are refused"),
     "index that leaves the folder": (index_that_leaves, "outside.safetensors"),
     "missing tensor": (change_weights(lambda held: held.pop("transformer.h.1.mlp.c_fc.weight")),
-                       "missing decoder.layers.1.feedforward.op.up.weight"),
+                       "missing transformer.h.1.mlp.c_fc.weight (here decoder.layers.1.feedforward.op.up.weight; "),
     "surplus tensor": (change_weights(lambda held: held.update(extra=torch.zeros(2))), "unexpected extra"),
     "wrong shape": (change_weights(lambda held: held.update({"transformer.h.0.ln_1.weight": torch.ones(7)})),
-                    "wrong shape decoder.layers.0.attention.pre_norm.weight"),
+                    "wrong shape transformer.h.0.ln_1.weight (here decoder.layers.0.attention.pre_norm.weight; "),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "config that is no JSON": (raw("config.json", "{"), "config.json: not valid JSON"),
     "config that is a list": (raw("config.json", "[]"), "expected a JSON object"),
@@ -416,7 +416,6 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no model_type": (change_config(model_type=None), "model_type"),
     "unknown model_type": (change_config(model_type="gpt22"), "did you mean 'gpt2'?"),
     "unknown architecture": (change_config(architectures=["GPT2LMHeadModels"]), "did you mean 'GPT2LMHeadModel'?"),
-    "unknown field": (change_config(n_layers=3), "did you mean 'n_layer'?"),
     "value of the wrong kind": (change_config(n_layer="two"), "config.json"),
     "architectures of the wrong kind": (change_config(architectures=5), "config.json"),
     "no heads": (change_config(n_head=0), "config.json"),
@@ -440,6 +439,15 @@ def test_bad_models_are_one_line_and_nothing_is_written(run, model: Path, tmp_pa
         one_line(result, words)
         assert sorted(tmp_path.rglob("*")) == before
     assert time.process_time() - start < 10
+
+
+def test_fields_that_no_class_knows_are_one_line_and_written_back(run, model: Path, tmp_path: Path) -> None:
+    change_config(n_layers=3, output_past=True, adapter_dim={"a": [1]})(model)
+    code, _, err = run("convert", model, tmp_path / "out", "--offline", "--format", "hf")
+    assert code == 0 and err.count("\n") == 1 and err.startswith("anyformer: warning: ")
+    assert "'n_layers', 'output_past', 'adapter_dim'" in err
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["n_layers"], written["adapter_dim"]) == (3, {"a": [1]}) and written["n_layer"] != 3
 
 
 def test_folders_and_ids_that_are_not_there(run, tmp_path: Path, monkeypatch) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from anyformer.families import transformer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.heads import end_head
 from anyformer.families.transformer import TOKENS, check_padding, stack
 from anyformer.model import DecoderModel, EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool, SpanHead
+from anyformer.parts.head import ClassifyHead, Head, LMHead, SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
@@ -94,11 +95,7 @@ def head(c: Any) -> Head | None:
         case "BartForCausalLM":
             return LMHead(vocab_size=c.vocab_size, shift=False)  # published: whoever calls it moves the labels
         case "BartForSequenceClassification":
-            pool = Pool(
-                take="token", token=c.eos_token_id, dense=True, activation="tanh", dropout=c.classifier_dropout,
-                input_dropout=c.classifier_dropout,
-            )  # fmt: skip
-            return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
+            return end_head(c)
         case "BartForQuestionAnswering":
             return SpanHead()
     return None

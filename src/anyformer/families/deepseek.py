@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
 from anyformer.families.heads import decoder_head
-from anyformer.families.rope import read_rope, write_rope
+from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -53,9 +53,9 @@ FIELDS: dict[str, ConfigField] = {
     "max_position_embeddings": Field(2048, "length"),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
     "rms_norm_eps": Field(1e-6, "decoder.norm.eps"),
-    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position"))),
+    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(None),
-    "rope_scaling": Field(None),
+    "rope_scaling": Field(None, within=ROPE),
     "attention_bias": Field(False, f"{ATTENTION}.bias"),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
     "tie_word_embeddings": Field(False, tied(LMHead)),

@@ -31,6 +31,7 @@ class Field:
 
     default: Any
     path: str | Callable[[Any], Any] | None = None
+    within: frozenset[str] = frozenset()  # the names that are known inside it, where it is an object
 
     def recover(self, spec: Model) -> Any:
         """The field's value in a description."""
@@ -197,7 +198,7 @@ class Family:
     def read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
         """The description of a published config.json. Fields that the published class does not know change nothing
         there: they are kept, and named in one warning."""
-        if strange := [name for name, value in config.items() if self._is_strange(name, value)]:
+        if strange := [each for name, value in config.items() for each in self._strange(name, value)]:
             names = ", ".join(map(repr, strange))
             warnings.warn(
                 f"{self.name} config: the published class does not know {names}; kept, and without effect",
@@ -205,9 +206,13 @@ class Family:
             )  # fmt: skip
         return self._read(config, architecture)
 
-    def _is_strange(self, name: str, value: Any) -> bool:
+    def _strange(self, name: str, value: Any) -> list[str]:
+        """What of a field the published class does not know: all, nothing, or some names inside it."""
         field = self.known.get(self.aliases.get(name, name))
-        return name not in GENERATION and (field is None or (isinstance(field, Gone) and not field.takes(value)))
+        if isinstance(field, Field) and field.within and isinstance(value, Mapping):
+            return [f"{name}.{inner}" for inner in value if inner not in field.within]
+        unknown = field is None or (isinstance(field, Gone) and not field.takes(value))
+        return [name] if unknown and name not in GENERATION else []
 
     def _read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
         # of two names of one field the alias counts, as where they are published
@@ -224,12 +229,14 @@ class Family:
                         f"{self.name} config: {name}={value!r} is not supported ({field.why}); valid: {valid}"
                     )
                 continue
+            if value is None and isinstance(field.default, float):  # null: the default is meant, nothing else could run
+                continue
             if isinstance(field, Field) and (wrong := misfit(value, field.default)):
                 raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
             setattr(values, name, value)
         values.architecture = architecture = self._class_of(config, architecture)
-        values.num_labels, tables = labels(config, known["num_labels"].default or 2)
         try:
+            values.num_labels, tables = labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
@@ -257,7 +264,7 @@ class Family:
         recovered, kept = self._recover(spec), thaw(Table(spec.source))
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
         first = None
-        for config in ({**recovered, **kept}, {**recovered, **inert}):
+        for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             config = {"architectures": [spec.architecture], "model_type": self.name, **config}
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.families import summary
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
+from anyformer.families.summary import double_head
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -17,10 +19,11 @@ from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
+from anyformer.parts.summary import DoubleHead
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
-SUMMARY = "belongs to GPT2DoubleHeadsModel alone"
+DOUBLE = "GPT2DoubleHeadsModel"
 
 FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(50257, "embedding.tokens.vocab_size"),
@@ -38,7 +41,7 @@ FIELDS: dict[str, ConfigField] = {
     "scale_attn_weights": Field(True, lambda spec: spec.decoder.layers.steps["attention"].op.scale is None),
     "scale_attn_by_inverse_layer_idx": Field(False, f"{ATTENTION}.scale_by_layer"),
     "add_cross_attention": Field(False, lambda spec: "cross" in spec.decoder.layers.steps),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
+    "tie_word_embeddings": Field(True, tied(LMHead, DoubleHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "bos_token_id": Inert(50256, "used by generation"),
@@ -47,11 +50,7 @@ FIELDS: dict[str, ConfigField] = {
     "classifier_dropout": Field(None),
     "hidden_dropout": Field(None),
     "n_ctx": Inert(1024, "an old name of n_positions that nothing reads"),
-    "summary_type": Inert("cls_index", SUMMARY),
-    "summary_use_proj": Inert(True, SUMMARY),
-    "summary_activation": Inert(None, SUMMARY),
-    "summary_proj_to_labels": Inert(True, SUMMARY),
-    "summary_first_dropout": Inert(0.1, SUMMARY),
+    **summary.FIELDS,
 }
 
 
@@ -72,7 +71,7 @@ def describe(c: Any) -> Model:
     if c.add_cross_attention:
         steps["cross"] = attention(memory=True)
     steps["feedforward"] = Sublayer(pre_norm=norm, op=mlp, dropout=c.resid_pdrop)
-    tie = c.architecture == "GPT2LMHeadModel" and c.tie_word_embeddings
+    out = {"GPT2LMHeadModel": "head.out.weight", DOUBLE: "head.lm.out.weight"}.get(c.architecture)
     residual = Normal(std=c.initializer_range, residual=True)
     return DecoderModel(
         width=c.n_embd,
@@ -81,8 +80,8 @@ def describe(c: Any) -> Model:
             dropout=c.embd_pdrop,
         ),
         decoder=Stack(layers=Block(**steps), depth=c.n_layer, norm=norm),
-        head=decoder_head(c),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
+        head=double_head(c) if c.architecture == DOUBLE else decoder_head(c),
+        ties=((out, "embedding.tokens.weight"),) if out and c.tie_word_embeddings else (),
         init={"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)},
     )
 
@@ -117,7 +116,8 @@ def rules(spec: Model) -> list[Rule]:
         *projection(f"{layer}.mlp.c_fc", [f"{block}.feedforward.op.up"]),
         *projection(f"{layer}.mlp.c_proj", [f"{block}.feedforward.op.down"]),
         Rename("~ln_f.{p}", "decoder.norm.{p}"),
-        Rename(f"{out}.{{p}}", "head.out.{p}"),
+        Rename(f"{out}.{{p}}", "head.lm.out.{p}" if isinstance(spec.head, DoubleHead) else "head.out.{p}"),
+        Rename("multiple_choice_head.summary.{p}", "head.summary.dense.{p}"),
     ]
 
 
@@ -138,7 +138,7 @@ FAMILIES = (
         rules=rules,
         architectures=(
             "GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification", "GPT2ForTokenClassification",
-            "GPT2ForQuestionAnswering",
+            "GPT2ForQuestionAnswering", DOUBLE,
         ),
         base=("GPT2Model",),
         prefix="transformer.",

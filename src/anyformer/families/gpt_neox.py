@@ -9,7 +9,7 @@ from typing import Any
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head, tag_dropout
-from anyformer.families.rope import read_rope, write_rope
+from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
@@ -61,8 +61,8 @@ FIELDS: dict[str, ConfigField] = {
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
     "layer_norm_eps": Field(1e-5, "decoder.norm.eps"),
     "use_parallel_residual": Field(True, is_parallel),
-    "rope_parameters": Field(None, rope_parameters),
-    "rope_scaling": Field(None),
+    "rope_parameters": Field(None, rope_parameters, within=ROPE),
+    "rope_scaling": Field(None, within=ROPE),
     "rotary_emb_base": Field(None),
     "rotary_pct": Field(None),
     "rope_theta": Field(None),  # these two were written beside the two before, and say the same

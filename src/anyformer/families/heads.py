@@ -44,6 +44,15 @@ def encoder_head(
     return base
 
 
+def end_head(c: Any) -> ClassifyHead:
+    """A label for the text, read off the decoder's vector where the source ends."""
+    dropout = c.classifier_dropout
+    pool = Pool(
+        take="token", token=c.eos_token_id, dense=True, activation="tanh", dropout=dropout, input_dropout=dropout
+    )
+    return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
+
+
 def tag_dropout(spec: Any) -> float:
     """Reads back the dropout before a tagging head."""
     if not isinstance(spec.head, TagHead):

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
-from anyformer.families.rope import read_rope, write_rope
+from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -17,6 +17,7 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
+from anyformer.spec import at
 from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
@@ -32,9 +33,9 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_act": Field("silu", activation_at(f"{MLP}.activation")),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
     "rms_norm_eps": Field(1e-6, "decoder.norm.eps"),
-    "rope_parameters": Field(None, lambda spec: write_rope(spec.decoder.layers.steps["attention"].op.position)),
+    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(None),
-    "rope_scaling": Field(None),
+    "rope_scaling": Field(None, within=ROPE),
     "max_position_embeddings": Field(2048, "length"),
     "attention_bias": Field(False, lambda spec: spec.decoder.layers.steps["attention"].op.bias == "qkvo"),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),

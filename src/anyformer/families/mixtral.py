@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
-from anyformer.families.rope import read_rope, write_rope
+from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -37,9 +37,9 @@ FIELDS: dict[str, ConfigField] = {
     "max_position_embeddings": Field(131072, "length"),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
     "rms_norm_eps": Field(1e-5, "decoder.norm.eps"),
-    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position"))),
+    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(1e6),
-    "rope_scaling": Field(None),
+    "rope_scaling": Field(None, within=ROPE),
     "sliding_window": Field(None, lambda spec: window(at(spec, f"{ATTENTION}.mask"))),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
     "num_experts_per_tok": Field(2, f"{EXPERTS}.router.top_k"),

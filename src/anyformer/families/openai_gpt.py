@@ -5,48 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families import summary
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head
+from anyformer.families.summary import double_head
 from anyformer.model import DecoderModel, Model
-from anyformer.parts.activation import Activation, activation_named, published_name
+from anyformer.parts.activation import Activation
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import Head, LMHead
+from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
-from anyformer.parts.summary import DoubleHead, Summary
+from anyformer.parts.summary import DoubleHead
 from anyformer.spec import nearest
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
 # published under names of its own: what is called gelu is the tanh form
 ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-TAKES = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 
 
 def afn(spec: Any) -> str:
     ours = spec.decoder.layers.steps["feedforward"].op.activation
     return next(name for name, activation in ACTIVATIONS.items() if activation == ours)
-
-
-def last_dropout(spec: Any) -> float:
-    if not spec.head.summary.last_dropout:
-        raise Absent
-    return spec.head.summary.last_dropout
-
-
-def projects_to_labels(spec: Any) -> bool:
-    if spec.head.summary.width is None:
-        raise Absent
-    return spec.head.summary.width == 1
-
-
-def summary_activation(spec: Any) -> str | None:
-    name = published_name(spec.head.summary.activation)
-    return None if name == "linear" else name
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -61,12 +45,7 @@ FIELDS: dict[str, ConfigField] = {
     "attn_pdrop": Field(0.1, f"{ATTENTION}.dropout"),
     "layer_norm_epsilon": Field(1e-5, "decoder.layers.attention.out_norm.eps"),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "summary_type": Field("cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take]),
-    "summary_use_proj": Field(True, lambda spec: spec.head.summary.width is not None),
-    "summary_activation": Field(None, summary_activation),
-    "summary_proj_to_labels": Field(True, projects_to_labels),
-    "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
-    "summary_last_dropout": Field(None, last_dropout),
+    **summary.FIELDS,
     "tie_word_embeddings": Field(True, tied(LMHead, DoubleHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
@@ -98,25 +77,11 @@ def describe(c: Any) -> Model:
             dropout=c.embd_pdrop,
         ),
         decoder=Stack(layers=Block(attention=step(attention), feedforward=step(mlp)), depth=c.n_layer),
-        head=head(c),
+        head=double_head(c) if c.architecture == "OpenAIGPTDoubleHeadsModel" else decoder_head(c),
         ties=(ties[c.architecture],) if c.architecture in ties and c.tie_word_embeddings else (),
         # published: the range reaches tables and heads alone
         init={"*.op.*.weight": Normal(std=0.02), "*": Normal(std=c.initializer_range)},
     )  # fmt: skip
-
-
-def head(c: Any) -> Head | None:
-    if c.architecture != "OpenAIGPTDoubleHeadsModel":
-        return decoder_head(c)
-    if c.summary_type not in TAKES:
-        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(c.summary_type, TAKES)}")
-    summary = Summary(
-        take=TAKES[c.summary_type],  # type: ignore[arg-type]
-        width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
-        activation=activation_named(c.summary_activation or "linear"),
-        first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,
-    )  # fmt: skip
-    return DoubleHead(lm=LMHead(vocab_size=c.vocab_size), summary=summary)
 
 
 def rules(spec: Model) -> list[Rule]:

@@ -9,18 +9,15 @@ from anyformer.parts.position import DynamicScaling, LinearScaling, Llama3Scalin
 from anyformer.spec import nearest
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-FIELDS = {
+ROPE = frozenset({
     "rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
     "beta_slow", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def read_rope(c: Any, fraction: float = 1.0) -> Rope:
     """The Rope of a config: what `rope_scaling` says goes before `rope_parameters`, as published code reads them."""
     given = {k: v for k, v in {**(c.rope_scaling or c.rope_parameters or {})}.items() if v is not None}
-    for name in given:
-        if name not in FIELDS:
-            raise ValueError(f"rope_parameters has an unknown field {name!r}; {nearest(name, FIELDS)}")
     if (share := given.get("partial_rotary_factor", fraction)) != fraction:
         raise ValueError(f"rope_parameters: partial_rotary_factor={share} is not supported here")
     base = given.get("rope_theta", 10000.0 if c.rope_theta is None else c.rope_theta)

@@ -6,12 +6,13 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at, tied
+from anyformer.families.heads import end_head
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
-from anyformer.parts.head import Head, LMHead, SpanHead, TagHead
+from anyformer.parts.head import ClassifyHead, Head, LMHead, SpanHead, TagHead
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import RMSNorm
@@ -19,6 +20,7 @@ from anyformer.parts.position import BucketedBias
 from anyformer.weights.rules import Copies, Rename, Rule
 
 ATTENTION, FEEDFORWARD = "encoder.layers.attention.op", "encoder.layers.feedforward.op"
+READS_SOURCE = ("T5ForQuestionAnswering", "T5ForSequenceClassification")  # the decoder reads what the encoder does
 
 
 def is_gated(spec: Any) -> bool:
@@ -28,6 +30,10 @@ def is_gated(spec: Any) -> bool:
 def projection(spec: Any) -> str:
     name = activation_at(f"{FEEDFORWARD}.activation")(spec)
     return f"gated-{name.replace('gelu_new', 'gelu')}" if is_gated(spec) else name
+
+
+def classifier_dropout(spec: Any) -> float:
+    return spec.head.pool.dropout if isinstance(spec.head, ClassifyHead) else spec.head.dropout
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -41,7 +47,7 @@ FIELDS: dict[str, ConfigField] = {
     "relative_attention_num_buckets": Field(32, "encoder.position.num_buckets"),
     "relative_attention_max_distance": Field(128, "encoder.position.max_distance"),
     "dropout_rate": Field(0.1, "encoder.dropout"),
-    "classifier_dropout": Field(0.0, "head.dropout"),
+    "classifier_dropout": Field(0.0, classifier_dropout),
     "layer_norm_epsilon": Field(1e-6, "encoder.norm.eps"),
     "initializer_factor": Field(1.0, lambda spec: spec.init["*norm.weight"].value),
     "feed_forward_proj": Field("relu", projection),
@@ -51,7 +57,8 @@ FIELDS: dict[str, ConfigField] = {
     "scale_decoder_outputs": Field(None, lambda spec: spec.head.scale is not None),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
-    "eos_token_id": Inert(1, "used by generation"),
+    "eos_token_id": Field(1, "head.pool.token"),
+    "problem_type": Field(None, "head.problem"),
     "is_decoder": Only(False, "a decoder alone"),
     "is_encoder_decoder": Field(True),
     "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
@@ -97,7 +104,7 @@ def describe(c: Any) -> Model:
         ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
-        reads_source=c.architecture == "T5ForQuestionAnswering",
+        reads_source=c.architecture in READS_SOURCE,
         ties=tuple(ties),
     )  # fmt: skip
 
@@ -117,6 +124,8 @@ def head(c: Any) -> Head | None:
         case "T5ForConditionalGeneration":
             scaled = c.tie_word_embeddings is not False if c.scale_decoder_outputs is None else c.scale_decoder_outputs
             return LMHead(vocab_size=c.vocab_size, shift=False, scale=c.d_model**-0.5 if scaled else None)
+        case "T5ForSequenceClassification":
+            return end_head(c)
         case "T5ForTokenClassification":
             return TagHead(num_labels=c.num_labels, dropout=c.classifier_dropout)
         case "T5ForQuestionAnswering":
@@ -138,7 +147,7 @@ def init(c: Any) -> dict[str, Any]:
         "*.q.weight": by(c.d_model * c.d_kv),
         "*.o.weight": by(c.num_heads * c.d_kv),
         "*.down.weight": by(c.d_ff),
-        "head.out.weight": by(c.d_model if c.architecture == "T5ForQuestionAnswering" else 1),
+        "head.out.weight": by(c.d_model if c.architecture in READS_SOURCE else 1),
         "*": by(c.d_model),
     }
 
@@ -150,10 +159,12 @@ def rules(spec: Model) -> list[Rule]:
         "cross": {n: f"EncDecAttention.{n}" for n in "qkvo"},
         "feedforward": {ours: f"DenseReluDense.{theirs}" for ours, theirs in inner.items()},
     }
-    heads = {"T5ForTokenClassification": "classifier", "T5ForQuestionAnswering": "qa_outputs"}
+    heads = {"T5ForTokenClassification": "classifier", "T5ForQuestionAnswering": "qa_outputs",
+             "T5ForSequenceClassification": "classification_head.out_proj"}  # fmt: skip
     found: list[Rule] = [
         Copies(["~shared.weight", "~encoder.embed_tokens.weight"], "embedding.tokens.weight"),
         Rename("~decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),
+        Rename("classification_head.dense.{p}", "head.pool.dense.{p}"),
         Rename(f"{heads.get(spec.architecture, 'lm_head')}.{{p}}", "head.out.{p}"),
     ]
     for stack, order in {"encoder": ("attention", "feedforward"), "decoder": tuple(steps)}.items():
@@ -184,9 +195,10 @@ FAMILIES = (
         rules=rules,
         architectures=(
             "T5ForConditionalGeneration", "T5Model", "T5EncoderModel", "T5ForTokenClassification",
-            "T5ForQuestionAnswering",
+            "T5ForQuestionAnswering", "T5ForSequenceClassification",
         ),
-        prefixes={"T5ForTokenClassification": "transformer."},
+        prefixes={name: "transformer." for name in ("T5ForTokenClassification", "T5ForSequenceClassification")},
+        renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
         aliases={
             "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",

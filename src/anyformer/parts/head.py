@@ -231,9 +231,10 @@ class PretrainingModule(HeadModule):
 
 class Pool(Part):
     """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text)."""
+    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text). "end"
+    and "all" are the last place and the mean of all places, pads or not (ELECTRA's choices)."""
 
-    take: Literal["first", "last", "mean", "token"] = "first"
+    take: Literal["first", "last", "mean", "token", "end", "all"] = "first"
     token: int | None = None
     input_dropout: float = 0.0  # before the dense layer (RoBERTa)
     dense: bool = False
@@ -265,6 +266,8 @@ class PoolModule(nn.Module):
             else:  # pads do not count
                 real = ctx.tokens[..., None].to(x.dtype)
                 x = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        elif self.part.take in ("end", "all"):
+            x = x[:, -1] if self.part.take == "end" else x.mean(1)
         elif self.part.take == "token":
             x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
         else:

@@ -14,6 +14,7 @@ CLASSES = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel", "Elect
            "ElectraForMultipleChoice")  # fmt: skip
 LABELLED = ("ElectraForSequenceClassification", "ElectraForTokenClassification")
 WARNS = "the published class warns whenever it is made without is_decoder, and works"
+PADS = {"N4": "published: the last token, or the mean, may be a pad"}
 DECODER, CROSS = {"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}
 
 CASES = [
@@ -23,9 +24,12 @@ CASES = [
     Case("electra", LABELLED[0], {**SMALL, "num_labels": 1, "hidden_act": "relu"}, "regression"),
     Case("electra", "ElectraForMaskedLM", {**SMALL, "tie_word_embeddings": False}, "untied"),
     Case("electra", "ElectraForMultipleChoice", {**SMALL, "summary_activation": ""}, "linear"),
+    *[Case("electra", "ElectraForMultipleChoice", {**SMALL, "summary_type": kind}, kind, skip=PADS)
+      for kind in ("last", "mean", "cls_index")],
+    Case("electra", "ElectraForMultipleChoice", {**SMALL, "summary_proj_to_labels": True, "num_labels": 32}, "square"),
     Case("electra", "ElectraForCausalLM", {**SMALL, **DECODER}),
     Case("electra", "ElectraForCausalLM", {**SMALL, **ODD, **CROSS, "pad_token_id": 7}, "cross"),
     Case("electra", "ElectraForCausalLM", SMALL, "both-sides", skip={"L5": WARNS}),
     Case("electra", "ElectraModel", {**SMALL, **CROSS}, "cross"),
     Case("electra", "ElectraForTokenClassification", {**SMALL, **DECODER, "num_labels": 7}, "decoder"),
-]
+]  # fmt: skip

@@ -10,8 +10,14 @@ ODD = {
 CLASSES = ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification", "GPT2ForTokenClassification",
            "GPT2ForQuestionAnswering")  # fmt: skip
 
+SUMMARY = {"summary_type": "mean", "summary_proj_to_labels": False, "summary_activation": "tanh",
+           "summary_first_dropout": 0.4}  # fmt: skip
+PADS = {"N4": "published: the mean counts pads too"}
+
 CASES = [
     *[Case("gpt2", name, {**SMALL, "pad_token_id": 3, "num_labels": 5}) for name in CLASSES],
     Case("gpt2", "GPT2LMHeadModel", {**SMALL, **ODD}, "odd"),
     Case("gpt2", "GPT2LMHeadModel", {**SMALL, "add_cross_attention": True}, "cross"),
+    Case("gpt2", "GPT2DoubleHeadsModel", SMALL),
+    Case("gpt2", "GPT2DoubleHeadsModel", {**SMALL, **ODD, **SUMMARY}, "odd", skip=PADS),
 ]

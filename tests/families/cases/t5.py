@@ -7,6 +7,8 @@ SMALL = {
 V11 = {**SMALL, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 3}
 CLASSES = ("T5ForConditionalGeneration", "T5Model", "T5EncoderModel", "T5ForTokenClassification")
 
+ENDS = {"input_ids": {4: 1, 13: 1, 16: 1}, "shorter": 0}  # each text, and each packed one, has an end
+
 CASES = [
     *[Case("t5", name, {**SMALL, "num_labels": 5}) for name in CLASSES],
     Case("t5", "T5ForQuestionAnswering", SMALL),
@@ -28,4 +30,6 @@ CASES = [
         "derived",
     ),
     Case("t5", "T5ForTokenClassification", {**SMALL, "classifier_dropout": 0.4}, "dropout"),
+    Case("t5", "T5ForSequenceClassification", {**SMALL, "num_labels": 5}, inputs=ENDS),
+    Case("t5", "T5ForSequenceClassification", {**V11, "num_labels": 1, "classifier_dropout": 0.3}, "v1.1", ENDS),
 ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""The second head of GPT and GPT-2: published `summary_*` fields <-> the DoubleHead part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.families.family import Absent, ConfigField, Field
+from anyformer.parts.activation import activation_named, published_name
+from anyformer.parts.head import LMHead
+from anyformer.parts.summary import DoubleHead, Summary
+from anyformer.spec import nearest
+
+TAKES = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
+
+
+def last_dropout(spec: Any) -> float:
+    """The published config class has no such field, and its model reads it."""
+    if not spec.head.summary.last_dropout:
+        raise Absent
+    return spec.head.summary.last_dropout
+
+
+def projects_to_labels(spec: Any) -> bool:
+    if spec.head.summary.width is None:
+        raise Absent
+    return spec.head.summary.width == 1
+
+
+def activation(spec: Any) -> str | None:
+    name = published_name(spec.head.summary.activation)
+    return None if name == "linear" else name
+
+
+FIELDS: dict[str, ConfigField] = {
+    "summary_type": Field("cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take]),
+    "summary_use_proj": Field(True, lambda spec: spec.head.summary.width is not None),
+    "summary_activation": Field(None, activation),
+    "summary_proj_to_labels": Field(True, projects_to_labels),
+    "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
+    "summary_last_dropout": Field(None, last_dropout),
+}
+
+
+def double_head(c: Any) -> DoubleHead:
+    if c.summary_type not in TAKES:
+        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), TAKES)}")
+    summary = Summary(
+        take=TAKES[c.summary_type],  # type: ignore[arg-type]
+        width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
+        activation=activation_named(c.summary_activation or "linear"),
+        first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,
+    )  # fmt: skip
+    return DoubleHead(lm=LMHead(vocab_size=c.vocab_size), summary=summary)

@@ -1,0 +1,91 @@
+"""The labels of a config, wherever its fields disagree, are those that the published config class makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anyformer import families
+
+TINY = {
+    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 9, "hidden_size": 4,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4,
+}  # fmt: skip
+MANY = {str(i): f"kind {i}" for i in (0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9)}  # as text sorts them
+TABLES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "number alone": {"num_labels": 7},
+    "names alone": {"id2label": {"0": "no", "1": "yes", "2": "maybe"}},
+    "they agree": {"num_labels": 3, "id2label": {"0": "no", "1": "yes", "2": "maybe"}},
+    "the number is larger": {"num_labels": 50, "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}},
+    "the number is smaller": {"num_labels": 1, "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}},
+    "an old number": {"_num_labels": 7},
+    "an old number beside names": {"_num_labels": 7, "id2label": {"0": "no", "1": "yes", "2": "maybe"}},
+    "null": {"id2label": None, "label2id": None, "num_labels": 4},
+    "the other table alone": {"label2id": {"a": 0, "b": 1, "c": 2}},
+    "tables that contradict": {"id2label": {"0": "no", "1": "yes"}, "label2id": {"yes": 0}},
+    "more than ten": {"id2label": MANY, "label2id": {name: int(i) for i, name in MANY.items()}},
+    "names that are numbers": {"id2label": {"0": 0, "1": 1, "2": 2}},
+    "none at all": {"id2label": {}},
+    "zero": {"num_labels": 0},
+}
+
+
+@pytest.mark.parametrize("model_type", ["bert", "bart"])
+@pytest.mark.parametrize("said", TABLES.values(), ids=TABLES)
+def test_labels_are_those_of_the_published_class(said: dict[str, Any], model_type: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    family, kind = families.find(model_type), transformers.CONFIG_MAPPING[model_type]
+    architecture = next(name for name in family.architectures if name.endswith("ForSequenceClassification"))
+    sizes = TINY if model_type == "bert" else {"vocab_size": 9, "d_model": 16, "pad_token_id": 1}
+    config = {**sizes, "model_type": model_type, "architectures": [architecture], **said}
+    theirs, spec = kind.from_dict(config), family.read(config)
+    assert spec.head.num_labels == theirs.num_labels
+    names = spec.source.get("id2label") or {str(i): f"LABEL_{i}" for i in range(spec.head.num_labels)}
+    assert dict(names) == {str(i): theirs.id2label[i] for i in sorted(theirs.id2label)}
+    assert list(names) == sorted(names, key=int)
+    again = kind.from_dict(family.write(spec))
+    assert (again.id2label, again.label2id) == (theirs.id2label, theirs.label2id)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"id2label": ["a", "b"]}, {"id2label": {"a": 0}}, {"num_labels": None}, {"num_labels": 2.5}, {"num_labels": "3"},
+     {"num_labels": -1}, {"id2label": 7}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_table_of_labels_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"bert config: (id2label|num_labels)"):
+        families.find("bert").read({**TINY, **said})
+
+
+def test_a_class_is_known_by_its_old_spelling_alone() -> None:
+    """The first of several counts; another spelling of a class is that class; any other name is refused."""
+    bert, t5, llama = (families.find(name) for name in ("bert", "t5", "llama"))
+    several = ["BertForMaskedLM", "BertForPreTraining"]
+    assert bert.read({**TINY, "architectures": several}).architecture == "BertForMaskedLM"
+    for missing in ([], None):
+        assert bert.read({**TINY, "architectures": missing}).architecture == bert.architectures[0]
+    assert bert.read({**TINY, "architectures": "BertModel"}).architecture == "BertModel"
+    assert t5.read({"architectures": ["T5WithLMHeadModel"]}).architecture == "T5ForConditionalGeneration"
+    assert llama.read({"architectures": ["LLaMAForCausalLM"]}).architecture == "LlamaForCausalLM"
+    with pytest.raises(ValueError, match="did you mean 'BertForSequenceClassification'"):
+        bert.read({**TINY, "architectures": ["BertForSentenceClassification"]})
+
+
+def test_values_of_another_kind_are_refused() -> None:
+    bert = families.find("bert")
+    for name, value in {
+        "hidden_size": "64", "layer_norm_eps": float("inf"), "hidden_dropout_prob": {"__float__": "NaN"},
+        "tie_word_embeddings": "false", "is_decoder": 1, "vocab_size": True, "num_hidden_layers": {"a": 1},
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=f"bert config: {name}=.* is (not|neither)"):
+            bert.read({**TINY, name: value})
+
+
+def test_of_two_names_of_a_field_the_alias_counts() -> None:
+    transformers = pytest.importorskip("transformers")
+    for config in ({"n_embd": 48, "hidden_size": 96}, {"hidden_size": 96, "n_embd": 48}):
+        assert transformers.GPT2Config(**config).n_embd == 96
+        assert families.find("gpt2").read(config).width == 96

@@ -1,0 +1,81 @@
+"""L7: config.json files as they are published, with every oddity that whoever wrote them put in."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer import families
+from anyformer.count import count
+from anyformer.families.family import UnknownFieldWarning, tagged
+
+transformers = pytest.importorskip("transformers")
+
+# a line each: the model, where its config is from (a file that was read; memory; made up in the manner of such), and it
+PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
+# values that transformers honours and we do not, by what the refusal says
+REFUSED = {
+    "TheBloke/Llama-2-7B-GPTQ": "quantization_config",
+    "deepseek-ai/DeepSeek-V3-Base in fp8": "quantization_config",
+    "facebook/wav2vec2-conformer-rel-pos-large": "architecture 'Wav2Vec2ConformerForPreTraining'",
+    "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "architecture 'GPTNeoXRewardModel'",
+}
+
+
+SLOW = {"google/switch-base-32"}  # seconds, to make the published class
+
+
+def over_published(chosen: list[dict[str, Any]]) -> Any:
+    marks = {True: pytest.mark.slow, False: ()}
+    rows = [pytest.param(row, id=row["model"], marks=marks[row["model"] in SLOW]) for row in chosen]
+    return pytest.mark.parametrize("row", rows)
+
+
+def theirs(config: dict[str, Any], folder: Path) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    return transformers.CONFIG_MAPPING[config["model_type"]].from_json_file(folder / "config.json")
+
+
+@over_published([row for row in PUBLISHED if row["model"] not in REFUSED])
+def test_a_published_config_opens_with_the_published_count(row: dict[str, Any], tmp_path) -> None:
+    config = row["config"]
+    family = families.find(config["model_type"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownFieldWarning)
+        spec = family.read(config)
+    with torch.device("meta"):
+        model = getattr(transformers, spec.architecture)(theirs(config, tmp_path))
+    assert count(spec).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@over_published([row for row in PUBLISHED if row["model"] not in REFUSED])
+def test_every_published_field_survives(row: dict[str, Any], tmp_path) -> None:
+    config = row["config"]
+    family = families.find(config["model_type"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownFieldWarning)
+        written = family.write(family.read(config))
+    before, after = theirs(config, tmp_path).to_dict(), theirs(written, tmp_path).to_dict()
+    for name in config.keys() - {"architectures"}:
+        same = written.get(family.aliases.get(name, name), "nothing") == tagged(config[name])
+        assert same or name in before, f"{name} is lost"  # or the published class makes something else of it,
+        assert before.get(name) == after.get(name), name  # and the same of ours
+
+
+@over_published([row for row in PUBLISHED if row["model"] in REFUSED])
+def test_a_value_that_transformers_alone_honours_is_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=REFUSED[row["model"]]) as error, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownFieldWarning)
+        families.find(row["config"]["model_type"]).read(row["config"])
+    assert "valid: " in str(error.value) or "did you mean " in str(error.value)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(PUBLISHED) >= 80 and set(REFUSED) <= {row["model"] for row in PUBLISHED}
+    types = {row["config"]["model_type"] for row in PUBLISHED}
+    assert {family.name for family in families.catalogue().values() if family.architectures} <= types
