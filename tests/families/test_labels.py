@@ -84,6 +84,14 @@ def test_values_of_another_kind_are_refused() -> None:
             bert.read({**TINY, name: value})
 
 
+def test_null_is_the_default_of_a_number_and_false() -> None:
+    bert = families.find("bert")
+    null = bert.read({**TINY, "hidden_dropout_prob": None, "initializer_range": None, "is_decoder": None})
+    assert null.replace(source={}) == bert.read(TINY).replace(source={})
+    assert bert.write(null)["hidden_dropout_prob"] is None
+    assert bert.read({**TINY, "pad_token_id": None}).embedding.tokens.padding_index is None  # here it is meant
+
+
 def test_of_two_names_of_a_field_the_alias_counts() -> None:
     transformers = pytest.importorskip("transformers")
     for config in ({"n_embd": 48, "hidden_size": 96}, {"hidden_size": 96, "n_embd": 48}):

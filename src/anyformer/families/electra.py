@@ -20,7 +20,7 @@ CHOOSE = "ElectraForMultipleChoice"
 
 
 # which vector speaks for a choice; "cls_index" is the last too, since nobody can give an index
-TAKES = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
+TAKES: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
 
 
 def first_dropout(spec: Any) -> float:

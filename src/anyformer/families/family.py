@@ -233,7 +233,7 @@ class Family:
                 continue
             if isinstance(field, Field) and (wrong := misfit(value, field.default)):
                 raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
-            setattr(values, name, value)
+            setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
         values.architecture = architecture = self._class_of(config, architecture)
         try:
             values.num_labels, tables = labels(config, known["num_labels"].default or 2)
