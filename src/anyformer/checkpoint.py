@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from anyformer import families, machine
 from anyformer.build import skeleton
+from anyformer.families import recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.init import computed, initialise
 from anyformer.spec import FORMAT, encode, from_json, nearest
 from anyformer.weights import hub
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
-from anyformer.weights.pieces import Pieces, opened
+from anyformer.weights.pieces import Pieces, has_weights, opened
 from anyformer.weights.rules import Rename, Step, match, plan
 
+CONFIGS = ("config.json", "bert_config.json")  # the second is Google's name
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
@@ -62,17 +64,40 @@ class Report:
         ]
 
 
-def read_spec(folder: Path) -> Model:
-    """The description of a model folder, ours or Hugging Face's."""
+def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
+    """The description of a model folder, ours or Hugging Face's; what its config leaves open, the weights tell."""
     if (folder / "spec.json").is_file():
-        return read_spec_file(folder / "spec.json")
-    if not (folder / "config.json").is_file():
+        spec = read_spec_file(folder / "spec.json")
+        if architecture not in (None, spec.architecture):
+            raise ValueError(f"{folder}: spec.json describes {spec.architecture or 'no published class'}")
+        return spec
+    path = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    if path is None:
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
-    config = read_json(folder / "config.json")
-    if not isinstance(config.get("model_type"), str):
-        raise ValueError(f"{folder / 'config.json'}: no model_type; {nearest('', families.catalogue())}")
-    with blaming(folder / "config.json"):
-        return families.find(config["model_type"]).read(config)
+    config = read_json(path)
+    with blaming(path):
+        left = recognise.choices(config, architecture)
+    if len(left) == 1 or (config.get("model_type") and not has_weights(weights or folder)):
+        family, found = left[0]
+    else:
+        with opened(weights or folder) as checkpoint, blaming(path):
+
+            def load(family: Family, spec: Model) -> Report:
+                return fill(skeleton(spec), Outline(checkpoint), family, torch.float32)
+
+            family, found = recognise.choose(left, config, checkpoint.names, load)
+    with blaming(path):
+        return family.read(config, found)
+
+
+class Outline:
+    """A checkpoint of which only the shapes are read."""
+
+    def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
+        self.names, self.dtype, self._shape = checkpoint.names, checkpoint.dtype, checkpoint.shape
+
+    def read(self, name: str) -> Tensor:
+        return torch.empty(self._shape(name), dtype=self.dtype(name), device="meta")
 
 
 def read_spec_file(path: Path) -> Model:
@@ -99,17 +124,19 @@ def blaming(path: Path) -> Iterator[None]:
 
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool = True,
-    offline: bool = False, revision: str | None = None,
+    offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
 ) -> Any:  # fmt: skip
     """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
 
     dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.
+    `architecture` is the published class to open it as, where the config names none or another one; `weights` the
+    folder of the weights, where that is another.
     """
     where = machine.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
-    spec = read_spec(folder)
+    spec = read_spec(folder, architecture, weights)
     ours = (folder / "spec.json").is_file()
-    with opened(folder) as checkpoint:
+    with opened(weights or folder) as checkpoint:
         family = None if ours else families.find(spec.family)
         model = skeleton(spec)
         spec = untied(model, checkpoint, family)
@@ -171,7 +198,7 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
 
 
 def fill(
-    model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Family | None, dtype: torch.dtype
+    model: TransformerModule, checkpoint: Checkpoint | Pieces | Outline, family: Family | None, dtype: torch.dtype
 ) -> Report:
     """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported.
 
@@ -233,13 +260,8 @@ def _match_names(
     """({today's name: stored name}, templates of what may be dropped, steps that fill `targets`)."""
     if family is None:
         return {n: n for n in stored}, [], [Step(Rename(n, n), [n], [n]) for n in targets]
-    names = {}
-    for name in stored:
-        ending = next((old for old in family.legacy if name.endswith(old)), None)
-        names[name.removesuffix(ending) + family.legacy[ending] if ending else name] = name
-    # a checkpoint of the base model alone leaves the prefix out; which one this is, the names tell
-    prefix = family.prefix_of(spec.architecture) or family.prefix
-    prefix = prefix if any(name.startswith(prefix) for name in names) else ""
+    names = family.today(stored)
+    prefix = family.prefix_in(names, spec.architecture)
     steps, orphans = plan(family.rules(spec), targets, prefix)
     assert not orphans, f"{family.name} has no rule for {orphans}"
     return names, [template.replace("~", prefix) for template in family.dropped], steps

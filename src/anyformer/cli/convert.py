@@ -1,4 +1,5 @@
-"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype.
+"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype. With
+--unpickle from an old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
 
 DST must be new or empty, and is written whole or not at all."""
 
@@ -19,6 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="the folder to write")
     parser.add_argument("--format", metavar="NAME", default="anyformer", help="anyformer (the default) or hf")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help="float32, bfloat16 or float16; auto: as stored")
+    parser.add_argument("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
+    parser.add_argument("--unpickle", action="store_true", help="the weights are a pickle (pytorch_model.bin)")
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
 
 
@@ -38,8 +41,13 @@ def run(options: argparse.Namespace) -> None:
     local = os.path.isdir(os.path.expanduser(options.source))  # a download shows its own progress
     with working(f"reading {options.source}") if local else contextlib.nullcontext():
         from anyformer.checkpoint import load, save
+        from anyformer.weights import hub
+        from anyformer.weights.unpickle import unpickled
 
-        model = load(options.source, dtype=options.dtype, offline=options.offline)
+        source = hub.resolve(options.source, offline=options.offline, pickles=options.unpickle)
+        home = next(parent for parent in target.parents if parent.exists())
+        with unpickled(source, home) if options.unpickle else contextlib.nullcontext() as weights:
+            model = load(source, dtype=options.dtype, architecture=options.architecture, weights=weights)
     with working(f"writing {options.target}"), whole(target) as folder:
         save(model, folder, format=options.format)
     size = sum(parameter.numel() for parameter in model.parameters())

@@ -70,7 +70,6 @@ FAMILIES = (
         prefix="bert.",
         # pretraining leaves a pooler and a next-sentence head behind that most classes have no use for
         dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
-        legacy={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
         sizes={"bert-base": Size({}, 110e6), "bert-large": Size(LARGE, 340e6)},
     ),
 )  # fmt: skip

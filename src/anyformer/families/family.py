@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,6 +169,10 @@ class Size:
     note: str = ""
 
 
+# endings of tensor names before 2019, in every family: as TensorFlow calls them
+LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One family of published models."""
@@ -190,6 +194,19 @@ class Family:
 
     def prefix_of(self, architecture: str) -> str:
         return "" if architecture in self.base else self.prefixes.get(architecture, self.prefix)
+
+    def prefix_in(self, names: Iterable[str], architecture: str) -> str:
+        """The prefix of a checkpoint with these names: one of the base model alone leaves it out."""
+        prefix = self.prefix_of(architecture) or self.prefix
+        return prefix if any(name.startswith(prefix) for name in names) else ""
+
+    def today(self, names: Iterable[str]) -> dict[str, str]:
+        """{today's name of a tensor: the name it is stored under}."""
+        endings, found = {**LEGACY, **self.legacy}, {}
+        for name in names:
+            ending = next((old for old in endings if name.endswith(old)), None)
+            found[name.removesuffix(ending) + endings[ending] if ending else name] = name
+        return found
 
     @property
     def known(self) -> dict[str, ConfigField]:

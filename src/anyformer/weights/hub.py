@@ -8,13 +8,17 @@ from pathlib import Path
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja"]
 UNWANTED = ["consolidated*", "*/*.safetensors"]
+PICKLES = ["pytorch_model*.bin"]  # where they are asked for
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 
 
-def resolve(name_or_path: str | Path, *, offline: bool = False, revision: str | None = None) -> Path:
-    """The local folder of a model. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket."""
+def resolve(
+    name_or_path: str | Path, *, offline: bool = False, revision: str | None = None, pickles: bool = False
+) -> Path:
+    """The local folder of a model. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles`
+    fetches pickled weights too."""
     name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path
     path = os.path.expanduser(name)
     if os.path.isdir(path):
@@ -31,7 +35,7 @@ def resolve(name_or_path: str | Path, *, offline: bool = False, revision: str | 
         raise FileNotFoundError(f"the folder {name!r} does not exist")
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
         raise ValueError(f"{name!r} is neither a folder nor a hub id such as 'openai-community/gpt2'")
-    return _fetch(name, offline or _asked_offline(), revision)
+    return _fetch(name, offline or _asked_offline(), revision, WANTED + PICKLES if pickles else WANTED)
 
 
 def _asked_offline() -> bool:
@@ -40,14 +44,14 @@ def _asked_offline() -> bool:
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
 
 
-def _fetch(name: str, offline: bool, revision: str | None) -> Path:
+def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) -> Path:
     import huggingface_hub  # here: a local folder must not pay for it
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{name}"
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=offline
+            name, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED, local_files_only=offline
         )
     except errors.GatedRepoError:
         raise ValueError(f"{name!r} is gated: ask for access at {page}, then `hf auth login`") from None

@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from bisect import bisect_right
@@ -258,23 +259,30 @@ def _find_files(folder: Path, stem: str) -> dict[Path, set[str] | None]:
         if not pickles:
             raise FileNotFoundError(f"{folder}: neither {single.name} nor {index.name} is there")
         worst = next((path for path in pickles if "model" in path.name), pickles[0])
+        where, safe = shlex.quote(str(folder)), shlex.quote(f"{folder.resolve().name}-safe")
         raise ValueError(
-            f"{worst}: pickled weights can run code and are refused; if you trust this one, convert it: "
-            "anyformer.weights.io.write_checkpoint(folder, torch.load(file, weights_only=True))"
+            f"{worst}: pickled weights can run code and are refused; to convert them, guarded: "
+            f"anyformer convert {where} {safe} --unpickle"
         )
+    promised: dict[str, set[str]] = {}
+    for name, file in read_weight_map(index, "safetensors").items():
+        promised.setdefault(file, set()).add(name)
+    return {folder / file: names for file, names in promised.items()}
+
+
+def read_weight_map(index: Path, ending: str) -> dict[str, str]:
+    """{tensor: file beside the index}, each file there and called *.`ending`."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map is missing, empty or not an object")
-    promised: dict[str, set[str]] = {}
     for name, file in weight_map.items():
         # Without separator, drive or NUL, and with this ending, a name cannot leave the folder.
-        if not isinstance(file, str) or not re.fullmatch(r"[^/\\:\0]{1,240}\.safetensors", file):
-            raise ValueError(f"{index}: {_quote(file)} of {_quote(name)} is no plain .safetensors name")
-        promised.setdefault(file, set()).add(name)
-    for file in promised:
-        if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder / file}: named by the index, but missing")
-    return {folder / file: names for file, names in promised.items()}
+        if not isinstance(file, str) or not re.fullmatch(rf"[^/\\:\0]{{1,240}}\.{ending}", file):
+            raise ValueError(f"{index}: {_quote(file)} of {_quote(name)} is no plain .{ending} name")
+    for file in set(weight_map.values()):
+        if not (index.parent / file).is_file():
+            raise FileNotFoundError(f"{index.parent / file}: named by the index, but missing")
+    return weight_map
 
 
 def write_checkpoint(
@@ -304,7 +312,7 @@ def write_checkpoint(
         contents: list[list[str]] = []
         total = 0
         for shard in _group(tensors, shard_bytes):
-            total += _write_file(workplace / str(len(contents)), shard, metadata)
+            total += write_file(workplace / str(len(contents)), shard, metadata)
             contents.append(list(shard))
         if len(contents) == 1:
             os.replace(workplace / "0", single)
@@ -364,7 +372,7 @@ def _group(
         yield group
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
     """Returns the bytes of all tensors. The widest come first, so that each is aligned and can be mapped."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, object] = {"__metadata__": dict(metadata)}

@@ -26,6 +26,10 @@ def in_pieces(folder: Path) -> bool:
     return any(folder.glob("shard-*.safetensors"))
 
 
+def has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
 def opened(folder: Path) -> Checkpoint | Pieces:
     """The weights of a model folder, whichever way they lie in it."""
     return Pieces(folder, MODEL) if in_pieces(folder) else Checkpoint(folder)

@@ -1,0 +1,76 @@
+"""Which published class a folder holds, where its config does not say (those of 2019 name neither class nor family):
+the one whose rules take every tensor of the checkpoint and fill every parameter."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anyformer import families
+from anyformer.families.family import Family, Field
+from anyformer.model import Model
+from anyformer.spec import nearest
+from anyformer.weights.rules import match
+
+Choice = tuple[Family, str | None]
+
+
+def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
+    """The (family, class) pairs that a config leaves open. `architecture` is the class that the caller asks for."""
+    named = architecture or (config.get("architectures") or [None])[0]
+    model_type = config.get("model_type")
+    if model_type is not None:
+        family = families.find(model_type)
+        return [(family, named)] if named else [(family, each) for each in family.architectures or (None,)]
+    every = [(family, each) for family in families.catalogue().values() for each in family.architectures]
+    found: list[Choice] = [(family, each) for family, each in every if named in (None, each)]
+    if not found:
+        raise ValueError(f"no model_type, and no class {named!r}; {nearest(str(named), [each for _, each in every])}")
+    return found
+
+
+def choose(
+    open: Sequence[Choice], config: Mapping[str, Any], names: Sequence[str], load: Callable[[Family, Model], Any]
+) -> Choice:
+    """The one of `open` that fits a checkpoint with tensors called `names`; `load` reports how a description fits.
+
+    Of several, those that drop the fewest tensors and whose fields differ least from the config's. Classes of one
+    family that take the same tensors compute the same from them: the first stands for all. Several families are refused.
+    """
+    fits: list[tuple[tuple[int, int], Choice]] = []
+    for family, architecture in open:
+        spec = described(family, architecture, config)
+        if spec is not None and takes(family, spec, names) and (report := load(family, spec)).clean:
+            own = {name for name, field in family.fields.items() if isinstance(field, Field)}
+            told = {family.aliases.get(name, name) for name in config}
+            fits.append(((len(report.dropped), len(own ^ told)), (family, architecture)))
+    least = min((score for score, _ in fits), default=None)
+    best = [choice for score, choice in fits if score == least]
+    if len({family.name for family, _ in best}) == 1:
+        return best[0]
+    classes = [str(each) for _, each in best]
+    unsaid = "architectures" if config.get("model_type") else "model_type"
+    what = f"the tensors fit {' and '.join(classes)}" if best else "the tensors fit no known class"
+    example = (classes or ["BertForPreTraining"])[0]
+    raise ValueError(f"no {unsaid}, and {what}; say which it is with architecture={example!r} or another")
+
+
+def described(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:
+    """What a config describes, if it is this family's."""
+    with warnings.catch_warnings():  # of fields that another family's class does not know
+        warnings.simplefilter("ignore")
+        try:
+            return family.read(config, architecture)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return None
+
+
+def takes(family: Family, spec: Model, names: Sequence[str]) -> bool:
+    """Whether there is a rule for each of these tensors. What it would make is not asked: nothing is built."""
+    today = family.today(names)
+    prefix = family.prefix_in(today, spec.architecture)
+    sources = [source for rule in family.rules(spec) for source in rule.sources]
+    templates = [template.replace("~", prefix) for template in (*sources, *family.dropped)]
+    plain, open = set(templates), [template for template in templates if "{" in template or "*" in template]
+    return all(name in plain or any(match(each, name) is not None for each in open) for name in today)
