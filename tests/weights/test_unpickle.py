@@ -10,7 +10,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -46,15 +45,13 @@ def weights() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
-def test_every_tensor_comes_back(tmp_path: Path, zipped: bool) -> None:
+def test_every_tensor_is_found(tmp_path: Path, zipped: bool) -> None:
     held = weights()
     wrapped = {"epoch": 3, "model": OrderedDict(held), "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}}}
     torch.save(wrapped, tmp_path / NAME, _use_new_zipfile_serialization=zipped)
-    with unpickled(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
-        assert sorted(found.names) == sorted(held)
-        for name, tensor in held.items():
-            assert torch.equal(found.read(name), tensor) and found.dtype(name) == tensor.dtype, name
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    found = unpickle.tensors_in(str(tmp_path / NAME))
+    assert list(found) == list(held)
+    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in held.items())
 
 
 def sharded(folder: Path, held: dict[str, Tensor]) -> None:
@@ -63,7 +60,7 @@ def sharded(folder: Path, held: dict[str, Tensor]) -> None:
     weight_map = {}
     for number, part in enumerate(parts, 1):
         file = f"pytorch_model-{number:05}-of-00002.bin"
-        torch.save({name: held[name] for name in part}, folder / file)
+        torch.save({name: held[name] for name in part}, folder / file, _use_new_zipfile_serialization=number == 1)
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
@@ -72,9 +69,12 @@ def sharded(folder: Path, held: dict[str, Tensor]) -> None:
 def test_shards_with_an_index(tmp_path: Path) -> None:
     held = weights()
     sharded(tmp_path, held)
-    with unpickled(tmp_path) as folder, Checkpoint(folder) as found:
-        assert len(list(folder.glob("*.safetensors"))) == 2
-        assert all(torch.equal(found.read(name), tensor) for name, tensor in held.items())
+    before = sorted(tmp_path.iterdir())
+    with unpickled(tmp_path, tmp_path) as folder, Checkpoint(folder) as found:
+        assert len(list(folder.glob("*.safetensors"))) == 2 and sorted(found.names) == sorted(held)
+        for name, tensor in held.items():
+            assert torch.equal(found.read(name), tensor) and found.dtype(name) == tensor.dtype, name
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_which_pickle_is_meant(tmp_path: Path) -> None:
@@ -171,41 +171,57 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "os.system in a file of 2019": (
         lambda mark: legacy({"w": Call(os.system, f"touch {mark}")}), "nothing of it was run"
     ),
-    "eval": (lambda mark: plain(Call(builtins.eval, f"open({str(mark)!r}, 'w')")), "builtin"),
-    "16 GB in a zip": (lambda _: archive(wide, inflated), NAME),
+    "eval": (lambda mark: plain(Call(builtins.eval, f"open({str(mark)!r}, 'w')")), "names eval, which is no tensor"),
+    "16 GB in a zip": (lambda _: archive(wide, inflated), "not a whole pickle of tensors"),
     "16 GB in a file of 2019": (lambda _: inflated(legacy(wide)), "more memory than a file of its size holds"),
     "100 GB of bytes": (lambda _: plain({"w": Call(bytearray, 10**11)}), "more memory than a file of its size holds"),
     "40 GB of one number": (lambda _: archive(strided(10**5)), "no plain tensor that the file holds"),
-    "no storage at all": (lambda _: archive(meta()), NAME),
+    "no storage at all": (lambda _: archive(meta()), "no plain tensor that the file holds"),
     "a key that never ends": (lambda _: doubled(120), "seconds of the processor"),
-    "a million levels": (lambda _: nested(10**6), NAME),
-    "itself in itself": (lambda _: itself(), "no tensors by name"),
-    "a memo that is not there": (lambda _: b"\x80\x02r\xff\xff\xff\x7fj\xff\xff\xff\x6f.", NAME),
+    "200,000 levels": (lambda _: nested(200_000), ""),
+    "itself in itself": (lambda _: archive({}, lambda _: itself()), "no tensors by name"),
+    "a memo that is not there": (lambda _: b"\x80\x02r\xff\xff\xff\x7fj\xff\xff\xff\x6f.", "not a whole pickle"),
     "a zip bomb": (lambda _: archive({"w": torch.zeros(5_000_000)}, compress=zipfile.ZIP_DEFLATED), "compressed"),
-    "half a zip": (lambda _: archive(weights())[:-3000], NAME),
-    "half a file of 2019": (lambda _: legacy(weights())[:-100], NAME),
-    "no bytes": (lambda _: b"", NAME),
-    "other bytes": (lambda _: bytes(range(256)) * 40, NAME),
+    "half a zip": (lambda _: archive(weights())[:-3000], "not a whole pickle of tensors"),
+    "half a file of 2019": (lambda _: legacy(weights())[:-100], "not a whole pickle of tensors"),
+    "no bytes": (lambda _: b"", "not a whole pickle of tensors"),
+    "other bytes": (lambda _: bytes(range(256)) * 40, "not a whole pickle of tensors"),
     "no tensors": (lambda _: archive({"a": 1}), "no tensors by name"),
     "two sets of weights": (lambda _: archive({"model": weights(), "ema": weights()}), "several sets of weights"),
-    "sparse": (lambda _: archive({"w": torch.eye(4).to_sparse()}), NAME),
+    "sparse": (lambda _: archive({"w": torch.eye(4).to_sparse()}), "no plain tensor that the file holds"),
 }  # fmt: skip
 
 
-class Measured(subprocess.Popen):  # type: ignore[type-arg]
-    """Keeps how much memory the process took, in bytes."""
+# what only a process of its own survives, and one that any would
+ALONE = ["16 GB in a file of 2019", "100 GB of bytes", "a key that never ends", "200,000 levels"]
+EVERYDAY = [*ALONE, "os.system in a zip"]
 
-    peak = 0
+
+@pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind not in ALONE])
+def test_hostile_pickles_are_refused(kind: str, tmp_path: Path) -> None:
+    make, words = HOSTILE[kind]
+    (tmp_path / NAME).write_bytes(make(tmp_path / "ran"))
+    with pytest.raises(Exception) as error:
+        unpickle.tensors_in(str(tmp_path / NAME))
+    line = unpickle.reason(error.value)
+    assert words in line and "\n" not in line and len(line) < 300
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+class Measured(subprocess.Popen):  # type: ignore[type-arg]
+    """Keeps how much memory the process took, in bytes, and how many seconds of the processor."""
+
+    peak, seconds = 0, 0.0
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         pid, status, usage = os.wait4(self.pid, flags)
-        Measured.peak = max(Measured.peak, usage.ru_maxrss * 1024)
+        Measured.peak, Measured.seconds = usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
         return pid, status
 
 
 @pytest.fixture(scope="module")
 def usual() -> int:
-    """The memory of a process that imports torch and reads nothing."""
+    """The memory of a process that imports torch and reads nothing, in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", "import torch, resource as r; print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"],
         capture_output=True, text=True, check=True,
@@ -213,8 +229,10 @@ def usual() -> int:
     return int(done.stdout) * 1024
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_pickles_are_one_line(kind: str, tmp_path: Path, capsys, monkeypatch, usual: int) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.slow) for kind in HOSTILE]
+)
+def test_hostile_pickles_end_a_process_alone(kind: str, tmp_path: Path, capsys, monkeypatch, usual: int) -> None:
     make, words = HOSTILE[kind]
     folder = tmp_path / "model"
     folder.mkdir()
@@ -225,15 +243,13 @@ def test_hostile_pickles_are_one_line(kind: str, tmp_path: Path, capsys, monkeyp
     monkeypatch.setattr(unpickle, "SECONDS", 2.0)
     monkeypatch.setattr(unpickle.subprocess, "Popen", Measured)
     monkeypatch.setattr(Measured, "peak", 0)
-    start = time.monotonic()
     code = cli.main(["convert", str(folder), str(tmp_path / "out"), "--unpickle"])
-    taken = time.monotonic() - start
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1) and words in err and NAME in err, err
     assert "bug" not in err and "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before
     assert 0 < Measured.peak < usual + 300 * 2**20, f"{(Measured.peak - usual) / 2**20:.0f} MB beyond torch"
-    assert taken < 60, f"{taken:.0f} s"
+    assert Measured.seconds < 30
 
 
 def test_the_reader_may_write_its_results_and_nothing_else(tmp_path: Path) -> None:

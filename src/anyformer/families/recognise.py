@@ -36,7 +36,7 @@ def choose(
     """The one of `open` that fits a checkpoint with tensors called `names`; `load` reports how a description fits.
 
     Of several, those that drop the fewest tensors and whose fields differ least from the config's. Classes of one
-    family that take the same tensors compute the same from them: the first stands for all. Several families are refused.
+    family that take the same tensors compute the same: the first stands for all. Several families are refused.
     """
     fits: list[tuple[tuple[int, int], Choice]] = []
     for family, architecture in open:

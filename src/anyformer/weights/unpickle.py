@@ -131,9 +131,8 @@ def limit(size: int, seconds: float) -> None:
 
     def at_most(kind: int, value: float) -> None:
         _, hard = resource.getrlimit(kind)
-        value = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
-        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit
-            resource.setrlimit(kind, (value, value))
+        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+            resource.setrlimit(kind, (int(value), hard))
 
     memory = Path("/proc/self/statm")
     if memory.is_file():
@@ -201,12 +200,10 @@ def reason(error: Exception) -> str:
     text = str(error)
     if isinstance(error, MemoryError) or "allocate memory" in text or "Cannot allocate" in text:
         return "it claims more memory than a file of its size holds"
-    if found := re.search(r"Unsupported global: GLOBAL (\S+)", text):
-        return f"pickled weights name {found[1][:200]}, which is no tensor; nothing of it was run"
-    if found := re.search(r"WeightsUnpickler error: (.*)", text):
-        text = found[1]
-    line = " ".join((text.strip() or type(error).__name__).splitlines()[0].split())
-    return f"not a whole pickle of tensors ({line[:200]})"
+    if found := re.search(r"(?i)unsupported global:? (?:GLOBAL )?(\S+)", text):
+        return f"its pickle names {found[1][:200]}, which is no tensor; nothing of it was run"
+    text = text.rpartition("WeightsUnpickler error:")[2].strip() or type(error).__name__
+    return f"not a whole pickle of tensors ({' '.join(text.splitlines()[0].split())[:200]})"
 
 
 if __name__ == "__main__":
