@@ -38,3 +38,16 @@ def fetched(request: pytest.FixtureRequest) -> Callable[[str], Path]:
         return folder
 
     return fetch
+
+
+@pytest.fixture(scope="session")
+def unpickled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """unpickled(folder, *flags) is what `anyformer convert --unpickle` makes of a folder, in Hugging Face's layout."""
+    from anyformer import cli
+
+    def convert(folder: Path, *flags: str) -> Path:
+        target = tmp_path_factory.mktemp("unpickled") / folder.name
+        assert cli.main(["convert", str(folder), str(target), "--unpickle", "--format", "hf", *flags]) == 0
+        return target
+
+    return convert

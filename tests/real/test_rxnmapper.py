@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 import anyformer as af
@@ -23,15 +21,14 @@ REACTIONS = ["CC(C)S.CN(C)C=O.Fc1cccnc1F>>CC(C)Sc1ncccc1F", "CCO.CC(=O)O>>CC(=O)
 
 
 @pytest.fixture(scope="module")
-def folder(fetched: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its pickle of tensors as safetensors."""
-    (source,) = (fetched("rxnmapper==0.4.3") / "rxnmapper" / "models" / "transformers").iterdir()
-    target = tmp_path_factory.mktemp("rxnmapper")
-    shutil.copy(source / "config.json", target)
-    shutil.copy(source / "vocab.txt", target)
-    weights = torch.load(source / "pytorch_model.bin", weights_only=True, map_location="cpu")
-    safetensors.torch.save_file({name: w.clone() for name, w in weights.items()}, target / "model.safetensors")
-    return target
+def source(fetched: Any) -> Path:
+    (found,) = (fetched("rxnmapper==0.4.3") / "rxnmapper" / "models" / "transformers").iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(source: Path, unpickled: Any) -> Path:
+    return unpickled(source)
 
 
 def encode(folder: Path, text: str) -> list[int]:
@@ -39,9 +36,9 @@ def encode(folder: Path, text: str) -> list[int]:
     return [words["[CLS]"], *(words[token] for token in TOKENS.findall(text)), words["[SEP]"]]
 
 
-def test_equal_to_transformers(folder: Path) -> None:
+def test_equal_to_transformers(folder: Path, source: Path) -> None:
     ours: Any = af.load(folder)
-    theirs, report = transformers.AlbertForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    theirs, report = transformers.AlbertForMaskedLM.from_pretrained(source, output_loading_info=True)
     assert not report["missing_keys"]
     for reaction in REACTIONS:
         ids = torch.tensor([encode(folder, reaction)])
@@ -70,7 +67,6 @@ def test_it_knows_chemistry(folder: Path) -> None:
     assert right / total > 0.8, f"{right} of {total}"
 
 
-def test_every_field_of_its_config_survives(folder: Path, tmp_path: Path) -> None:
-    af.save(af.load(folder), tmp_path, format="hf")
-    before, after = (json.loads((each / "config.json").read_text()) for each in (folder, tmp_path))
+def test_every_field_of_its_config_survives(source: Path, folder: Path) -> None:
+    before, after = (json.loads((each / "config.json").read_text()) for each in (source, folder))
     assert {name: after.get(name) for name in before} == before

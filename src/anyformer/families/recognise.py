@@ -47,13 +47,14 @@ def choose(
             fits.append(((len(report.dropped), len(own ^ told)), (family, architecture)))
     least = min((score for score, _ in fits), default=None)
     best = [choice for score, choice in fits if score == least]
+    if not best and config.get("model_type"):
+        return open[0]  # a load will say what does not fit
     if len({family.name for family, _ in best}) == 1:
         return best[0]
     classes = [str(each) for _, each in best]
-    unsaid = "architectures" if config.get("model_type") else "model_type"
     what = f"the tensors fit {' and '.join(classes)}" if best else "the tensors fit no known class"
     example = (classes or ["BertForPreTraining"])[0]
-    raise ValueError(f"no {unsaid}, and {what}; say which it is with architecture={example!r} or another")
+    raise ValueError(f"no model_type, and {what}; say which it is with architecture={example!r} or another")
 
 
 def described(family: Family, architecture: str | None, config: Mapping[str, Any]) -> Model | None:

@@ -39,13 +39,11 @@ class Words:
 
 def named(folder: Path, config: dict[str, Any]) -> str:
     """The tokenizer class that the folder names, without the suffix for speed; "" if none."""
-    name = config.get("tokenizer_class")
-    if not name and (folder / "config.json").is_file():
-        model = read_json(folder / "config.json")
-        name = model.get("tokenizer_class") or KINDS.get(str(model.get("model_type")), "")
-    if not name and (folder / "spec.json").is_file():
-        name = KINDS.get(str(read_json(folder / "spec.json").get("family")), "")
-    return str(name or "").removesuffix("Fast")
+    name, model = config.get("tokenizer_class"), _optional(folder / "config.json")
+    if not name:
+        kind = model.get("model_type") or _optional(folder / "spec.json").get("family")
+        name = model.get("tokenizer_class") or (KINDS.get(str(kind), f"the tokenizer of {kind}") if kind else "")
+    return str(name).removesuffix("Fast")
 
 
 # model_type -> tokenizer class, where the folder names none
@@ -56,13 +54,16 @@ KINDS = {
     "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
     "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
-    "m2m_100": "M2M100Tokenizer",
+    "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
+    "funnel": "FunnelTokenizer", "linformer": "", "dmca": "",  # the last two were published without
 }  # fmt: skip
 
 END = "<|endoftext|>"
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
             "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
+           "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -74,7 +75,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
-    "NllbTokenizer": {**_ROBERTA},
+    "NllbTokenizer": {**_ROBERTA}, "FunnelTokenizer": _FUNNEL,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
@@ -91,6 +92,7 @@ def read(folder: Path) -> Words:
                 special.pop(name, None)
                 if text := content(source[name]):
                     special[name] = text
+    config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
     file, make = find(folder, kind)
     try:
         words = make(folder, kind, config, special)
@@ -143,7 +145,8 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     if not ways:
         raise FileNotFoundError(f"{folder}: no tokenizer (tokenizer.json, vocab.json + merges.txt, vocab.txt, *.model)")
     file, make = ways[0]
-    if kind not in SUPPORTED[make]:
+    unnamed = not kind and model in PIECES[1:]  # T5's, ALBERT's and XLNet's files have one name
+    if kind not in SUPPORTED[make] or unnamed:
         raise ValueError(
             f"{folder / file}: {kind or 'a class without a name'} is read from a tokenizer.json alone; save one with "
             "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))"
@@ -193,6 +196,9 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     if bad := [line for line in lines if line.count(" ") != 1]:
         raise ValueError(f"merges.txt: {bad[0]!r} is not a pair")
+    if not kind:  # files of before there was a config tell by their special tokens
+        kind = next((k for k in ("RobertaTokenizer", "GPT2Tokenizer") if {*DEFAULTS[k].values()} <= {*vocabulary}), "")
+        special = {**DEFAULTS[kind], **special}
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     core = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
     space = bool(config.get("add_prefix_space", False))
@@ -211,7 +217,7 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
 
 def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     """BERT's WordPiece."""
-    special = {**_BERT, **special}
+    special = {**DEFAULTS[kind or "BertTokenizer"], **special}
     path = folder / "vocab.txt"
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
@@ -228,8 +234,9 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece(prefix="##")
     start, end = special["cls_token"], special["sep_token"]
+    first = f"{start}:2" if kind == "FunnelTokenizer" else start
     core.post_processor = processors.TemplateProcessing(
-        single=[start, "$A", end], pair=[start, "$A", end, "$B:1", f"{end}:1"],
+        single=[first, "$A", end], pair=[first, "$A", end, "$B:1", f"{end}:1"],
         special_tokens=[(start, vocabulary[start]), (end, vocabulary[end])],
     )  # fmt: skip
     return Words(core, config, special)
@@ -371,7 +378,7 @@ def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[st
 
 SUPPORTED: dict[Make, set[str]] = {
     byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
-    word_pieces: {""} | {k for k, v in DEFAULTS.items() if v is _BERT},
+    word_pieces: {""} | {k for k, v in DEFAULTS.items() if v in (_BERT, _FUNNEL)},
     m2m: {"M2M100Tokenizer"},
     pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},
 }

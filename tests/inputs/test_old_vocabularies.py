@@ -1,0 +1,113 @@
+"""Vocabulary files of before tokenizer.json, with little or nothing beside them: as transformers reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyformer.inputs.text import Tokenizer
+from vocabularies import TEXTS, bert, gpt2, pieces, t5, words, write
+
+transformers = pytest.importorskip("transformers")
+
+ROBERTA = {"tokenizer_class": "RobertaTokenizer"}
+
+
+def bare(folder: Path, **config: Any) -> Path:
+    """The words alone, and a config.json if anything is to stand in it."""
+    (folder / "tokenizer_config.json").unlink()
+    if config:
+        write(folder, "config.json", config)
+    return folder
+
+
+def settings(folder: Path, **values: Any) -> Path:
+    write(folder, "tokenizer_config.json", values)
+    write(folder, "config.json", {"model_type": "bert"})
+    return folder
+
+
+def with_added(folder: Path) -> Path:
+    size = len((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())
+    end = {"content": "[SEP]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    special = {"unk_token": "[UNK]", "sep_token": end, "cls_token": "[CLS]", "additional_special_tokens": ["<new>"]}
+    write(folder, "added_tokens.json", {"<new>": size, "zyzzyva": size + 1})
+    write(folder, "special_tokens_map.json", special)
+    return bare(folder, model_type="bert")
+
+
+def funnel(folder: Path) -> Path:
+    bert(folder)
+    text = (folder / "vocab.txt").read_text(encoding="utf-8")
+    for name in ("UNK", "SEP", "PAD", "CLS", "MASK"):
+        text = text.replace(f"[{name}]", f"<{name.lower()}>")
+    write(folder, "vocab.txt", text + "<s>\n</s>\n")
+    return bare(folder, model_type="funnel")
+
+
+OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class that transformers must be told
+    "vocab.txt": (lambda folder: bare(bert(folder)), "BertTokenizer"),
+    "vocab.txt of BERT": (lambda folder: bare(bert(folder), model_type="bert"), ""),
+    "vocab.txt of DistilBERT": (lambda folder: bare(bert(folder), model_type="distilbert"), ""),
+    "vocab.txt of Funnel": (funnel, ""),
+    "settings without a word": (lambda folder: settings(bert(folder)), ""),
+    "settings of 2019": (lambda folder: settings(bert(folder), max_len=512, init_inputs=[]), ""),
+    "cased": (lambda folder: settings(bert(folder), do_lower_case=False), ""),
+    "added tokens": (lambda folder: with_added(bert(folder)), ""),
+    "vocab.json": (lambda folder: bare(gpt2(folder)), "GPT2Tokenizer"),
+    "vocab.json of GPT-2": (lambda folder: bare(gpt2(folder), model_type="gpt2"), ""),
+    "vocab.json with <s>": (lambda folder: bare(gpt2(folder, **ROBERTA), vocab_size=400), "RobertaTokenizer"),
+    "vocab.json of RoBERTa": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta"), ""),
+    "vocab.json of Longformer": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="longformer"), ""),
+}
+
+
+@pytest.mark.parametrize("form", OLD)
+def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> None:
+    make, name = OLD[form]
+    folder = make(tmp_path / "words")
+    theirs = getattr(transformers, name or "AutoTokenizer").from_pretrained(folder)
+    ours = Tokenizer.load(folder)
+    assert ours.special == {n: t for n, t in theirs.special_tokens_map.items() if isinstance(t, str)}
+    texts = [*TEXTS, *(f"a{token} b {token}" for token in (*ours.special.values(), "<new>", "zyzzyva"))]
+    for text in texts:
+        expected = theirs(text, "The fox")
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.encode(text, "The fox") == expected["input_ids"], text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)), text
+    if "token_type_ids" in expected:
+        kinds = ours.batch([texts[-1]], ["The fox"])["token_type_ids"]
+        assert kinds[0].tolist() == expected["token_type_ids"]
+
+
+def test_null_is_the_usual_value(tmp_path: Path) -> None:
+    usual = Tokenizer.load(settings(words(tmp_path / "a")))
+    names = ("do_lower_case", "padding_side", "truncation_side", "model_max_length", "tokenize_chinese_chars",
+             "strip_accents", "added_tokens_decoder", "additional_special_tokens", "tokenizer_class")  # fmt: skip
+    null = Tokenizer.load(settings(words(tmp_path / "b"), **dict.fromkeys(names)))
+    assert (null.padding_side, null.truncation_side, null.max_length) == ("right", "right", None)
+    assert null.special == usual.special and len(null) == len(usual)
+    assert all(null.encode(text) == usual.encode(text) for text in TEXTS)
+    pytest.importorskip("sentencepiece")
+    folder = t5(tmp_path / "t5", extra_ids=None)
+    assert Tokenizer.load(folder).id("<extra_id_99>") is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("albert", "the tokenizer of albert"), ("ctrl", "the tokenizer of ctrl"),
+     ("openai-gpt", "the tokenizer of openai-gpt"), ("", "a class without a name")],
+)  # fmt: skip
+def test_words_that_another_class_would_read_otherwise_are_refused(tmp_path: Path, kind: str, reason: str) -> None:
+    if kind in ("albert", ""):
+        pytest.importorskip("sentencepiece")
+        pieces(tmp_path, "spiece.model", "unigram", vocab_size=150)
+    else:
+        bare(gpt2(tmp_path))
+    if kind:
+        write(tmp_path, "config.json", {"model_type": kind})
+    with pytest.raises(ValueError, match=f"{reason} is read from a tokenizer.json alone"):
+        Tokenizer.load(tmp_path)
