@@ -94,6 +94,7 @@ FORMS = {
     "bert-google": Form("BertForPreTraining", BERT, tensorflow_names, file="bert_config.json"),
     "bert-masked": Form("BertForMaskedLM", {**BERT, **YEAR}, without("decoder.bias"), zipped=True),
     "bert-labels": Form("BertForSequenceClassification", {**BERT, **YEAR, "num_labels": 5}),
+    "bert-next": Form("BertForNextSentencePrediction", {**BERT, **YEAR}, zipped=True),
     "bert-bare": Form("BertModel", {**BERT, **YEAR}, told="BertModel"),
     "bert-wrapped": Form("BertForMaskedLM", {**BERT, **YEAR}, wrap="state_dict"),
     "gpt2": Form("GPT2LMHeadModel", {**GPT2, **YEAR}, bare_gpt2),
