@@ -180,7 +180,8 @@ def test_another_class_of_the_same_folder(bert: Path) -> None:
     assert af.spec(bert).architecture == "BertForPreTraining"
     masked = af.load(bert, architecture="BertForMaskedLM")  # what is left over is declared
     assert masked.spec.architecture == "BertForMaskedLM"
-    with pytest.raises(ValueError, match=r"missing classifier.weight \(here head.out.weight.*unexpected cls.predictions"):
+    line = r"missing classifier.weight \(here head.out.weight.*unexpected cls.predictions"
+    with pytest.raises(ValueError, match=line):
         af.load(bert, architecture="BertForSequenceClassification")
     model, report = af.load(bert, architecture="BertForSequenceClassification", strict=False)
     assert "head.out.weight" in report.missing and model.spec.architecture == "BertForSequenceClassification"
