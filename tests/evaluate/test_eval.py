@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import anyformer as af
 from anyformer import cli, families
 from anyformer.evaluate import Evaluation
+from anyformer.evaluate.alone import same_labels
 from anyformer.evaluate.predict import Job, predictions, right_answers
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.answer import Answer
@@ -182,20 +184,32 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
     assert found.predicted == [[labels[int(best[i])] for i in first]]  # where the objective asks
 
 
+def test_more_than_ten_labels_in_text_order() -> None:
+    """Labels are compared by their numbers, in whatever order a file has them."""
+    names = tuple("abcdefghijkl")
+    stored = {str(i): names[i] for i in sorted(range(12), key=str)}
+    model = SimpleNamespace(spec=SimpleNamespace(source={"id2label": stored}))
+    same_labels(model, names)
+    with pytest.raises(ValueError, match="in another order"):
+        same_labels(model, tuple(stored.values()))
+
+
 def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
     tokenizer = Bytes(special=SPECIAL, begin="cls_token", end="sep_token").make([], tmp_path)
     model = af.build(encoder("BertForQuestionAnswering")).eval()
     objective = Answer(length=16, stride=2, question_length=4)
     example = {"question": "g?", "context": "abc def ghi jkl", "answers": {"text": ["ghi"], "answer_start": [8]}}
-    g, i = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "gi")
+    a, g, i = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "agi")
 
-    def points(ids: torch.Tensor, none: float) -> dict[str, torch.Tensor]:
+    def points(ids: torch.Tensor, none: float | tuple[float, float]) -> dict[str, torch.Tensor]:
         """At every g and every i, the question's too; windows with neither are least sure."""
         start, end = (ids == g) * 5.0, (ids == i) * 5.0
+        if isinstance(none, tuple):  # of the window that has the context's first letters, and of the other
+            none = none[0] if bool((ids == a).any()) else none[1]
         start[:, 0] = end[:, 0] = none
         return {"start_logits": start, "end_logits": end}
 
-    def answered(none: float, *examples: Any) -> list[str]:
+    def answered(none: float | tuple[float, float], *examples: Any) -> list[str]:
         records = [objective.encode(one, tokenizer) for one in examples]
         assert all(len(windows) == 2 for windows in records)
         with Said(model, lambda ids: points(ids, none)), torch.no_grad():
@@ -205,6 +219,7 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
     assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one
     assert answered(2.0, example, nothing) == ["ghi", ""] and answered(9.0, example, nothing) == ["", ""]
     assert right_answers(nothing) == [] and right_answers({"answers": "a b"}) == ["a b"]
+    assert answered((9.0, 2.0), example, nothing) == answered((2.0, 9.0), example, nothing) == ["ghi", ""]
     several = [{"text": "x", "answer_start": 0}, {"text": "y", "answer_start": 3}]
     assert right_answers({"answers": several}) == ["x", "y"]
 

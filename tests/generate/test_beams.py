@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from writers import V, decoder, ids, pair
+from anyformer import families
+from writers import V, decoder, ids, pair, sharpened
 
 
 @torch.no_grad()
@@ -92,6 +94,44 @@ def test_log_probs_and_paths_give_the_scores(model: Any) -> None:
             assert beam // 4 == row // 4
             torch.testing.assert_close(out.scores[t][beam, new[t]], out.log_probs[row, t])
         assert out.finish_reasons[row] == ("stop" if int(new[n - 1]) in options["eos_token_id"] else "length")
+
+
+@pytest.mark.parametrize("penalty", [-1.0, -0.2, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize("stopping", [True, False, "never"])
+def test_when_a_search_is_over_as_in_transformers(both: tuple[Any, Any], stopping: bool | str, penalty: float) -> None:
+    """Texts, scores and the number of steps, for prompts that end early, late and never."""
+    model, published = both
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 9, "eos_token_id": [7, 9, 13]}
+    options |= {"pad_token_id": 0, "length_penalty": penalty, "early_stopping": stopping, "output_scores": True}
+    for rows in ids(9, 4, seed=5).split([1, 8]):
+        mine = af.generate(model, rows, **options, return_dict=True)
+        other = published.generate(rows, **options, do_sample=False, return_dict_in_generate=True)
+        assert mine.sequences.tolist() == other.sequences.tolist() and len(mine.scores) == len(other.scores)
+        torch.testing.assert_close(mine.sequences_scores, other.sequences_scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A decoder, and as transformers opens it."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": V, "n_positions": 16}
+    model = sharpened(af.build(families.find("gpt2").read({**sizes, "architectures": ["GPT2LMHeadModel"]})))
+    folder = tmp_path_factory.mktemp("decoder")
+    af.save(model, folder, format="hf")
+    return model, transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_sampled_beams_draw_anew_in_each_step() -> None:
+    """Where all tokens are as likely, chance alone chooses: what is written differs from step to step."""
+    flat = copy.deepcopy(decoder())
+    torch.nn.init.zeros_(flat.head.out.weight)
+    options = {"num_beams": 2, "max_new_tokens": 12, "eos_token_id": [], "do_sample": True, "top_k": 0, "seed": 3}
+    out = af.generate(flat, ids(2, 4), **options)[:, 4:]
+    assert all(len(set(row)) >= 7 for row in out.tolist())
+    # and it is the place in the text that counts: the first step of a longer prompt is the second of this one
+    later = af.generate(flat, ids(2, 5), **{**options, "max_new_tokens": 1})
+    first = af.generate(flat, ids(2, 4), **{**options, "max_new_tokens": 1})
+    assert later[:, -1].tolist() != first[:, -1].tolist()
 
 
 def test_sampled_beams_differ_by_seed_and_stay_likely() -> None:

@@ -43,6 +43,16 @@ def test_rows_are_independent_of_each_other() -> None:
         assert Dice(seed, 1, 1, CPU).one(scores[row : row + 1], places[row : row + 1]) == together[row]
 
 
+def test_no_two_seeds_copies_and_places_share_their_chance() -> None:
+    """Copy 1 of seed 1 is not copy 0 of seed 2, and place 1 of the one is not place 0 of the other."""
+    dice = Dice(list(range(40)), 40, 40, CPU)
+    assert len(set(dice.seeds.tolist())) == 1600
+    token = torch.zeros(1, 1, dtype=torch.long)
+    noise = [dice.gumbel(torch.full((1600,), place), token) for place in range(20)]
+    assert len(torch.cat(noise).unique()) == 20 * 1600
+    assert dice.seeds.tolist() == [seed for n in range(40) for seed in Dice(n, 1, 40, CPU).seeds.tolist()]
+
+
 def test_a_seed_a_prompt() -> None:
     with pytest.raises(ValueError, match="seed=.*one for each of the 3 prompts"):
         Dice([1, 2], 3, 1, CPU)

@@ -79,12 +79,35 @@ def test_equals_transformers(name: str) -> None:
     s = Settings(**{"eos_token_id": 2, "do_sample": bool(sampled), "top_k": 0, **options})
     s.check(V)
     changed = False
-    for length in (1, 2, P, P + 1, P + 5, LAST - 1):
+    for length in range(1, LAST):
         ids, scores = batch(length)
         theirs = processor(ids, scores.clone())
         torch.testing.assert_close(ours(s, ids, scores), theirs, rtol=1e-5, atol=1e-5)
         changed |= not torch.equal(theirs, scores)
     assert changed, "the test must show something"
+
+
+@pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 0.625, 0.75, 0.875])
+def test_shares_at_their_boundary(share: float) -> None:
+    """Probabilities whose sums are exactly the share: the same tokens are kept as in transformers."""
+    p = torch.tensor([[0.25, 0.125, 0.5, 0.125], [0.25] * 4, [0.5, 0.25, 0.125, 0.125], [0.125, 0.125, 0.25, 0.5]])
+    g, eos = transformers.generation.logits_process, {"eos_token_id": 2, "do_sample": True, "top_k": 0}
+    for name, processor in (
+        ("top_p", g.TopPLogitsWarper(share)), ("typical_p", g.TypicalLogitsWarper(share)),
+        ("min_p", g.MinPLogitsWarper(share)), ("epsilon_cutoff", g.EpsilonLogitsWarper(share)),
+    ):  # fmt: skip
+        mine = ours(Settings(**eos, **{name: share}), torch.zeros(4, P, dtype=torch.long), p.log())
+        assert mine.tolist() == processor(None, p.log()).tolist(), name
+
+
+@pytest.mark.parametrize("options", [{"min_length": 9}, {"min_new_tokens": 3}, {"min_length": 4, "min_new_tokens": 3}])
+def test_the_least_length_is_the_first_that_may_end(options: dict[str, int]) -> None:
+    s = Settings(eos_token_id=2, **options)
+    for length in range(1, LAST):
+        ids, scores = batch(length)
+        out = ours(s, ids, scores)
+        assert bool(out[:, 2].isneginf().all()) == (length < 9)
+        assert torch.equal(out.index_fill(1, EOS, 0), scores.index_fill(1, EOS, 0))
 
 
 def test_presence_and_frequency() -> None:

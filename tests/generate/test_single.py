@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import anyformer as af
+from anyformer.generate.job import Ending
+from anyformer.generate.settings import Settings
+from anyformer.train.data import Bytes
 from writers import V, decoder, ids, pair
 
 
@@ -64,6 +68,22 @@ def test_stop_strings(options: dict[str, Any]) -> None:
         assert found == text[: text.index(stop) + 2]
         assert out.finish_reasons == ["stop"]
     assert (stop in found) == (out.finish_reasons == ["stop"])
+
+
+@pytest.mark.parametrize("stop", ["é", "🙂", "ends ☃ 🙂🙂", "日本語のテキスト" * 3, "e\u0301"])
+def test_stop_strings_of_many_bytes(stop: str, tmp_path: Path) -> None:
+    """A token a byte: a text is complete with the last byte of the string and not before, whatever stands before it."""
+    tokenizer = Bytes().make([], tmp_path)
+    wanted = tokenizer.encode(stop, add_special_tokens=False)
+    assert len(wanted) == len(stop.encode())
+    for before in ("", "x", "日", "plain words " * 9, "🙃" * 40, stop[:-1]):
+        given = tokenizer.encode(before, add_special_tokens=False)
+        for lost in (0, 1):  # also behind half a character
+            text = [*given[lost:], *wanted]
+            prompt = [5, *wanted]  # which does not count
+            end = Ending(Settings(stop_strings=[stop]), 999, len(prompt), tokenizer, "cpu")
+            done = [bool(end(torch.tensor([[*prompt, *text[:n]]]))) for n in range(1, len(text) + 1)]
+            assert done == [False] * (len(text) - 1) + [True]
 
 
 def test_segments_go_on() -> None:

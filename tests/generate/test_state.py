@@ -138,6 +138,36 @@ def test_a_static_state_is_cut_by_its_length() -> None:
         close(model(input_ids=ids[:, 5:], past_key_values=each).logits, expected[:, 5:], 1e-5)
 
 
+@pytest.mark.parametrize("capacity", [None, 16], ids=["growing", "static"])
+@torch.no_grad()
+def test_a_padded_state_is_cut_back(capacity: int | None) -> None:
+    """Rows padded on the left, read on, cut back to each earlier length and read on otherwise."""
+    model = af.build(small(), seed=2).eval()
+    generator = torch.Generator().manual_seed(1)
+    ids, others = (torch.randint(1, 50, (3, 9), generator=generator) for _ in "ab")
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[0, :3] = mask[2, :1] = 0
+
+    def read(state: State, tokens: Tensor, start: int, end: int) -> Tensor:
+        row = torch.nn.functional.pad(mask[:, :end], (0, 0 if capacity is None else capacity - end), value=1)
+        return model(input_ids=tokens[:, start:end], attention_mask=row, past_key_values=state).logits
+
+    for length in (4, 5, 7):
+        state = model.new_state(3, capacity=capacity)
+        read(state, ids, 0, 8)
+        state.truncate(length)
+        assert int(state.length) == length
+        if capacity is None:
+            assert torch.equal(state.padding, mask[:, :length].bool())  # type: ignore[arg-type]
+        text = torch.cat((ids[:, :length], others[:, length:]), dim=1)
+        expected = model(input_ids=text, attention_mask=mask, use_cache=False).logits
+        if capacity is None:  # which tokens are real is remembered
+            found = model(input_ids=text[:, length:], past_key_values=state).logits
+        else:
+            found = read(state, text, length, 9)
+        close(found, expected[:, length:], 1e-5)
+
+
 def test_dtype_of_a_state() -> None:
     model = af.build(small(), dtype=torch.bfloat16).eval()
     state: Any = model.new_state(2, capacity=7)

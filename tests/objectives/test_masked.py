@@ -160,6 +160,15 @@ def test_next_sentence_pairs() -> None:
     assert 0.05 < np.mean(np.array(lengths) < 50) < 0.15  # one in ten is short
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.7, 1.0])
+def test_next_rate_is_how_many_follow(rate: float) -> None:
+    known, random = KNOWN.replace(size=5000), rng()
+    objective = MaskedAndNext(known=known, length=64, short=0.0, next_rate=rate)  # a run of one sentence never follows
+    found = [int(objective.vary(document(100), random, document(2000))["next"]) for _ in range(600)]
+    assert abs(found.count(FOLLOWS) / 600 - rate) < 0.05
+    assert rate not in (0.0, 1.0) or len(set(found)) == 1
+
+
 def test_next_sentence_within_one_document_follows() -> None:
     objective = MaskedAndNext(known=KNOWN, length=64)
     assert all(objective.vary(document(100), rng(i), document(100))["next"] == FOLLOWS for i in range(50))

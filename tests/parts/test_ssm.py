@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import anyformer as af
+from anyformer import families
 from anyformer.spec import at
 
 IDS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -141,6 +142,17 @@ def test_the_stream_stays_in_fp32(model) -> None:
     assert found[True].dtype == torch.float32 and found[False].dtype == torch.bfloat16
     exact = model(input_ids=IDS, output_hidden_states=True).hidden_states[-2]
     assert (found[True] - exact).abs().mean() <= (found[False] - exact).abs().mean()
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_time_steps_start_above_their_floor(family: str) -> None:
+    """log-uniform between 0.001 and 0.1, and what is below the floor at the floor: a quarter is left above 0.0316."""
+    config = {"time_step_floor": 10**-1.5, "hidden_size": 512, "vocab_size": 9, "num_hidden_layers": 1, "state_size": 4}
+    config |= {"head_dim": 4, "num_heads": 256, "n_groups": 1} if family == "mamba2" else {}
+    spec = families.find(family).read({**config, "architectures": [f"{family.title()}ForCausalLM"]})
+    step = torch.nn.functional.softplus(af.build(spec).requires_grad_(False).decoder.layers[0].mixer.op.step_bias)
+    assert float(step.min()) == pytest.approx(10**-1.5, rel=1e-4) and 0.08 < float(step.max()) <= 0.1001
+    assert abs(float((step > 10**-1.5 * 1.001).float().mean()) - 0.25) < 0.07
 
 
 def test_published_initialisation() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,19 @@ def test_other_names(folders: Folders) -> None:
     names = dict(zip(NAMES["id2label"].values(), "abc"))
     found = af.tasks.classify(folder, "The fox", top_k=0, labels=list("abc"))
     assert [one["label"] for one in found] == [names[label] for label in known]
+
+
+def test_more_than_ten_labels_in_text_order(folders: Folders, pipeline: Any, tmp_path: Path) -> None:
+    """A config.json whose keys are sorted as texts: "10" stands before "2" there, and is still the eleventh."""
+    names = [f"label {letter}" for letter in "qwertyuiopas"]
+    numbered = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    folder = shutil.copytree(folders("BertForSequenceClassification", **numbered), tmp_path / "sorted")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config, sort_keys=True))
+    assert list(json.loads((folder / "config.json").read_text())["id2label"])[:3] == ["0", "1", "10"]
+    theirs = pipeline("text-classification", folder)
+    for text in TEXTS:
+        same(af.tasks.classify(folder, text, top_k=0), theirs(text, top_k=None))
 
 
 def test_a_config_that_asks_for_other_outputs(folders: Folders) -> None:

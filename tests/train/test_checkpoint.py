@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -76,6 +77,38 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, model: Any) -> None:
     Checkpoints(tmp_path, last=1, best=False).prune()
     assert list(manifest.steps(tmp_path)) == [6]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000006"]
+
+
+def test_the_first_of_equals_is_the_best(tmp_path: Path, model: Any) -> None:
+    kept = Checkpoints(tmp_path, last=1)
+    for step, score in enumerate((4.0, 2.0, 2.0, 2.0, 3.0), 1):
+        kept.save(step, model, {"score": score})
+        assert kept.best_step() == min(step, 2)
+    assert list(manifest.steps(tmp_path)) == [2, 5]
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file as it is in the end, then the names in the folder, then the rename, then the name in its parent."""
+    events: list[tuple[str, int, int]] = []  # what was done, to which file, of how many bytes
+    sync, rename = os.fsync, os.rename
+
+    def note(what: str, found: os.stat_result) -> None:
+        events.append((what, found.st_ino, found.st_size if stat.S_ISREG(found.st_mode) else 0))
+
+    monkeypatch.setattr(os, "fsync", lambda handle: (note("sync", os.fstat(handle)), sync(handle)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (note("rename", os.stat(old)), rename(old, new)))
+    for _ in range(2):  # the second time over the first
+        events.clear()
+        folder = tmp_path / "checkpoints" / "step-00000001"
+        with manifest.sealed(folder) as half:
+            for name in "ab":
+                (half / name).write_text(name * 9)
+        own, parent = folder.stat().st_ino, folder.parent.stat().st_ino
+        named = events.index(("rename", own, 0))
+        listed = max(i for i, event in enumerate(events[:named]) if event == ("sync", own, 0))
+        for path in folder.iterdir():
+            assert ("sync", path.stat().st_ino, path.stat().st_size) in events[:listed], path.name
+        assert events[named + 1 :] == [("sync", parent, 0)]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "manifest", "empty"])

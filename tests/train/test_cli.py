@@ -103,6 +103,17 @@ def test_mistakes_in_the_data(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert "the vocabulary has 258 tokens, the model 100: they do not belong together" in wrong
 
 
+def test_a_loss_that_is_not_finite_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, where it happened and what is still good; the folder goes on from there."""
+    wild = ("--set", "optimizer.lr=1e38", "--set", "schedule.warmup=1", "--set", "keep.every=1")
+    assert cli.main(["train", "run.json", "--out", "here", *wild]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "Traceback" not in err and "bug" not in err
+    assert "is not finite; the first values that are not finite appear in " in err
+    done = list(manifest.steps(Path("here")))
+    assert f"the checkpoint of step {done[-1]} is good" in err and f"step {done[-1] + 1}: " in err
+
+
 # -- a disk that does not do what is asked
 
 

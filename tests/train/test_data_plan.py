@@ -11,7 +11,7 @@ import torch
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective, padded
 from anyformer.train.data import Loader, Plan, Split
-from anyformer.train.data.plan import Dice, bucket, share
+from anyformer.train.data.plan import Dice, bucket, generator, share
 from anyformer.train.data.shards import Writer
 from tiny import model_of
 
@@ -125,6 +125,36 @@ def test_chance_is_another_for_each_place_and_seed(split):
     dice.at(3).integers(10, size=7)  # what was drawn before does not matter
     fresh = np.random.Generator(np.random.Philox(key=(9 << 64) | 5))
     assert dice.at(9).normal(size=5).tolist() == fresh.normal(size=5).tolist()
+
+
+@pytest.mark.parametrize("kind", ["examples", "tokens", "packed"])
+def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
+    """Which examples come when, in what order batches come and where packed rows begin, each apart from the noise."""
+    options = {"examples": {"examples": 10}, "tokens": {"tokens": 200}, "packed": {"examples": 4}}[kind]
+    if kind == "packed":
+        options |= {"packs": True, "length": 16}
+
+    def order(seed, epoch=0):
+        plan = Plan(split, seed=seed, **options)
+        return [plan.step(step).items.tolist() for step in range(epoch * len(plan), (epoch + 1) * len(plan))]
+
+    orders = [order(seed, epoch) for seed in (0, 1, 2, 2**40) for epoch in (0, 1)]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i]) and order(1) == orders[2]
+    if kind == "tokens":  # the order of the batches alone: what is in them, by length
+        lengths = [[tuple(sorted(bucket(split.sizes[items]).tolist())) for items in order(seed)] for seed in (0, 1)]
+        assert lengths[0] != lengths[1] and sorted(lengths[0]) == sorted(lengths[1])
+    if kind == "packed":  # where rows begin alone
+        shifts = {min(start % 16 for start in items) for seed in range(6) for items in order(seed)[:1]}
+        assert len(shifts) > 2
+
+
+def test_no_two_seeds_share_their_chance():
+    """Place 1 of seed 1 is not place 0 of seed 2, nor any other of another seed's."""
+    drawn = [int(Dice(seed).at(place).integers(2**62)) for seed in range(12) for place in range(12)]
+    drawn += [
+        int(generator(seed, purpose, n).integers(2**62)) for seed in range(6) for purpose in (1, 2, 3) for n in range(6)
+    ]
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_partners_are_other_records(split):

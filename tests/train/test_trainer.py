@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from anyformer.train.data import Data, Ready, TextFiles
 from anyformer.train.optim import Adafactor, AdamW, Cosine, Muon
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Run
-from anyformer.train.trainer import Callback, Trainer
+from anyformer.train.trainer import Callback, Trainer, seed_all
 from tiny import CONFIGS
 
 PACKED = NextToken()
@@ -64,6 +66,15 @@ class Feed:
             assert not records
             tokens = sum(len(record["input_ids"]) for record in rows(step))
             yield Ready(step, batches, [True] * len(batches), 6, tokens)
+
+
+class Same(Feed):
+    """The first step's batches in every step."""
+
+    def go(self, start: int) -> Any:
+        first = next(super().go(0))
+        for step in range(start, 10**6):
+            yield Ready(step, first.batches, first.real, first.examples, first.tokens)
 
 
 class Log(Callback):
@@ -184,12 +195,6 @@ def test_evaluation_is_the_mean_over_all_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [AdamW(lr=1e-2), Adafactor(lr=0.1), Muon(lr=1e-2)], ids=["adamw", "ada", "muon"])
 def test_t5_one_batch_is_learnt_by_heart(tmp_path: Path, optimizer: Any) -> None:
-    class Same(Feed):
-        def go(self, start: int) -> Any:
-            first = next(super().go(0))
-            for step in range(start, 10**6):
-                yield Ready(step, first.batches, first.real, first.examples, first.tokens)
-
     trainer, log = trainer_of(tmp_path, Same(), steps=60, optimizer=optimizer)
     trainer.fit()
     assert log.losses[0] > 3.5 and log.losses[-1] < 0.3
@@ -222,6 +227,47 @@ def test_fp16_scaling_skips_and_goes_on(tmp_path: Path) -> None:
     trainer.fit()
     assert not moved[0] and moved[-1] and trainer.scaler.get_scale() < 2.0**26
     assert not np.isfinite(log.norms[0]) and all(np.isfinite(log.losses))
+
+
+def test_fp16_gradients_are_unscaled_before_they_are_clipped(tmp_path: Path) -> None:
+    """The length that is told and the gradient that is learnt from are those of the loss, not of the scaled loss."""
+    found: list[list[float]] = []
+    for precision in ("fp32", "fp16"):
+        trainer, log = trainer_of(tmp_path / precision, steps=3, precision=precision, clip=0.25)
+        move, lengths = trainer.move, []
+
+        def measured(numbers: Tensor, trainer: Trainer = trainer, move: Any = move, to: list[float] = lengths) -> None:
+            to.append(float(torch.stack([p.grad.norm() for p in trainer.optimizers.parameters]).norm()))
+            move(numbers)
+
+        trainer.move = measured  # type: ignore[method-assign]
+        trainer.fit()
+        assert lengths == pytest.approx([0.25] * 3, rel=1e-3) and min(log.norms) > 0.5
+        found.append(log.norms)
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_dropout_is_another_in_each_step_and_process(tmp_path: Path) -> None:
+    """One batch again and again, and weights that stay as they are: nothing but dropout differs."""
+    found: list[list[float]] = []
+    for rank in (0, 1, 0):
+        folder = tmp_path / str(len(found))
+        trainer, log = trainer_of(folder, Same(), model=small(resid_pdrop=0.2), evaluate=Evaluate(every=99))
+        trainer.layout.data_rank = rank
+        trainer.move = lambda numbers: None  # type: ignore[method-assign]
+        trainer.fit()
+        found.append(log.losses)
+    assert len({*found[0], *found[1]}) == 10 and found[0] == found[2]
+
+
+def test_no_two_seeds_steps_and_processes_share_their_chance() -> None:
+    drawn: dict[str, set[float]] = {"torch": set(), "numpy": set(), "python": set()}
+    for numbers in itertools.product(range(5), repeat=3):
+        seed_all(*numbers)
+        drawn["torch"].add(float(torch.rand((), dtype=torch.float64)))
+        drawn["numpy"].add(float(np.random.random()))
+        drawn["python"].add(random.random())
+    assert {name: len(found) for name, found in drawn.items()} == {"torch": 125, "numpy": 125, "python": 125}
 
 
 def test_n8_recomputation_and_seeds(tmp_path: Path) -> None:
@@ -281,15 +327,41 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
         trainer_of(tmp_path / "b", evaluate=Evaluate(every=2, best="f1"))[0].fit()
 
 
-def test_a_callback_can_stop_it(tmp_path: Path) -> None:
-    class Enough(Callback):
-        def stepped(self, trainer: Trainer, done: Any) -> None:
-            if done.step == 3:
-                trainer.stop("enough")
+def test_patience_and_the_average_go_on_after_a_pause(tmp_path: Path) -> None:
+    """Stopped after any step and gone on in this process: the same end, for the same reason, with the same average."""
+    values = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 2.1, 12: 0.0}
 
-    trainer, _ = trainer_of(tmp_path, callbacks=[Enough()])
+    def part(folder: Path, stop: int | None = None) -> Trainer:
+        options = {"ema": 0.8, "evaluate": Evaluate(every=2, patience=3), "keep": Keep(every=100, last=9)}
+        trainer, _ = trainer_of(folder, steps=50, callbacks=[Pause(stop)], **options)
+        trainer.evaluate = lambda: {"loss": values[trainer.step]}  # type: ignore[method-assign]
+        return trainer.fit()
+
+    whole = part(tmp_path / "whole")
+    assert (whole.step, whole.best, whole.waited) == (10, 2.0, 3)
+    for stop in (3, 7):
+        assert part(tmp_path / str(stop), stop).step == stop
+        rest = part(tmp_path / str(stop))
+        assert (rest.step, rest.best, rest.waited, rest.reason) == (10, 2.0, 3, whole.reason)
+        assert (rest.examples, rest.tokens) == (whole.examples, whole.tokens)
+        same(weights(rest), weights(whole))
+        same(rest.average.shadow, whole.average.shadow)  # type: ignore[union-attr]
+    assert any(not torch.equal(t, weights(whole)[n]) for n, t in whole.average.shadow.items())  # type: ignore[union-attr]
+
+
+class Pause(Callback):
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def stepped(self, trainer: Trainer, done: Any) -> None:
+        if done.step == self.step:
+            trainer.stop("a pause")
+
+
+def test_a_callback_can_stop_it(tmp_path: Path) -> None:
+    trainer, _ = trainer_of(tmp_path, callbacks=[Pause(3)])
     trainer.fit()
-    assert (trainer.step, trainer.reason) == (3, "enough") and list(trainer.checkpoints.steps()) == [3]
+    assert (trainer.step, trainer.reason) == (3, "a pause") and list(trainer.checkpoints.steps()) == [3]
 
 
 # -- numbers that are not finite
