@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.generate.beams import Beams
+from anyformer.generate.settings import Settings
 from writers import V, decoder, ids, pair, sharpened
 
 
@@ -96,18 +99,38 @@ def test_log_probs_and_paths_give_the_scores(model: Any) -> None:
         assert out.finish_reasons[row] == ("stop" if int(new[n - 1]) in options["eos_token_id"] else "length")
 
 
-@pytest.mark.parametrize("penalty", [-1.0, -0.2, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize("penalty", [-1.0, 1.0, 2.5])
 @pytest.mark.parametrize("stopping", [True, False, "never"])
 def test_when_a_search_is_over_as_in_transformers(both: tuple[Any, Any], stopping: bool | str, penalty: float) -> None:
     """Texts, scores and the number of steps, for prompts that end early, late and never."""
     model, published = both
     options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 9, "eos_token_id": [7, 9, 13]}
-    options |= {"pad_token_id": 0, "length_penalty": penalty, "early_stopping": stopping, "output_scores": True}
-    for rows in ids(9, 4, seed=5).split([1, 8]):
+    options |= {"sequence_bias": [[[7], 4.0], [[9], 4.0], [[13], 4.0]], "pad_token_id": 0}  # texts end early
+    options |= {"length_penalty": penalty, "early_stopping": stopping, "output_scores": True}
+    for rows in ids(6, 4, seed=5).split([1, 5]):
         mine = af.generate(model, rows, **options, return_dict=True)
         other = published.generate(rows, **options, do_sample=False, return_dict_in_generate=True)
         assert mine.sequences.tolist() == other.sequences.tolist() and len(mine.scores) == len(other.scores)
         torch.testing.assert_close(mine.sequences_scores, other.sequences_scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [-1.0, -0.2, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize("stopping", [True, False, "never"])
+def test_whether_a_search_can_get_better(stopping: bool | str, penalty: float) -> None:
+    """After each step of a search among random scores: what transformers' own rule says of the same beams."""
+    rule = pytest.importorskip("transformers").GenerationMixin._check_early_stop_heuristic
+    settings = Settings(num_beams=3, eos_token_id=[0, 1], length_penalty=penalty, early_stopping=stopping)
+    ended = SimpleNamespace(stopped=lambda texts: texts[:, -1] <= 1)
+    beams = Beams(SimpleNamespace(settings=settings, ended=ended, max_length=12), torch.zeros(64, 3, 4).long())
+    generator, seen = torch.Generator().manual_seed(0), set()
+    for length in range(5, 13):
+        before = beams.can_improve
+        scores = torch.randn(64, 3, 8, generator=generator) * 2 + torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])
+        beams.advance(scores.log_softmax(-1), torch.arange(64)[:, None] * 3)
+        state = (beams.running_scores, beams.finished_scores, beams.is_finished)
+        assert torch.equal(beams.can_improve, rule(before, *state, length, 12, 4, stopping, penalty))
+        seen |= set(beams.can_improve.flatten().tolist())
+    assert seen == {True, False}
 
 
 @pytest.fixture(scope="module")
