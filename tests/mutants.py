@@ -7,7 +7,7 @@
 First every test runs as it is, once, and the lines that it runs are written down (kept in the temporary folder until
 the sources or the tests change). A mistake is then tried by the tests that run its lines, quickest first, up to the
 first that fails; where none is known to (defaults, what another process runs), by those that run anything of the file.
-A mistake that cannot change what is done stands with the reason in mutants.toml. Every test process is a fork of this
+A mistake that changes nothing stands with the reason in mutants.toml. Every test process is a fork of this
 one, which has imported torch and transformers, and imports anyformer from the copy.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import random
@@ -117,7 +118,7 @@ class Trace(Work):
     def arguments(self, place: Path) -> list[str]:
         self.half.touch()
         self.prefix = f"{place / SOURCES}{os.sep}"
-        self.watched = tuple(map(str, sources(place)))
+        self.watched = {*map(str, sources(place))}
         return [self.file]
 
     def done(self, place: Path, code: int) -> None:
@@ -143,7 +144,9 @@ class Trace(Work):
             self.passed = report.passed
 
     def called(self, frame: Any, event: str, argument: Any) -> Any:
-        return self.ran if frame.f_code.co_filename.startswith(self.watched) else None
+        """Functions alone: what a module runs when it is imported is no one test's."""
+        code = frame.f_code
+        return self.ran if code.co_flags & inspect.CO_OPTIMIZED and code.co_filename in self.watched else None
 
     def ran(self, frame: Any, event: str, argument: Any) -> Any:
         if event == "line":

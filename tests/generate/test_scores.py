@@ -110,6 +110,16 @@ def test_the_least_length_is_the_first_that_may_end(options: dict[str, int]) -> 
         assert torch.equal(out.index_fill(1, EOS, 0), scores.index_fill(1, EOS, 0))
 
 
+@pytest.mark.parametrize(("prompt", "bos", "first"), [(1, None, 1), (1, 4, 2), (2, 4, 2), (2, None, 2), (3, 4, 3)])
+def test_the_first_token_that_may_not_be_is_after_the_forced_one(prompt: int, bos: int | None, first: int) -> None:
+    """A prompt of the start token alone is followed by the forced token, and what may not begin comes after that."""
+    s = Settings(begin_suppress_tokens=[5], forced_bos_token_id=bos)
+    for length in range(prompt, 6):
+        ids, scores = batch(length)
+        for step in steps(s, prompt, LAST, None, scores.device)[-1:]:
+            assert bool(step(ids, scores)[:, 5].isneginf().all()) == (length == first)
+
+
 def test_presence_and_frequency() -> None:
     """OpenAI's: of what was written, not of the prompt."""
     ids, scores = batch(P + 5)

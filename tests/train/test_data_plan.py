@@ -319,6 +319,11 @@ def test_micro_is_in_tokens_where_the_batch_is(tmp_path, sizes):
     assert plan.examples == 10 and [len(batch["input_ids"]) for batch in batches] == [3, 3, 2, 2]
 
 
+def test_a_packed_step_in_tokens_has_as_many_rows_as_fit(split):
+    for tokens, rows in ((64, 4), (79, 4), (16, 1), (5, 1)):
+        assert len(Plan(split, tokens=tokens, length=16, packs=True).step(0).items) == rows
+
+
 def test_only_texts_are_packed_and_a_plan_says_how_much(split, tmp_path):
     with pytest.raises(ValueError, match="examples or tokens"):
         Plan(split)
