@@ -117,7 +117,7 @@ def run_of(name: str, folder: Path, mesh: Mesh, **changes: Any) -> Run:
 def trained(run: Run, folder: Path) -> dict[str, Any]:
     """Losses, gradient lengths and evaluations of a run, what it saw, and its last weights in plain tensors."""
     log = Losses()
-    trainer = setup(run, folder, device="cpu", callbacks=[log], resume=True)
+    trainer = setup(run, folder, device="cpu", callbacks=[log], resume=(folder / "run.json").is_file())
     if parallel.rank() == 0:
         trainer.callbacks.append(Metrics())
     trainer.fit()

@@ -61,7 +61,8 @@ def run_of(texts: Path, **changes: Any) -> Run:
 
 def train(texts: Path, folder: Path, precision: str, steps: int = 24) -> None:
     """Also writes which tokens each step saw, step by step, as it sees them."""
-    trainer = setup(run_of(texts, precision=precision, steps=steps), folder, resume=True, callbacks=[Metrics()])
+    run, begun = run_of(texts, precision=precision, steps=steps), (folder / "run.json").is_file()
+    trainer = setup(run, folder, resume=begun, callbacks=[Metrics()])
     inner = trainer.launch
 
     def launch(ready: Any) -> Any:

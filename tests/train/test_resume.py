@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -155,6 +157,86 @@ def test_t4_another_tokenizer_under_the_same_name_is_refused(begun: tuple[Path, 
     Bytes(special={"eos_token": "<|end|>", "pad_token": "<|padding|>"}).make([], folder / "tokenizer")
     with pytest.raises(ValueError, match="was trained with another (data|tokenizer)"):
         setup(runs.run_of(texts, steps=6), folder, resume=True).fit()
+
+
+@pytest.mark.parametrize("file", ["00000.input_ids", "00000.input_ids.sizes", "index.json"])
+def test_t4_prepared_records_that_were_changed_are_refused(begun: tuple[Path, Path], file: str) -> None:
+    """One token, where two records meet, or what they promise to be; nothing is shorter or longer than it was."""
+    texts, folder = begun
+    place = next((folder / "data").glob("train-*"))
+    before = (place / file).read_bytes()
+    sizes = np.fromfile(place / "00000.input_ids.sizes", np.int64)
+    sizes[:2] += (1, -1)
+    digest = json.loads((place / "index.json").read_text())["digest"]
+    after = {
+        "00000.input_ids": bytes([before[0] ^ 1]) + before[1:],
+        "00000.input_ids.sizes": sizes.tobytes(),
+        "index.json": before.replace(digest.encode(), b"0" * 64),
+    }[file]
+    assert len(after) == len(before) and after != before
+    (place / file).write_bytes(after)
+    wrong = f"{place} is damaged; delete it and it is made again .*another"
+    with pytest.raises(ValueError, match=wrong):
+        setup(runs.run_of(texts, steps=6), folder, resume=True)
+    shutil.rmtree(place)
+    assert setup(runs.run_of(texts, steps=6), folder, resume=True).fit().step == 6
+
+
+# -- one process in a folder
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, nursery: runs.Nursery) -> None:
+    texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
+    child = nursery.start("train", texts, folder, "fp32", 4000)
+    while steps_done(folder) < 1:
+        time.sleep(0.01)
+    kept = (folder / "run.json").read_bytes()
+    try:
+        with pytest.raises(ValueError, match=f"run is in use: process {child} on .* trains there"):
+            setup(runs.run_of(texts, steps=4000), folder, resume=True)
+        assert (folder / "run.json").read_bytes() == kept
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert nursery.wait() == -signal.SIGKILL
+    assert (folder / ".lock").read_text().startswith(f"process {child} ")  # left lying, and it holds nobody out
+    done = steps_done(folder)
+    trainer = setup(runs.run_of(texts, steps=done + 2), folder, resume=True)
+    assert trainer.fit().step == done + 2
+
+
+def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery: runs.Nursery) -> None:
+    """While this process, which trained there, lives on."""
+    texts, folder = begun
+    with pytest.raises(ValueError, match="holds another run"):
+        setup(runs.run_of(texts, seed=7), folder, resume=True)
+    nursery.start("train", texts, folder, "fp32", 6)
+    assert nursery.wait() == 0
+
+
+# -- nothing to go on from
+
+
+def test_resume_where_no_run_is_says_so(tmp_path: Path) -> None:
+    texts = runs.write_texts(tmp_path / "texts")
+    with pytest.raises(ValueError, match="run holds no run that could go on; without --resume one is started there"):
+        setup(runs.run_of(texts), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path) -> None:
+    texts, lines = runs.write_texts(tmp_path / "texts"), list[str]()
+    setup(runs.run_of(texts, steps=2), tmp_path / "run")  # as if it were killed here
+
+    class Ear(Metrics):
+        def told(self, line: str) -> None:
+            lines.append(line)
+
+    assert setup(runs.run_of(texts, steps=2), tmp_path / "run", resume=True, callbacks=[Ear()]).fit().step == 2
+    assert lines == [f"{tmp_path / 'run'} has no checkpoint to go on from: it starts at step 0"]
+    lines.clear()
+    setup(runs.run_of(texts, steps=4), tmp_path / "run", resume=True, callbacks=[Ear()]).fit()
+    setup(runs.run_of(texts, steps=2), tmp_path / "fresh", callbacks=[Ear()]).fit()
+    assert lines == []
 
 
 def test_a_folder_is_one_runs(begun: tuple[Path, Path]) -> None:

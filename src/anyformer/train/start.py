@@ -25,7 +25,8 @@ from anyformer.model import Model
 from anyformer.parts.init import initialise
 from anyformer.spec import Table, override, thaw, to_json, walk
 from anyformer.train import parallel
-from anyformer.train.data import Loader, Plan, Split, only_one, prepare, texts_of, tokenizer_digest
+from anyformer.train.data import Loader, Plan, Split, prepare, texts_of, tokenizer_digest
+from anyformer.train.lock import Lock, only_one
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms import lora
@@ -56,13 +57,14 @@ def setup(
         raise ValueError(f"compile=true: {machine.NO_COMPILER}")
     if layout.device.type == "cpu" and run.precision.startswith("bf16") and not machine.has("bf16"):
         tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
-    with claimed(run, folder, resume or parallel.starts() > 0):
+    with claimed(run, folder, resume) as (fresh, lock):
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)
         objective = run.objective.ready(tokenizer)
         length = longest(run, model.spec)
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, folder / "data", length, progress)
+            parallel.from_first(splits.verify)
         for line in splits.report():
             tell(line)
         sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
@@ -91,7 +93,7 @@ def setup(
             tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
             metrics=during(run, objective, tokenizer, splits.valid, pad),
         )  # fmt: skip
-        trainer.splits = splits
+        trainer.splits, trainer.fresh, trainer.lock = splits, fresh, lock
         return trainer
 
 
@@ -99,31 +101,38 @@ def setup(
 
 
 @contextlib.contextmanager
-def claimed(run: Run, folder: Path, resume: bool) -> Iterator[None]:
-    """The folder is this run's; where what follows goes wrong and the folder was free before, it is free again."""
-    fresh = parallel.from_first(lambda: claim(run, folder, resume))
+def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]:
+    """The folder is this run's, and no other process trains there: (whether it was free, the lock on it). Where what
+    follows goes wrong and the folder was free before, it is free again."""
+    fresh, lock = False, Lock(folder)  # of which the first process alone takes hold, for all of them
     try:
-        yield
+        fresh = parallel.from_first(lambda: claim(run, folder, resume, lock))
+        yield fresh, lock
     except BaseException:
         if fresh and parallel.rank() == 0:
             (folder / "run.json").unlink(missing_ok=True)
+        lock.release()
         raise
 
 
-def claim(run: Run, folder: Path, resume: bool) -> bool:
+def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
-    if path.is_file():
-        if not resume:
-            raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
+    begun, again = path.is_file(), parallel.starts() > 0  # torchrun says the same command again, whatever was done
+    if begun and not resume and not again:
+        raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
+    if resume and not begun and not again:
+        raise ValueError(f"{folder} holds no run that could go on; without --resume one is started there")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock.take()
+    if begun:
         changed = differences(read_run(path), run)
         if changed:
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
             raise ValueError(f"{folder} holds another run: {'; '.join(changed[:3])}{more}; --out DIR starts another")
         return False
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "environment.json", environment(run))
     temporary = folder / ".run.json.tmp"
     temporary.write_text(to_json(run) + "\n")

@@ -31,6 +31,7 @@ from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
 from anyformer.train.data import Ready
+from anyformer.train.lock import Lock
 from anyformer.train.optim import clip
 from anyformer.train.run import Run
 from anyformer.transforms.fuse import fuse
@@ -140,6 +141,8 @@ class Trainer:
         self.score: float | None = None  # of the weights as they are now
         self.last: Done | None = None
         self.splits: Any = None  # the prepared data, for reports
+        self.fresh = True  # nobody began before
+        self.lock: Lock | None = None  # on the folder, until it is done
         self.scores: dict[str, float] = {}
         self.reason = ""  # why it stopped before its last step
         self.wish = ""  # the same, of this process alone: the others hear of it with the next step's numbers
@@ -159,12 +162,29 @@ class Trainer:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def fit(self) -> Trainer:
+        try:
+            self.begin()
+            self.watched()
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self
+
+    def begin(self) -> None:
+        """From where the newest whole checkpoint ends."""
         saved, faults = self.checkpoints.newest(self.layout.like(self.core.module))
         for wrong in faults:
             self.tell(f"passed over: {wrong}")
         if saved is not None:
             self.restore(saved)
+        elif not self.fresh:
+            self.tell(f"{self.folder} has no checkpoint to go on from: it starts at step 0")
         self.core.train()
+
+    def watched(self) -> None:
+        """All steps that are left, with the callbacks."""
         started: list[Callback] = []  # one that cannot start ends the run, and has nothing to stop
         with _polite(self):
             try:
@@ -176,9 +196,6 @@ class Trainer:
             finally:
                 for callback in started:
                     callback.stopped(self)
-        if self.interrupted:
-            raise KeyboardInterrupt
-        return self
 
     def learn(self) -> None:
         run, waiting = self.run, None

@@ -3,7 +3,7 @@
 from anyformer.train.data.loader import Loader, Ready
 from anyformer.train.data.media import ImageFolder, SoundFolder
 from anyformer.train.data.plan import Plan
-from anyformer.train.data.prepare import Data, Splits, only_one, prepare, tokenizer_digest
+from anyformer.train.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.train.data.shards import Split
 from anyformer.train.data.source import First, Held, Row, Source
 from anyformer.train.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
@@ -11,7 +11,7 @@ from anyformer.train.data.text import Columns, ParallelText, PythonDocs, TextFil
 from anyformer.train.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, texts_of
 
 __all__ = [
-    "Data", "Splits", "Split", "prepare", "Plan", "Loader", "Ready", "tokenizer_digest", "only_one",
+    "Data", "Splits", "Split", "prepare", "Plan", "Loader", "Ready", "tokenizer_digest",
     "Source", "Row", "Held", "First", "TextFiles", "ParallelText", "Columns", "PythonDocs",
     "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD", "ImageFolder", "SoundFolder",
     "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",

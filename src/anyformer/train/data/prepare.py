@@ -16,6 +16,7 @@ from anyformer.spec import Part, encode
 from anyformer.train.data.encode import encoded
 from anyformer.train.data.shards import FORMAT, Split, Writer
 from anyformer.train.data.source import Source
+from anyformer.train.lock import only_one
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
 
@@ -47,6 +48,11 @@ class Splits:
     def digest(self) -> str:
         """Of everything learnt from and evaluated on: a run is resumed only where this is the same."""
         return hashlib.sha256(" ".join(f"{name} {split.digest}" for name, split in self.items()).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Raises where records are not those that were prepared."""
+        for _, split in self.items():
+            split.verify()
 
     def report(self) -> list[str]:
         """A line for each split with rows that could not be used, and the first of these."""
@@ -153,16 +159,3 @@ def written_to(folder: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"prepared data cannot be written to {folder}: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def only_one(path: Path) -> Iterator[None]:
-    """Holds others out until it is done, on this machine; a process that dies lets go."""
-    try:
-        import fcntl
-    except ImportError:  # not there on Windows, where the atomic rename alone has to do
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

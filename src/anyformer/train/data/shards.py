@@ -78,14 +78,17 @@ class Split:
         index = read_json(folder / "index.json")
         if index.get("format") != FORMAT:
             raise ValueError(f"{folder}: shards of format {index.get('format')!r}, not {FORMAT}; delete the folder")
-        self.digest: str = index["digest"]  # of the records: equal exactly where the same is learnt from
-        self.bad: int = index["bad"]  # rows that gave no record
-        self.problems: list[str] = index["problems"]  # the first of them: "file:line: why"
-        self.counts: list[int] = index["shards"]
         try:
+            self.digest: str = index["digest"]  # of the records: equal exactly where the same is learnt from
+            self.bad: int = index["bad"]  # rows that gave no record
+            self.problems: list[str] = index["problems"]  # the first of them: "file:line: why"
+            self.counts: list[int] = index["shards"]
             self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} is damaged; delete it and it is made again ({error})") from None
+        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, why: str) -> ValueError:
+        return ValueError(f"{self.folder} is damaged; delete it and it is made again ({why})")
 
     def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Field:
         parts, sizes = [], []
@@ -99,6 +102,17 @@ class Split:
         if ends[-1] != starts[-1] or len(ends) != len(self) + 1:
             raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
         return Field(name, np.dtype(dtype), scalar, starts, parts, ends)
+
+    def verify(self) -> None:
+        """Raises where the records are not those that were written, a shard at a time: `digest` is only a promise."""
+        found = hashlib.sha256()
+        for shard in range(len(self.counts)):
+            first = sum(self.counts[:shard])
+            for name, field in self.fields.items():
+                sizes = np.diff(field.ends[first : first + self.counts[shard] + 1])
+                _digest(found, name, sizes, field.parts[shard].astype(field.dtype))
+        if found.hexdigest() != self.digest:
+            raise self._damaged("its records are not those that were prepared: their digest is another")
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -182,7 +196,7 @@ class Writer:
             path = self.work / f"{len(self.counts):05d}.{name}"
             flat = np.concatenate([record[name].reshape(-1) for record in self.buffer])
             sizes = np.array([record[name].size for record in self.buffer], np.int64)
-            self.hash.update(f"{name} {flat.dtype.str}".encode() + sizes.tobytes() + flat.tobytes())
+            _digest(self.hash, name, sizes, flat)
             flat = narrowed(flat)
             kind["stored"].append(flat.dtype.str)
             flat.tofile(path)
@@ -203,6 +217,11 @@ class Writer:
         })  # fmt: skip
         shutil.rmtree(self.folder, ignore_errors=True)
         self.work.rename(self.folder)
+
+
+def _digest(hash: hashlib._Hash, name: str, sizes: np.ndarray, flat: np.ndarray) -> None:
+    """Takes in one field of one shard, as wide as its objective gave it."""
+    hash.update(f"{name} {flat.dtype.str}".encode() + sizes.tobytes() + flat.tobytes())
 
 
 def narrowed(numbers: np.ndarray) -> np.ndarray:
