@@ -27,7 +27,7 @@ class _Unfilled(TorchFunctionMode):
 def skeleton(spec: Model, kind: type[Site] = Site) -> TransformerModule:
     """The model on the meta device: shapes and addresses, no memory. It is built at a site of this kind."""
     if not isinstance(spec, Model):
-        raise ValueError(f"only a Model description can be built, got {type(spec).__name__}")
+        raise ValueError(f"only a Model description can be built, as af.spec gives it, got {type(spec).__name__}")
     try:
         with torch.device("meta"), _Unfilled():
             model = spec.build(kind(width=spec.width))
@@ -41,6 +41,10 @@ def build(
     spec: Model, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Any:
     """A model with the weights its description's initialisation gives for this seed. On `meta` nothing is allocated."""
+    if not isinstance(seed, int):
+        raise ValueError(f"seed is a whole number, got {seed!r}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype is a floating-point type such as torch.bfloat16, got {dtype!r}")
     where = machine.device(device)
     model = skeleton(spec)
     if dtype is not None:

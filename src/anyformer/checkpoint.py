@@ -183,7 +183,7 @@ def untied(model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Fa
 
 
 def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype
     if dtype == "auto":
@@ -271,6 +271,10 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout."""
     if format not in ("anyformer", "hf"):
         raise ValueError(f"unknown format {format!r}; {nearest(format, ('anyformer', 'hf'))}")
+    if not isinstance(model, TransformerModule):
+        raise ValueError(f"only a model can be saved, as af.build and af.load give it, got {type(model).__name__}")
+    if not isinstance(folder, (str, Path)):
+        raise ValueError(f"a model is saved to a folder, got {folder!r}")
     folder, spec = Path(folder), model.spec
     tied = {name for name, _ in spec.ties}
     ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if name not in tied}

@@ -20,6 +20,7 @@ from anyformer.funnel import Funnel
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
 from anyformer.parts.embed import Embedding
+from anyformer.parts.given import check_given, check_shape, hides_nothing
 from anyformer.parts.head import ClassifyHead, Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer
 from anyformer.spec import Part, Site, Table, looking_ahead, nearest, override, parts_in, walk
@@ -215,6 +216,8 @@ class TransformerModule(nn.Module):
 
     def forward(self, *args: Tensor, **inputs: Any) -> Any:
         known, state_name = self.inputs, self.spec.state_name
+        if len(args) > len(known):
+            raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
         if args:
             inputs = {**dict(zip(known, args, strict=False)), **inputs}
         if state_name in inputs:
@@ -223,6 +226,7 @@ class TransformerModule(nn.Module):
             if name not in known:
                 raise TypeError(f"this model takes no input {name!r}; {nearest(name, known)}")
         inputs = {name: value for name, value in inputs.items() if value is not None}
+        check_given(inputs)
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
         defaults = self.spec.source
@@ -383,7 +387,7 @@ class OneStackModule(TransformerModule):
             state.memory, state.memory_padding = memory, padding
         elif state is not None and memory is None:
             memory, padding = state.memory, state.memory_padding
-        ctx.memory, ctx.memory_padding = memory, _mask(padding)
+        ctx.memory, ctx.memory_padding = memory, _mask(padding, memory, "encoder_attention_mask")
         x = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[0])
@@ -433,7 +437,8 @@ class EncoderDecoderModule(TransformerModule):
             state.memory, state.memory_padding = memory, padding
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         ctx.kernel, ctx.capture = self.kernel, capture
-        ctx.memory, ctx.memory_padding, ctx.memory_documents = memory, _mask(padding), inputs.get("document_ids")
+        ctx.memory, ctx.memory_padding = memory, _mask(padding, memory, "attention_mask")
+        ctx.memory_documents = inputs.get("document_ids")
         if routed:
             ctx.losses["encoder_router_logits"] = list(routed)
         x = self.decoder(x, ctx)
@@ -457,6 +462,8 @@ class EncoderDecoderModule(TransformerModule):
             given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels
             if given is None:
                 raise ValueError("give decoder_input_ids (or labels) beside the encoder's input_ids")
+            if given.dim() != 2 or given.dtype not in (torch.long, torch.int):
+                raise ValueError(f"labels are token ids (batch, tokens), got {given.dtype} of {tuple(given.shape)}")
             mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))
         return mine
 
@@ -481,13 +488,21 @@ def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
     """The memory, and the encoder's captured states, of a tensor, a tuple or an encoder's named outputs."""
     if isinstance(given, Tensor):
         return given, {}
+    try:
+        memory = given[0]
+    except (TypeError, LookupError):
+        memory = None
+    if not isinstance(memory, Tensor):
+        raise ValueError(f"encoder_outputs are what an encoder returned, or its hidden states, got {given!r:.80}")
     kinds = ("hidden_states", "attentions", "router_logits")
     named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
-    return given[0], {kind: named.get(kind) for kind in kinds}
+    return memory, {kind: named.get(kind) for kind in kinds}
 
 
-def _mask(mask: Tensor | None) -> Tensor | None:
-    """A padding mask as booleans, or None where it hides nothing."""
-    if mask is None or (not recording() and bool(mask.all())):
+def _mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor | None:
+    """A padding mask of the memory (B, M, D) as booleans, or None where it hides nothing."""
+    if mask is None:
         return None
-    return mask.bool()
+    if memory is not None:
+        check_shape(name, mask, tuple(memory.shape[:2]))
+    return None if hides_nothing(mask, name) else mask.bool()

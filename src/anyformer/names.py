@@ -10,6 +10,8 @@ from anyformer import families
 
 def spec(name: str | Path) -> Any:
     """The description called `name` in the catalogue, in a spec.json, or of a model folder."""
+    if not isinstance(name, (str, Path)):
+        raise ValueError(f"a description is found by its name or its path, got {type(name).__name__}")
     path = Path(name)
     if path.is_dir() or path.suffix == ".json":
         from anyformer.checkpoint import read_spec, read_spec_file

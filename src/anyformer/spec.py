@@ -20,6 +20,7 @@ import functools
 import html
 import importlib
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -227,6 +228,8 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, Table):
             return Table({k: conform(v, args[1], f"{where}.{k}") for k, v in value.items()})
     elif hint is float and type(value) in (int, float):
+        if abs(value) > sys.float_info.max or value != value:
+            raise ValueError(f"{where}: expected a finite number, got {value!r:.40}")
         return float(value)
     elif hint is int and type(value) is float and value.is_integer():
         return int(value)  # 1e6 typed on a command line
@@ -280,6 +283,10 @@ def override(spec: Part, changes: Mapping[str, Any]) -> Any:
     Values are plain values, Parts, or Parts written as JSON (`{"kind": "RMSNorm"}`). The order of changes that are only
     valid together (heads and key/value heads) does not matter.
     """
+    if not isinstance(spec, Part):
+        raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
+    if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
+        raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {changes!r:.80}")
     waiting = _TOGETHER.set(True)
     old = spec
     try:

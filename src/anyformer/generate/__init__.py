@@ -20,7 +20,8 @@ from anyformer.generate.prompt import NOT_HERE, Prompt, prompt_of, room
 from anyformer.generate.scores import steps
 from anyformer.generate.settings import Settings
 from anyformer.generate.stepper import Stepper
-from anyformer.model import Output
+from anyformer.model import Output, TransformerModule
+from anyformer.parts.given import check_given
 from anyformer.parts.head import CTCHead
 from anyformer.state import State
 
@@ -46,6 +47,8 @@ def generate(
     Inputs of the model that are not named here (pixel_values, decoder_input_ids, encoder_outputs, ...) go to it as they
     are; everything else in `options` is a field of `Settings`.
     """
+    if not isinstance(model, TransformerModule):
+        raise ValueError(f"only a model writes, as af.build and af.load give it, got {type(model).__name__}")
     head: Any = model.spec.head
     if isinstance(head, CTCHead) and not model.training:
         given = {name: options.pop(name) for name in list(options) if name in model.known_inputs()}
@@ -60,6 +63,7 @@ def generate(
     known = {*model.known_inputs(), *NOT_HERE} - {*model.common, *model.caching}
     named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
+    check_given({**inputs, "past_key_values": past_key_values})
     s = settings_for(model, options)
     s.check(head.vocab_size)
     if past_key_values is not None:

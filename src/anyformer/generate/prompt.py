@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anyformer.generate.settings import Settings
 from anyformer.generate.stepper import align_right
+from anyformer.parts.given import hides_nothing
 from anyformer.spec import walk
 
 NOT_HERE = {
@@ -93,7 +94,7 @@ def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[
             raise ValueError(f"{name} is {tuple(mask.shape)}, the prompt {tuple(read.shape[:2])}")
         if not bool(mask.any(1).all()):
             raise ValueError(f"{name} hides a whole prompt: row {int((~mask.bool().any(1)).nonzero()[0])}")
-        mask = None if bool(mask.all()) else mask.bool()
+        mask = None if hides_nothing(mask, name) else mask.bool()
     if mask is None:
         return Prompt(ids, ids, None, embeds, rest)
     moved = ids if embeds is not None else align_right(ids, mask)

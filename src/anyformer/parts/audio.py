@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.convolution import convolve, convolve_over_time
-from anyformer.kernels.recording import recording
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.embed import Embedding
+from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.head import Head, HeadModule, Outputs
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import LayerNorm, Norm
@@ -211,7 +211,7 @@ def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) 
     index = torch.arange(stem.frames(samples.shape[1]), device=samples.device)
     if mask is not None and mask.shape != samples.shape:
         raise ValueError(f"attention_mask is over samples, {tuple(samples.shape)}, got {tuple(mask.shape)}")
-    if mask is None or (not recording() and bool(mask.all())):
+    if mask is None or hides_nothing(mask):
         return Context(index=index, positions=index[None])
     count = F.pad(mask.bool().cumsum(-1), (1, 0))  # real samples before each
     first = index * stem.hop
@@ -326,5 +326,6 @@ class FrameModule(HeadModule):
         logits, labels = self.out(x), inputs.get("labels")
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.reshape(-1, logits.shape[-1]).argmax(-1))
+            check_shape("labels", labels, tuple(logits.shape))
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(0, 1).argmax(-1))
         return {"loss": loss, "logits": logits}

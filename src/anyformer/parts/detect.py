@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Outputs
 from anyformer.spec import Site
 
@@ -34,6 +35,7 @@ class DetectModule(HeadModule):
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         logits, labels, loss = self.out(self.activation(self.dense(x))).squeeze(-1), inputs.get("labels"), None
         if labels is not None:
+            check_shape("labels", labels, tuple(logits.shape))
             losses = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
             loss = losses.mean() if ctx.tokens is None else (losses * ctx.tokens).sum() / ctx.tokens.sum()
         return {"loss": loss, "logits": logits}

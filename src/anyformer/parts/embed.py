@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
 from anyformer.parts.check import at_least, chance
+from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
@@ -120,6 +121,9 @@ class TextEmbeddingModule(nn.Module):
         if (ids is None) == (given is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x: Any = given
+        width = self.tokens.embedding_dim
+        if given is not None and (given.dim() != 3 or given.shape[1] == 0 or given.shape[2] != width):
+            raise ValueError(f"inputs_embeds is (batch, tokens, {width}), got {tuple(given.shape)}")
         if ids is not None:
             if ids.dim() != 2 or ids.shape[1] == 0:
                 raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
@@ -140,9 +144,10 @@ class TextEmbeddingModule(nn.Module):
         if self.part.unpadded and inputs.get("position_ids") is None and ctx.documents is None:
             ctx.positions = real_positions(ctx)
         segments = inputs.get("token_type_ids")
+        check_shape("token_type_ids", segments, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
             table = self.segments.weight
-            x = x + (table[0] if segments is None else self.segments(segments))
+            x = x + (table[0] if segments is None else self.segment_vectors(segments))
         elif segments is not None:
             if not self.part.token_segments:
                 raise ValueError("this model has no segments: token_type_ids cannot be honoured")
@@ -157,6 +162,16 @@ class TextEmbeddingModule(nn.Module):
         if self.norm is not None and self.part.norm_last:
             x = self.norm(x)
         return (x if self.project is None or self.part.project_first else self.project(x)), ctx
+
+
+    def segment_vectors(self, kinds: Tensor) -> Tensor:
+        assert self.segments is not None
+        try:
+            return self.segments(kinds)
+        except IndexError:
+            low, high = int(kinds.min()), int(kinds.max())
+            bad = low if low < 0 else high
+            raise ValueError(f"token_type_ids: {bad} is none of the {self.part.segments} kinds of segment") from None
 
 
 def real_positions(ctx: Context) -> Tensor:
@@ -177,6 +192,8 @@ def text_context(
     padding = _padding(inputs.get("attention_mask"), B, T, state)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")
+    check_shape("document_ids", documents, (B, T))
+    check_shape("position_ids", positions, (T,), (1, T), (B, T))
     number = None
     if counted is not None:
         if padding is not None:  # pads on the left are not counted, whatever their id
@@ -224,15 +241,15 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         if state is None or state.padding is None:
             return None
         mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
-    mask = mask.bool()
     if past and mask.shape[1] == T:  # these tokens alone: the past is remembered
         before = state.padding if state is not None else None
         before = torch.ones(B, past, dtype=torch.bool, device=mask.device) if before is None else before
-        mask = torch.cat((before, mask), dim=1)
+        mask = torch.cat((before.to(mask.dtype), mask), dim=1)
     if mask.shape != (B, past + T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
-    if not recording() and bool(mask.all()):
+    if hides_nothing(mask):
         mask = None
+    mask = None if mask is None else mask.bool()
     if state is not None:
         state.padding = mask
     return mask

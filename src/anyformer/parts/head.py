@@ -16,6 +16,7 @@ from anyformer.context import Context, leading_pads
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.balance import Balance
+from anyformer.parts.labels import Problem, check_labels, class_loss, classification_loss, cross_entropy
 from anyformer.parts.norm import Norm
 from anyformer.spec import Part, Sees, Site, farthest
 
@@ -35,11 +36,6 @@ class HeadModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         raise NotImplementedError
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that are not -100; in fp32."""
-    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten().to(logits.device))
 
 
 # -- language models --------------------------------------------------------------------------------------------------
@@ -141,9 +137,8 @@ class LMHeadModule(HeadModule):
         logits = self.scores(x)
         loss = None
         if labels is not None:
-            if self.part.shift:
-                labels = next_labels(labels, ctx)
-            loss = cross_entropy(logits, labels)
+            check_labels("labels", labels, tuple(logits.shape[:2]))
+            loss = cross_entropy(logits, next_labels(labels, ctx) if self.part.shift else labels)
         if self.part.balance is None or ctx.capture is None or not ctx.capture.router_logits:
             return {"loss": loss, "logits": logits}
         terms = self.part.balance.terms(ctx)
@@ -220,7 +215,7 @@ class PretrainingModule(HeadModule):
         logits, related = self.lm.scores(x), self.out(self.pool(x, ctx, inputs))
         labels, next_label, loss = inputs.get("labels"), inputs.get(self.pair_label), None
         if labels is not None and next_label is not None:
-            loss = cross_entropy(logits, labels) + cross_entropy(related, next_label)
+            loss = cross_entropy(logits, labels) + cross_entropy(related, next_label, self.pair_label)
         elif labels is not None and self.tokens_alone:
             loss = cross_entropy(logits, labels)
         return {"loss": loss, "prediction_logits": logits, self.pair_output: related}
@@ -324,9 +319,6 @@ class PooledOutputModule(HeadModule):
         return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
 
 
-Problem = Literal["regression", "single_label_classification", "multi_label_classification"]
-
-
 class ClassifyHead(Head):
     """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
 
@@ -352,18 +344,6 @@ class ClassifyModule(HeadModule):
         logits, labels = self.out(self.pool(x, ctx, inputs)), inputs.get("labels")
         loss = None if labels is None else classification_loss(logits, labels, self.problem)
         return {"loss": loss, "logits": logits}
-
-
-def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Tensor:
-    if problem is None:
-        single = labels.dtype in (torch.long, torch.int)
-        problem = "single_label_classification" if single else "multi_label_classification"
-        problem = "regression" if logits.shape[-1] == 1 else problem
-    if problem == "regression":
-        return F.mse_loss(logits.squeeze(-1) if logits.shape[-1] == 1 else logits, labels.view_as(logits.squeeze(-1)))
-    if problem == "multi_label_classification":
-        return F.binary_cross_entropy_with_logits(logits, labels)
-    return F.cross_entropy(logits, labels.view(-1))
 
 
 class MultipleChoiceHead(Head):
@@ -393,7 +373,7 @@ class MultipleChoiceModule(HeadModule):
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         logits = self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])
         labels = inputs.get("labels")
-        return {"loss": None if labels is None else F.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": None if labels is None else class_loss(logits, labels), "logits": logits}
 
 
 # -- one answer a token -----------------------------------------------------------------------------------------------
@@ -451,7 +431,7 @@ class SpanModule(HeadModule):
         if all(inputs.get(name) is not None for name in names):
             T = start.shape[1]  # answers outside the text are ignored
             losses = [
-                F.cross_entropy(scores, inputs[name].flatten().clamp(0, T), ignore_index=T)
+                class_loss(scores, inputs[name].clamp(0, T), name, ignored=T)
                 for scores, name in zip((start, end), names, strict=True)
             ]
             loss = (losses[0] + losses[1]) / 2
@@ -484,7 +464,8 @@ class CTCModule(HeadModule):
             x = F.dropout(x, self.part.dropout)
         logits, labels, loss = self.out(x), inputs.get("labels"), None
         if labels is not None:
-            if int(labels.max()) >= self.part.vocab_size:
+            check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
+            if labels.numel() and int(labels.max()) >= self.part.vocab_size:
                 raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
             B, T = logits.shape[:2]
             frames = torch.full((B,), T, device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)

@@ -55,12 +55,15 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
     part: GlobalTextEmbedding
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        found, mask, named = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
+        if mask is not None and not recording() and bool((mask == 2).any()):  # the first published way to name them
+            named = mask == 2
+            inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
         x, ctx = super().forward(inputs, state)
-        found, mask = inputs.get("global_attention_mask"), inputs.get("attention_mask")
         if found is None:
             found = self.usual(x, inputs, ctx)
-        if mask is not None and not recording() and bool((mask > 1).any()):  # the first published way to name them
-            found, ctx.num_global = mask == 2 if found is None else (found > 0) | (mask == 2), None
+        if named is not None:
+            found, ctx.num_global = named if found is None else (found > 0) | named, None
         if found is not None:
             if found.shape != x.shape[:2]:
                 raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")

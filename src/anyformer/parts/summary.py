@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from anyformer.context import Context
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, chance
-from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, cross_entropy, next_labels
+from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, next_labels
+from anyformer.parts.labels import check_labels, class_loss, cross_entropy
 from anyformer.spec import Part, Site
 
 
@@ -91,6 +92,7 @@ class DoubleHeadModule(HeadModule):
         logits = self.lm.scores(x)
         loss, scores_loss, labels, answers = None, None, inputs.get("labels"), inputs.get("mc_labels")
         if labels is not None:
+            check_labels("labels", labels, tuple(logits.shape[:2]))
             loss = cross_entropy(logits, next_labels(labels, ctx))
         if choices is not None:
             x, logits = x.unflatten(0, choices), logits.unflatten(0, choices)
@@ -99,5 +101,5 @@ class DoubleHeadModule(HeadModule):
         scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
         scores = scores.squeeze(-1) if scores.shape[-1] == 1 else scores
         if answers is not None:
-            scores_loss = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), answers.flatten())
+            scores_loss = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
         return {"loss": loss, "mc_loss": scores_loss, "logits": logits, "mc_logits": scores}

@@ -19,6 +19,8 @@ def resolve(
 ) -> Path:
     """The local folder of a model. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles`
     fetches pickled weights too."""
+    if not isinstance(name_or_path, (str, Path)):
+        raise ValueError(f"a model is found by its folder or its hub id, got {type(name_or_path).__name__}")
     name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path
     path = os.path.expanduser(name)
     if os.path.isdir(path):

@@ -1,0 +1,57 @@
+"""Losses of the labels that a caller gives, and one sentence where they are not what is asked for.
+
+Kinds and shapes are compared first, which costs nothing. Values are looked at only once torch has refused them, so that
+no device has to wait.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.parts.given import check_shape
+
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]
+
+
+def check_labels(name: str, labels: Tensor, shape: tuple[int, ...]) -> None:
+    """Whole numbers of this shape; one for each row may also be a column."""
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"{name} are whole numbers (int64), got {labels.dtype}")
+    check_shape(name, labels, shape, *([(*shape, 1)] if len(shape) == 1 else []))
+
+
+def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: int = -100) -> Tensor:
+    """Mean over labels (...) that are not `ignored` of how unlikely scores (..., C) find them."""
+    check_labels(name, labels, tuple(logits.shape[:-1]))
+    labels = labels.flatten().to(logits.device, torch.long)
+    try:
+        return F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=ignored)
+    except IndexError:
+        C = logits.shape[-1]
+        bad = labels[(labels != ignored) & ((labels < 0) | (labels >= C))]
+        raise ValueError(f"{name}: {int(bad[0])} is outside 0 to {C - 1}; {ignored} asks for nothing") from None
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
+    """The same in fp32."""
+    return class_loss(logits.float(), labels, name)
+
+
+def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Tensor:
+    """Of scores (B, C); what kind of problem it is, the labels tell where the description does not."""
+    if problem is None:
+        single = labels.dtype in (torch.long, torch.int)
+        problem = "single_label_classification" if single else "multi_label_classification"
+        problem = "regression" if logits.shape[-1] == 1 else problem
+    if problem == "single_label_classification":
+        return class_loss(logits, labels)
+    wanted = logits.squeeze(-1) if problem == "regression" else logits  # (B,) or (B, C)
+    check_shape("labels", labels, tuple(wanted.shape), *([tuple(logits.shape)] if wanted is not logits else []))
+    labels = labels.view_as(wanted)
+    if problem == "regression":
+        return F.mse_loss(wanted, labels if labels.is_floating_point() else labels.to(wanted.dtype))
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
