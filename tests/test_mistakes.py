@@ -13,7 +13,6 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.norm import LayerNorm
 
 V, T = 50, 6
 BERT = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "vocab_size": V,

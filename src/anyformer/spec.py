@@ -23,9 +23,11 @@ import json
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
+GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
@@ -118,7 +120,9 @@ class Part:
             cls.said = sees
         own = cls.open_fields
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
-        assert cls.kinds.get(cls.__name__, cls).__module__ == cls.__module__, f"two kinds named {cls.__name__}"
+        other = cls.kinds.get(cls.__name__, cls).__module__
+        if other != cls.__module__:  # a file cannot say which of them it means
+            raise ValueError(f"two kinds of Part are called {cls.__name__}, in {other} and in {cls.__module__}")
         cls.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -394,18 +398,18 @@ def encode(value: Any) -> Any:
 def decode(data: Any, where: str = "") -> Any:
     """The inverse of `encode`; unknown kinds and fields raise and name the nearest valid one."""
     if isinstance(data, dict) and "kind" in data:
-        _import_kinds()
-        kind = data["kind"]
+        known, kind = kinds(), data["kind"]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
             return Table({key: decode(item, f"{where}.{key}") for key, item in data["items"].items()})
-        if not isinstance(kind, str) or kind not in Part.kinds:
-            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {nearest(str(kind), Part.kinds)}")
-        cls = Part.kinds[kind]
+        if not isinstance(kind, str) or kind not in known:
+            hint = "one that is not anyformer's needs its module: --import MODULE, or import it first"
+            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {nearest(str(kind), known)} ({hint})")
+        cls = known[kind]
         values = {k: decode(v, f"{where}.{k}" if where else k) for k, v in data.items() if k != "kind"}
-        known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in values:
-            if not cls.open_fields and name not in known:
-                raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, known)}")
+            if not cls.open_fields and name not in fields:
+                raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, fields)}")
         try:
             return cls(**values)
         except TypeError as error:  # a required field is missing
@@ -438,10 +442,18 @@ def from_json(data: Mapping[str, Any]) -> Any:
     return spec
 
 
+def kinds() -> dict[str, type[Part]]:
+    """Every kind of Part by name, those of other packages included: what a description may be made of."""
+    _import_kinds()
+    return Part.kinds
+
+
 @functools.cache
 def _import_kinds() -> None:
-    """Parts register when their module is imported; JSON may name any of them."""
+    """Parts register when their module is imported. Ours come first, then what installed packages offer under the entry
+    point group `anyformer.parts`: nothing that a file says decides what is imported."""
     import pkgutil
+    from importlib.metadata import entry_points
 
     import anyformer.parts
 
@@ -449,3 +461,13 @@ def _import_kinds() -> None:
         importlib.import_module(f"anyformer.parts.{module.name}")
     importlib.import_module("anyformer.block")
     importlib.import_module("anyformer.model")
+    for point in entry_points(group=GROUP):
+        before = dict(Part.kinds)
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            Part.kinds.clear()
+            Part.kinds.update(before)
+            package = point.dist.name if point.dist else "a package"
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            warnings.warn(f"{GROUP}: {point.value} of {package} is left out ({why})", stacklevel=2)

@@ -207,10 +207,13 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, nurse
 def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery: runs.Nursery) -> None:
     """While this process, which trained there, lives on."""
     texts, folder = begun
-    with pytest.raises(ValueError, match="holds another run"):
-        setup(runs.run_of(texts, seed=7), folder, resume=True)
+    done = setup(runs.run_of(texts, steps=5), folder, resume=True).fit()
     nursery.start("train", texts, folder, "fp32", 6)
-    assert nursery.wait() == 0
+    assert nursery.wait() == 0 and done.step == 5  # which is still here
+    with pytest.raises(ValueError, match="holds another run") as failed:
+        setup(runs.run_of(texts, seed=7), folder, resume=True)
+    nursery.start("train", texts, folder, "fp32", 7)
+    assert nursery.wait() == 0 and failed.value  # with all that it holds
 
 
 # -- nothing to go on from

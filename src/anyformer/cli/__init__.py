@@ -35,10 +35,13 @@ class Mistake(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, and names the nearest flag where one is unknown."""
+    """Raises instead of exiting, and names the nearest flag where one is unknown. Every verb takes --import."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, imports: bool = True, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        if imports:
+            what = "a module with Parts of your own, from here or installed; may be said again"
+            self.add_argument("--import", metavar="MODULE", dest="imports", action="append", default=[], help=what)
 
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message} (see `{self.prog} --help`)")
@@ -57,12 +60,30 @@ class Parser(argparse.ArgumentParser):
             self.error(f"did you mean '--set {left[0]}'?")
         if left:
             self.error(f"nothing takes the argument {left[0]!r}")
+        for module in getattr(known, "imports", ()):
+            import_parts(module)
         return known
+
+
+def import_parts(module: str) -> None:
+    """What --import names: only whoever types the command decides what runs."""
+    from anyformer.spec import kinds
+
+    kinds()  # ours first: of two with one name it is the other that is wrong
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # behind what is installed, which it must not shadow
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 
 def top() -> Parser:
     verbs = "\n".join(f"  {verb:9} {about}" for verb, about in VERBS.items())
     parser = Parser(
+        imports=False,
         prog="anyformer",
         usage="anyformer [--help] [--version] VERB ...",
         description="One Transformer: every architecture of the family from one set of parts.",

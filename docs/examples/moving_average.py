@@ -1,0 +1,71 @@
+"""A mixer of one's own: an average of the past that fades, each channel at its own pace, behind a gate.
+
+B rows, T tokens, D width of the model, W of the average.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.kernels.scan import scan
+from anyformer.parts.check import at_least, positive
+from anyformer.parts.init import Initializer
+from anyformer.parts.op import Op
+from anyformer.parts.ssm import Rows
+from anyformer.spec import Site
+from anyformer.state import RecurrentSpec
+
+
+class MovingAverage(Op, sees="past"):
+    """h[t] = a h[t-1] + (1 - a) v[t], read through o(silu(gate) h[t]); how fast each channel fades is learnt."""
+
+    width: int | None = None  # W; that of the model unless said
+    longest: float = 256.0  # tokens until the slowest channel has forgotten half, when training begins
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        positive(self, "longest")
+
+    def build(self, site: Site) -> nn.Module:
+        return MovingAverageModule(self, site)
+
+
+class MovingAverageModule(nn.Module):
+    def __init__(self, part: MovingAverage, site: Site) -> None:
+        super().__init__()
+        self.address = site.address  # where the state keeps what this mixer remembers
+        self.width = part.width or site.width
+        self.v = nn.Linear(site.width, self.width, bias=False)
+        self.gate = nn.Linear(site.width, self.width, bias=False)
+        self.o = nn.Linear(self.width, site.width, bias=False)
+        self.pace = nn.Parameter(torch.empty(self.width))  # a = exp(-exp(pace))
+        self.starts = {"pace": Paces(longest=part.longest)}
+
+    def state_spec(self) -> RecurrentSpec:
+        return RecurrentSpec((("average", (1, self.width)),), float32=("average",))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # real tokens first, and where documents begin
+        slot = None if ctx.state is None else ctx.state.slots[self.address]
+        x = rows.pack(x)
+        v = self.v(x).float()
+        # how much time passes at a token: none at a pad, where nothing is forgotten and nothing is written
+        time = torch.ones_like(v) if rows.real is None else rows.real.expand_as(v)
+        fade = -torch.exp(self.pace.float())[None]  # (1, W): log a
+        one = v.new_ones(*v.shape[:2], 1)
+        before = None if slot is None else slot.tensors["average"].expand(x.shape[0], -1, -1)
+        h, last = scan(v * -torch.expm1(fade), time, fade, one, one, before, rows.keep)
+        if slot is not None:
+            slot.replace("average", last)
+        return rows.unpack(self.o(F.silu(self.gate(x)) * h.to(x.dtype)))
+
+
+class Paces(Initializer):
+    """Half of it is forgotten after 1 to `longest` tokens, evenly in the logarithm."""
+
+    longest: float
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        half = self.longest ** torch.linspace(0, 1, len(tensor), device=tensor.device)
+        tensor.copy_((torch.log(torch.tensor(2.0)) / half).log())

@@ -1,0 +1,9 @@
+"""What a residual step goes around."""
+
+from __future__ import annotations
+
+from anyformer.spec import Part
+
+
+class Op(Part):
+    """A mixer or a feed-forward: its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
