@@ -3,6 +3,7 @@ ours keep, in Python, by --import and through an installed entry point."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ REPO = Path(__file__).resolve().parents[1]
 EXAMPLE = REPO / "docs" / "examples" / "moving_average.py"
 sys.path.append(str(EXAMPLE.parent))
 import moving_average
+
 from small import close, context, made
 
 sys.path.append(str(REPO / "tests" / "train"))
@@ -43,7 +45,7 @@ def model(spec: Any) -> Any:
     built = af.build(spec, seed=0).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, parameter in built.named_parameters():
+        for parameter in built.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return built
@@ -98,7 +100,7 @@ def test_n7_documents_do_not_see_each_other(model: Any, ids: torch.Tensor) -> No
     cuts, documents = (0, 5, 14, 17), torch.tensor([[0] * 5 + [1] * 9 + [2] * 3] * 2)
     with torch.no_grad():
         packed = model(input_ids=ids, document_ids=documents).logits
-        alone = [model(input_ids=ids[:, a:b]).logits for a, b in zip(cuts, cuts[1:])]
+        alone = [model(input_ids=ids[:, a:b]).logits for a, b in itertools.pairwise(cuts)]
     close(packed, torch.cat(alone, dim=1), 1e-5)
 
 
@@ -185,7 +187,7 @@ def test_lora_finds_its_layers(spec: Any, ids: torch.Tensor) -> None:
 
 
 def test_two_kinds_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two kinds of Part are called MLP, in anyformer.parts.feedforward and in test"):
+    with pytest.raises(ValueError, match="two kinds of Part are called MLP, in anyformer.parts.feedforward and in t"):
         type("MLP", (Part,), {"__module__": "test_elsewhere"})
     assert kinds()["MLP"].__module__ == "anyformer.parts.feedforward"
 
@@ -291,7 +293,7 @@ def test_from_the_command_line(spec: Any, tmp_path: Path) -> None:
     done = python(["-c", COMMANDS], tmp_path)
     assert done.returncode == 0, done.stderr
     said = json.loads((tmp_path / "said.json").read_text())
-    for code, out, err, imported in said[:4]:
+    for code, _, err, imported in said[:4]:
         assert code == 2 and not imported and err.count("\n") == 1
     assert "spec.json: decoder.layers.attention.op: unknown kind 'MovingAverage';" in said[0][2]
     assert "run.json: model.decoder.layers.attention.op: unknown kind 'MovingAverage';" in said[1][2]

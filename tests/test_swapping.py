@@ -25,6 +25,7 @@ from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.mask import Causal, Mask, Rows, Window
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.op import Op
 from anyformer.spec import Part, Site, _import_kinds, decode, looking_ahead
 from small import close
 from tiny import CONFIGS
@@ -284,7 +285,7 @@ def test_bert_with_the_head_of_a_writer() -> None:
     NextToken().module(af.build(families.find("bert").read({**bert, "is_decoder": True})))
 
 
-class Shift(Part):
+class Shift(Op):
     """An outsider: each token becomes the one before it."""
 
     def build(self, site: Site) -> nn.Module:
@@ -310,7 +311,7 @@ class ShiftModule(nn.Module):
 def test_an_outsider_that_says_nothing_is_refused() -> None:
     for part in (Shift(), Mean(width=3)):
         kind = type(part).__name__
-        line = rf'^decoder.layers.attention.op: {kind} does not say .* class {kind}\(Part, sees="past"\)'
+        line = rf'^decoder.layers.attention.op: {kind} does not say .* class {kind}\(\.\.\., sees="past"\)'
         with pytest.raises(ValueError, match=line):
             af.override(plain(), {"decoder.layers.attention.op": part})
     assert not future_seen(stirred(af.override(plain(), {"decoder.layers.attention.op": ToldShift()})))

@@ -21,6 +21,7 @@ from anyformer.context import Capture, Context
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.parts.residual import ADD, Add, Residual
 from anyformer.spec import Part, Site, Table, _edit, nearest, walk
@@ -29,7 +30,7 @@ from anyformer.spec import Part, Site, Table, _edit, nearest, walk
 class Sublayer(Part, sees="itself"):
     """One residual step around any op."""
 
-    op: Part
+    op: Op
     pre_norm: Norm | None = None
     post_norm: Norm | None = None  # on the branch
     out_norm: Norm | None = None  # after the add

@@ -124,7 +124,7 @@ class Model(Part):
             if part.said is None:
                 raise ValueError(
                     f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
-                    f' say so where it is defined: class {kind}(Part, sees="past"), or "itself" or "all"'
+                    f' say so where it is defined: class {kind}(..., sees="past"), or "itself" or "all"'
                 )
             fix = f"; {part.instead} does not" if part.instead else ""
             raise ValueError(f"{address}: {kind} lets a token see the future{fix}")

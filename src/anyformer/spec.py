@@ -242,6 +242,10 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return None
     elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
+    if isinstance(hint, type) and issubclass(hint, Part) and isinstance(value, Part):
+        fitting = [name for name, kind in Part.kinds.items() if issubclass(kind, hint) and kind is not hint]
+        kind = type(value).__name__
+        raise ValueError(f"{where}: {kind} is no {hint.__name__}; {nearest(kind, fitting)}")
     wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
     raise ValueError(f"{where}: expected {wanted}, got {value!r}")
 

@@ -13,9 +13,9 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import RMSNorm
+from anyformer.parts.op import Op
 from anyformer.parts.residual import Add
 from anyformer.parts.ssm import StepBias
-from anyformer.spec import Part
 from anyformer.weights.rules import Rename, Rule
 
 MIXER = "decoder.layers.mixer.op"
@@ -56,7 +56,7 @@ def bias_start(c: Any) -> StepBias:
     return StepBias(low=c.time_step_min, high=c.time_step_max, floor=c.time_step_floor)
 
 
-def model(c: Any, norm: RMSNorm, mixer: Part) -> Model:
+def model(c: Any, norm: RMSNorm, mixer: Op) -> Model:
     lm = c.architecture.endswith("ForCausalLM")
     torch_default = math.sqrt(1 / 3)  # uniform up to 1 / sqrt(inputs)
     branches = 1 if c.rescale_prenorm_residual else None

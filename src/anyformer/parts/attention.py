@@ -15,12 +15,13 @@ from anyformer.parts.check import at_least, chance, positive
 from anyformer.parts.joined import Joined
 from anyformer.parts.mask import FULL, All, Causal, Mask, Window
 from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
-from anyformer.spec import Part, Sees, Site, farthest
+from anyformer.spec import Sees, Site, farthest
 from anyformer.state import CrossSpec, KeyValueSpec
 
 
-class Attention(Part, sees="past"):
+class Attention(Op, sees="past"):
     """[Vaswani et al. 2017]"""
 
     num_heads: int

@@ -19,8 +19,9 @@ from anyformer.kernels.convolution import convolve
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Part, Site
+from anyformer.spec import Site
 from anyformer.state import Recurrent, Slot
 
 # -- inside blocks -----------------------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class BlockAttentionModule(AttentionModule):
 # -- fewer keys and values ---------------------------------------------------------------------------------------------
 
 
-class CompressedAttention(Part, sees="past"):
+class CompressedAttention(Op, sees="past"):
     """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
 
     Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token

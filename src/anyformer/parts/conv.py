@@ -9,10 +9,11 @@ from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm
-from anyformer.spec import Part, Sees, Site, farthest
+from anyformer.parts.op import Op
+from anyformer.spec import Sees, Site, farthest
 
 
-class ConvolutionModule(Part, sees="all"):
+class ConvolutionModule(Op, sees="all"):
     """The Conformer's: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
 
     kernel: int = 31

@@ -17,6 +17,7 @@ from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.init import Initializer
 from anyformer.parts.mask import FULL, Causal, Full, Mask
+from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
 from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
@@ -24,7 +25,7 @@ from anyformer.state import Recurrent, RecurrentSpec
 CHUNK = 128
 
 
-class Projections(Part):
+class Projections(Op):
     """Queries, keys, values and output, named as those of Attention."""
 
     num_heads: int

@@ -9,10 +9,11 @@ from anyformer.context import Context
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.joined import Joined, LinearThenGELU
-from anyformer.spec import Part, Site
+from anyformer.parts.op import Op
+from anyformer.spec import Site
 
 
-class MLP(Part, sees="itself"):
+class MLP(Op, sees="itself"):
     """down(activation(up(x)))"""
 
     width: int
@@ -46,7 +47,7 @@ class MLPModule(nn.Module):
         return self.down(inner)
 
 
-class GatedMLP(Part, sees="itself"):
+class GatedMLP(Op, sees="itself"):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
     width: int

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anyformer.parts.op import Op
 from anyformer.spec import Part, Sees, Site
 
 
-class Idle(Part, sees="itself"):
+class Idle(Op, sees="itself"):
     """Keeps the weights of `part`, frozen, so that they load, count and save as published; x goes by untouched."""
 
     part: Part

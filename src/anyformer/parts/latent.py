@@ -15,12 +15,13 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
+from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
-from anyformer.spec import Part, Site
+from anyformer.spec import Site
 from anyformer.state import LatentSpec
 
 
-class LatentAttention(Part, sees="past"):
+class LatentAttention(Op, sees="past"):
     """Each head's keys are K channels from the latent and P that turn with the position, the same for all heads."""
 
     num_heads: int

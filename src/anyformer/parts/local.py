@@ -20,7 +20,8 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.recording import recording
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
-from anyformer.spec import Part, Sees, Site
+from anyformer.parts.op import Op
+from anyformer.spec import Sees, Site
 from anyformer.state import State
 
 # -- which tokens are global -------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class LocalAttention(Part, sees="all"):
+class LocalAttention(Op, sees="all"):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
 
     num_heads: int

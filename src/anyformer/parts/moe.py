@@ -18,6 +18,7 @@ from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.check import at_least
 from anyformer.parts.embed import first_of_document
 from anyformer.parts.feedforward import MLP, GatedMLP
+from anyformer.parts.op import Op
 from anyformer.spec import Part, Site
 from anyformer.state import LatentSpec
 
@@ -229,7 +230,7 @@ def _jitter(x: Tensor, amount: float) -> Tensor:
     return x * torch.empty_like(x).uniform_(1 - amount, 1 + amount) if amount else x
 
 
-class MoE(Part, sees="itself"):
+class MoE(Op, sees="itself"):
     """`num_experts` feed-forward layers like `expert`; `shared` is one more that every token uses [Dai et al. 2024]."""
 
     routes: ClassVar[bool] = True

@@ -14,10 +14,11 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import depthwise
 from anyformer.parts.check import at_least
 from anyformer.parts.mask import FULL
-from anyformer.spec import Part, Site
+from anyformer.parts.op import Op
+from anyformer.spec import Site
 
 
-class NystromAttention(Part, sees="all"):
+class NystromAttention(Op, sees="all"):
     """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
     has that length. As many landmarks as tokens: plain attention over texts of any length."""
 

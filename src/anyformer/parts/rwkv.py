@@ -17,13 +17,14 @@ from anyformer.context import Context
 from anyformer.kernels.wkv import wkv, wkv_last, wkv_step
 from anyformer.parts.check import at_least
 from anyformer.parts.init import Initializer, Value
+from anyformer.parts.op import Op
 from anyformer.parts.residual import Residual
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Part, Site
+from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 
-class TimeMix(Part, sees="past"):
+class TimeMix(Op, sees="past"):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
     width: int | None = None  # A; D unless said
@@ -37,7 +38,7 @@ class TimeMix(Part, sees="past"):
         return TimeMixModule(self, site)
 
 
-class ChannelMix(Part, sees="past"):
+class ChannelMix(Op, sees="past"):
     """The feed-forward's peer: gate * down(relu(up)^2)."""
 
     width: int  # F

@@ -26,6 +26,7 @@ from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_d
 from anyformer.parts.local import Chunked
 from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.neck import Neck
+from anyformer.parts.op import Op
 from anyformer.spec import Part, Site
 from anyformer.state import State
 
@@ -124,7 +125,7 @@ class TextOnlyModule(nn.Module):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class BlockSparseAttention(Part, sees="past"):
+class BlockSparseAttention(Op, sees="past"):
     """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
     both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others."""
 

@@ -14,12 +14,13 @@ from anyformer.kernels.ssd import ssd, ssd_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least
 from anyformer.parts.norm import Norm, RMSNorm
+from anyformer.parts.op import Op
 from anyformer.parts.ssm import ConvolvingModule, Rows, StepBias
-from anyformer.spec import Part, Site
+from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 
-class DualState(Part, sees="past"):
+class DualState(Op, sees="past"):
     """A short causal convolution, the recurrence, and a norm behind a gate."""
 
     num_heads: int

@@ -21,7 +21,8 @@ from anyformer.kernels.scan import scan, scan_step
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.check import at_least, positive
 from anyformer.parts.init import Initializer, Kaiming
-from anyformer.spec import Part, Site
+from anyformer.parts.op import Op
+from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class StepBias(Initializer):
 # -- the mixer ---------------------------------------------------------------------------------------------------------
 
 
-class SelectiveState(Part, sees="past"):
+class SelectiveState(Op, sees="past"):
     """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
     much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
 

@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
-from anyformer.spec import Part, Site
+from anyformer.spec import Site
 
 
-class Windows(Part, sees="all"):
+class Windows(Op, sees="all"):
     """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""
 
-    mixer: Part
+    mixer: Op
     size: int
     shift: int = 0
 
