@@ -466,12 +466,11 @@ def _import_kinds() -> None:
     importlib.import_module("anyformer.block")
     importlib.import_module("anyformer.model")
     for point in entry_points(group=GROUP):
-        before = dict(Part.kinds)
         try:
             point.load()
         except (Exception, SystemExit) as error:
-            Part.kinds.clear()
-            Part.kinds.update(before)
+            for name in [name for name, kind in Part.kinds.items() if kind.__module__ not in sys.modules]:
+                del Part.kinds[name]  # of a module that got half way
             package = point.dist.name if point.dist else "a package"
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             warnings.warn(f"{GROUP}: {point.value} of {package} is left out ({why})", stacklevel=2)

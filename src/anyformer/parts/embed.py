@@ -104,7 +104,7 @@ class TextEmbeddingModule(nn.Module):
     def __init__(self, part: TextEmbedding, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
-        width = part.tokens.width or site.width
+        self.width = width = part.tokens.width or site.width
         inner = site if part.project_first else site.child("", width=width)
         self.tokens = part.tokens.build(site)
         self.position = part.position.build(inner) if part.position else None
@@ -121,9 +121,8 @@ class TextEmbeddingModule(nn.Module):
         if (ids is None) == (given is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x: Any = given
-        width = self.tokens.embedding_dim
-        if given is not None and (given.dim() != 3 or given.shape[1] == 0 or given.shape[2] != width):
-            raise ValueError(f"inputs_embeds is (batch, tokens, {width}), got {tuple(given.shape)}")
+        if given is not None and (given.dim() != 3 or given.shape[1] == 0 or given.shape[2] != self.width):
+            raise ValueError(f"inputs_embeds is (batch, tokens, {self.width}), got {tuple(given.shape)}")
         if ids is not None:
             if ids.dim() != 2 or ids.shape[1] == 0:
                 raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
