@@ -113,6 +113,20 @@ def test_g1_cached_decoding_equals_no_cache(model: Any, ids: torch.Tensor, stati
             close(model(input_ids=ids[:, start:end], past_key_values=state).logits, full[:, start:end], 1e-5)
 
 
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_n4_a_padded_prompt_leaves_behind_what_the_prompt_does(model: Any, ids: torch.Tensor, where: str) -> None:
+    plain, padded = model.new_state(), model.new_state()
+    pads, real = torch.full((2, 5), 7), torch.ones(2, 6, dtype=torch.long)
+    order = slice(None, None, -1 if where == "right" else 1)
+    row = torch.cat((pads, ids[:, :6])[order], dim=1)
+    mask = torch.cat((torch.zeros_like(pads), real)[order], dim=1)
+    with torch.no_grad():
+        model(input_ids=ids[:, :6], past_key_values=plain)
+        model(input_ids=row, attention_mask=mask, past_key_values=padded)
+    for address, slot in plain.slots.items():
+        close(padded.slots[address].tensors["average"], slot.tensors["average"], 1e-5)
+
+
 def test_it_writes_the_same_with_and_without_a_memory(model: Any, ids: torch.Tensor) -> None:
     """A batch of unequal prompts, and beams, whose states change their rows."""
     mask = torch.ones(2, 6, dtype=torch.long)
