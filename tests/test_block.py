@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.parts.attention import Attention
+from anyformer.parts.bias import Alibi, DistanceBias, RelativeVectors
+from anyformer.parts.efficient import LinearAttention
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm, RMSNorm
@@ -126,6 +128,33 @@ def test_parallel_equals_gpt_neox() -> None:
     middle = inside.both(x, ctx)
     close(inside(x, ctx), middle + inside.after.op(middle, ctx))
     assert "both.attention.op.q.weight" in inside.state_dict()
+
+
+def test_steps_side_by_side_join_by_their_own_residuals() -> None:
+    x, ctx = torch.randn(2, T, D), context(T)
+    both = made(Parallel(a=Sublayer(op=MLP(width=8), residual=ReZero()), b=Sublayer(op=MLP(width=8), residual=Scaled(
+        branch=0.5))), D)  # fmt: skip
+    close(both(x, ctx), x + both.a.residual.weight * both.a.op(x, ctx) + 0.5 * both.b.op(x, ctx))
+    cross = Sublayer(op=Attention(num_heads=H, memory=True))
+    both = made(Parallel(cross=cross, b=Sublayer(op=MLP(width=8))), D)
+    close(both(x, ctx), x + both.b.op(x, ctx))  # without a memory it is passed over here too
+    for step in (Sublayer(op=MLP(width=8), out_norm=NORM), Parallel(a=cross), Block(a=cross)):
+        with pytest.raises(ValueError, match="Parallel.a: steps side by side"):
+            Parallel(a=step)
+
+
+def test_layers_share_a_bias_that_they_can_use() -> None:
+    layer, linear = placed("pre"), Block(a=Sublayer(op=LinearAttention(num_heads=H)))
+    for layers, position, line in (
+        (layer, RelativeVectors(before=3), "layers cannot share RelativeVectors"),
+        (layer, DistanceBias(before=3, num_heads=H, tree=True), "layers cannot share DistanceBias"),
+        (layer, Alibi(num_heads=H + 1), f"Stack.position has {H + 1} heads and layers"),
+        (linear, Alibi(num_heads=H), "no layer here has an Attention"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            Stack(layers=layers, depth=1, position=position)
+    mixed = Stack(layers={"a": layer, "b": linear}, pattern=("a", "b"), depth=2, position=Alibi(num_heads=H))
+    assert made(mixed, D)(torch.randn(2, T, D), context(T)).isfinite().all()
 
 
 def test_a_pattern_puts_kinds_of_layers_in_order() -> None:

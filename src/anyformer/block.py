@@ -62,12 +62,16 @@ class SublayerModule(nn.Module):
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if self.reads_memory and ctx.memory is None:
-            return x  # a decoder used alone passes over its cross-attention, as published ones do
+        if self.passed_over(ctx):
+            return x
         if self.normed_skip and self.pre_norm is not None:
             x = self.pre_norm(x)
         x = self.residual(x, self.branch(x, ctx))
         return x if self.out_norm is None else self.out_norm(x)
+
+    def passed_over(self, ctx: Context) -> bool:
+        """A decoder used alone passes over its cross-attention, as published ones do."""
+        return self.reads_memory and ctx.memory is None
 
     def branch(self, x: Tensor, ctx: Context) -> Tensor:
         """What this step adds."""
@@ -116,12 +120,15 @@ class Block(Steps, sees="itself"):
 
 
 class Parallel(Steps, sees="itself"):
-    """Steps that all read the same input; their branches are added together (GPT-J, GPT-NeoX)."""
+    """Steps that all read the same input; their branches join it one after another (GPT-J, GPT-NeoX)."""
 
     def __init__(self, **steps: Any) -> None:
         super().__init__(**steps)
-        if any(getattr(step, "normed_skip", False) for step in steps.values()):
-            raise ValueError("Parallel: steps side by side add to one input; none can have a normed_skip")
+        for name, step in steps.items():
+            if not isinstance(step, Sublayer):
+                raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
+            if step.normed_skip or step.out_norm is not None:
+                raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip and no out_norm")
 
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
@@ -143,7 +150,9 @@ class ParallelModule(BlockModule):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         y = x
         for step in self.children():
-            y = y + step.branch(x, ctx)  # type: ignore[operator]
+            assert isinstance(step, SublayerModule)
+            if not step.passed_over(ctx):
+                y = step.residual(y, step.branch(x, ctx))
         return y
 
 
@@ -177,9 +186,19 @@ class Stack(Part, sees="itself"):
         for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
             if heads is not None and getattr(op, "num_heads", heads) != heads and not getattr(op, "memory", False):
                 raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.num_heads}")  # type: ignore[attr-defined]
+        if self.position is not None:
+            self.check_shared(self.position)
         for kind in self.pattern:
             if kind not in self.layers:  # type: ignore[operator]
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
+
+    def check_shared(self, position: AttentionPosition) -> None:
+        """Every layer must be able to use the one bias, and some layer must."""
+        if not position.can_share:
+            kind = type(position).__name__
+            raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention, or share an Alibi")
+        if not any(getattr(part, "takes_bias", False) for _, part in walk(self.layers)):
+            raise ValueError("Stack.position is a bias of attention's scores, and no layer here has an Attention")
 
     def out_width(self, width: int) -> int:
         width = self.project or width
@@ -276,6 +295,8 @@ class StackModule(nn.Module):
 
 class Stages(Part, sees="all"):
     """Stacks one after another, each on a coarser and wider grid than the one before (Swin)."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
 
     stages: tuple[Stack, ...]
     down: tuple[Part, ...]  # one between each two stages: maps (x, grid) to both; the width grows by its `widen`

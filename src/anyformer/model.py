@@ -19,7 +19,7 @@ from anyformer.context import Capture, Context
 from anyformer.funnel import Funnel
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
-from anyformer.parts.embed import Embedding
+from anyformer.parts.embed import GIVERS, Embedding
 from anyformer.parts.given import check_given, check_shape, hides_nothing
 from anyformer.parts.head import ClassifyHead, Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer
@@ -100,6 +100,7 @@ class Model(Part):
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
             raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
         self.check_vocabulary()
+        self.check_needs()
         if self.writes:
             self.check_writing(*self.left_to_right)
 
@@ -128,6 +129,18 @@ class Model(Part):
                 )
             fix = f"; {part.instead} does not" if part.instead else ""
             raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
+
+    def check_needs(self) -> None:
+        """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
+        fields = dict(super().items())
+        for name in ("encoder", "decoder", "head"):
+            own = "embedding" if name == "encoder" else "decoder_embedding"
+            source = fields.get(own, fields.get("embedding"))
+            for address, part in walk(fields.get(name), name):
+                for need in getattr(part, "needs", ()):
+                    if source is not None and need not in source.gives:
+                        found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
+                        raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """In the order data flows: width, embedding, stacks, then head and the rest."""
@@ -171,6 +184,14 @@ class EncoderDecoderModel(Model):
     padding_token: int | None = None
     wrap: bool = False  # the last token that is not padding comes first, in start_token's place (fairseq)
     reads_source: bool = False  # with neither, the decoder reads the encoder's tokens moved so (BART; T5 for spans)
+
+    def check(self) -> None:
+        super().check()
+        if not any(getattr(part, "memory", False) for _, part in walk(self.decoder)):
+            raise ValueError("EncoderDecoderModel: no layer of the decoder looks at the encoder, by memory=True")
+        for address, part in walk(self.encoder, "encoder"):
+            if getattr(part, "memory", False):
+                raise ValueError(f"{address}: the encoder of a pair has no memory to look at; leave memory to the decoder")
 
     def build(self, site: Site) -> nn.Module:
         return EncoderDecoderModule(self, site)

@@ -17,7 +17,7 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
 from anyformer.parts.mask import Causal, Either, Global, Mask, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm
-from anyformer.parts.position import BucketedBias
+from anyformer.parts.position import BucketedBias, Rope
 from anyformer.spec import Site
 from small import close, compiled_equals_eager, context, filled, made
 
@@ -176,6 +176,14 @@ def test_a_window_bounds_the_memory() -> None:
     # these still need what is far back
     assert kept(Either(masks=(Causal(), Window(size=4)))) == 15
     assert kept(Causal() & (Window(size=4) | Global())) == 15
+
+
+def test_a_memory_has_no_places() -> None:
+    for wrong in ({"mask": Causal()}, {"position": Rope()}):
+        with pytest.raises(ValueError, match="Attention.memory is another text, seen whole and without places"):
+            Attention(num_heads=H, memory=True, **wrong)
+    with pytest.raises(ValueError, match="set memory=True too"):
+        Attention(num_heads=H, memory_width=8)
 
 
 @torch.no_grad()

@@ -8,7 +8,8 @@ import torch
 from anyformer.context import Capture
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.mask import Causal
-from anyformer.parts.position import Rope
+from anyformer.parts.position import Alibi, Rope
+from anyformer.parts.relative import InputRope
 from anyformer.state import GrowingKeyValue, LatentSpec, State, StaticKeyValue
 from small import close, context, made
 
@@ -55,3 +56,10 @@ def test_the_scale_and_the_shapes_are_checked() -> None:
         PART.replace(rank=0)
     with pytest.raises(ValueError, match="pairs of channels"):
         made(PART.replace(turned_width=3), D)
+
+
+def test_only_a_rotation_of_queries_and_keys_is_taken() -> None:
+    with pytest.raises(ValueError, match="LatentAttention.position: expected Rope, got Alibi"):
+        PART.replace(position=Alibi(num_heads=3))
+    with pytest.raises(ValueError, match="turns queries and keys, not what they are projected from"):
+        PART.replace(position=InputRope())

@@ -202,3 +202,19 @@ def test_one_graph(mask: Mask) -> None:
 def test_nonsense(make: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         make()
+
+
+@pytest.mark.parametrize("mask", [
+    SameBlock(size=3), Global(first=2), Fixed(stride=3), Axial(columns=3), RandomBlocks(size=2, per_row=1, num_blocks=3),
+    Strided(stride=2), Window(size=2, ahead=True), Dilated(step=2), ~SameBlock(size=2),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("where", ["left", "right", "packed"])
+def test_places_are_counted_in_the_text(mask: Mask, where: str) -> None:
+    """Pads before or behind a text, or another document before it, change nothing that its tokens see."""
+    alone = see(mask, torch.arange(7), torch.arange(7)).dense()[0, 0]
+    row, text = torch.arange(11), slice(0, 7) if where == "right" else slice(4, 11)
+    real = torch.zeros(1, 11, dtype=torch.bool)
+    real[:, text] = True
+    documents = real.long()
+    given = {"documents": documents, "key_documents": documents} if where == "packed" else {"padding": real}
+    assert torch.equal(see(mask, row, row, **given).dense()[0, 0, text, text], alone)

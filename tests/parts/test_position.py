@@ -376,11 +376,6 @@ def test_relative_keys_equal_wav2vec2_bert() -> None:
         close(ours(x, context(T, kernel=kernel)), theirs(x)[0])
 
 
-def test_schemes_that_read_queries_refuse_a_stack() -> None:
-    with pytest.raises(ValueError, match="cannot be shared by a Stack"):
-        made(RelativeVectors(before=3), K)(torch.arange(3), torch.arange(3))
-
-
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 # "the black cat sat on the mat": the->cat black->cat cat->sat sat(root) on->mat the->mat mat->sat

@@ -13,7 +13,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.parts.check import at_least, chance, positive
 from anyformer.parts.joined import Joined
-from anyformer.parts.mask import FULL, All, Causal, Mask, Window
+from anyformer.parts.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
@@ -48,6 +48,15 @@ class Attention(Op, sees="past"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
         if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
+        if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
+            raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
+        if self.memory_width is not None and not self.memory:
+            raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether its scores take the bias of positions that a Stack's layers share."""
+        return not self.memory
 
     def reaches(self) -> Sees | None:
         return farthest("itself", self.qk_norm) if self.memory else super().reaches()

@@ -171,6 +171,10 @@ class WaveformEmbedding(Embedding, sees="all"):
     def instead(self) -> str:
         return "Vectors()"
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a waveform",)
+
     def build(self, site: Site) -> nn.Module:
         return WaveformEmbeddingModule(self, site)
 
@@ -296,6 +300,8 @@ class SpeechNeckModule(nn.Module):
 
 class SpeechOutput(Head):
     """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
 
     def build(self, site: Site) -> nn.Module:
         return SpeechOutputModule()

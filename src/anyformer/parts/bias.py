@@ -20,6 +20,12 @@ from anyformer.spec import Part, Sees, Site
 class AttentionPosition(Part):
     """A position scheme of the attention. `site.width` at build is the head width K."""
 
+    @property
+    def can_share(self) -> bool:
+        """Whether the layers of a Stack can share its bias: it depends on places alone, and the module's `forward`
+        gives it."""
+        return False
+
 
 class AttentionPositionModule(nn.Module):
     has_values = False  # whether `values` has something to say; then only the eager kernel serves
@@ -44,7 +50,7 @@ class AttentionPositionModule(nn.Module):
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
         """The bias (1 or B, H, T, S) for queries at `index` (T,) or (B, T) and keys at `places` (S,) or (B, S), where
         it depends on nothing else: what the layers of a Stack can share."""
-        raise ValueError(f"{type(self).__name__} cannot be shared by a Stack: put it into the attention")
+        raise NotImplementedError
 
 
 def distance(index: Tensor, places: Tensor) -> Tensor:
@@ -73,6 +79,10 @@ class BucketedBias(AttentionPosition, sees="itself"):
         exact = self.num_buckets // (4 if self.both_ways else 2)
         if self.max_distance <= exact:
             raise ValueError(f"BucketedBias.max_distance is {self.max_distance}; it must be above {exact}")
+
+    @property
+    def can_share(self) -> bool:
+        return True
 
     def build(self, site: Site) -> nn.Module:
         return BucketedBiasModule(self)
@@ -156,6 +166,10 @@ class DistanceBias(Distance, sees="itself"):
         super().check()
         at_least(self, 1, "num_heads")
 
+    @property
+    def can_share(self) -> bool:
+        return not self.tree  # which reads the batch
+
     def build(self, site: Site) -> nn.Module:
         return DistanceBiasModule(self)
 
@@ -166,8 +180,6 @@ class DistanceBiasModule(DistanceModule):
         self.table = nn.Embedding(part.size, part.num_heads)
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
-        if self.part.tree:
-            raise ValueError("DistanceBias over a tree reads the batch: put it into the attention, not on a Stack")
         return self.table(self.clip(distance(index, places))).permute(0, 3, 1, 2)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
@@ -212,6 +224,10 @@ class Alibi(AttentionPosition, sees="itself"):
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")
+
+    @property
+    def can_share(self) -> bool:
+        return True
 
     def build(self, site: Site) -> nn.Module:
         return AlibiModule(self)

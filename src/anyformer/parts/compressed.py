@@ -47,7 +47,7 @@ class BlockAttention(Attention, sees="past"):
 class BlockAttentionModule(AttentionModule):
     def __init__(self, part: BlockAttention, site: Site) -> None:
         super().__init__(part, site)
-        self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size, of_text=True)
+        self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size)
         # what no block can see any more is forgotten, as behind a window
         plain = {name: value for name, value in part.items() if name != "size"}
         self.part, self.mask_key = Attention(**{**plain, "mask": mask}), repr(mask)

@@ -50,10 +50,6 @@ class ProjectionsModule(nn.Module):
         """(B, T, H K) -> (B, H, T, K)"""
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
-    def no_pairs(self, ctx: Context) -> None:
-        if ctx.bias is not None:
-            raise ValueError(f"{self.address} has no score for a pair of tokens that a position bias could be added to")
-
 
 # -- keys and values projected along the length ------------------------------------------------------------------------
 
@@ -103,7 +99,6 @@ class LinformerModule(ProjectionsModule):
         return self.project, self.project
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        self.no_pairs(ctx)
         if ctx.state is not None:
             raise ValueError(f"{self.address}: keys are mixed over the whole text: it cannot be decoded step by step")
         if ctx.documents is not None:
@@ -238,7 +233,6 @@ class LinearAttentionModule(ProjectionsModule):
         return RecurrentSpec(shapes, float32=("sum", "power"))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        self.no_pairs(ctx)
         if ctx.state is not None and not self.causal:
             raise ValueError(f"{self.address} looks ahead: it cannot be decoded step by step")
         # from here to the output in fp32, whatever the model is: sums over a whole text

@@ -5,6 +5,7 @@ B batch, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,18 @@ class Embedding(Part):
     """Turns the inputs that `inputs` names into the residual stream."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What other Parts of the model may need of it: see their `needs`."""
+        return ()
+
+
+# what a Part can need of an embedding, and one that gives it
+GIVERS = {
+    "a grid": "PatchEmbedding", "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
+    "segments": "TextEmbedding(segments=2)", "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding",
+}  # fmt: skip
 
 
 class Tokens(Part, sees="itself"):
@@ -96,6 +109,11 @@ class TextEmbedding(Embedding, sees="itself"):
     def reaches(self) -> Sees | None:
         return farthest(super().reaches(), None if self.uncounted is None else "past")
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        segments = ("segments",) if self.segments or self.token_segments else ()
+        return ("a row of tokens", "token ids", *segments)
+
     def build(self, site: Site) -> nn.Module:
         return TextEmbeddingModule(self, site)
 
@@ -105,11 +123,11 @@ class TextEmbeddingModule(nn.Module):
         super().__init__()
         self.part, self.address = part, site.address
         self.width = width = part.tokens.width or site.width
-        inner = site if part.project_first else site.child("", width=width)
-        self.tokens = part.tokens.build(site)
-        self.position = part.position.build(inner) if part.position else None
+        inner = site if part.project_first else dataclasses.replace(site, width=width)
+        self.tokens = part.tokens.build(site.child("tokens"))
+        self.position = part.position.build(inner.child("position")) if part.position else None
         self.segments = nn.Embedding(part.segments, inner.width) if part.segments else None
-        self.norm = part.norm.build(inner) if part.norm else None
+        self.norm = part.norm.build(inner.child("norm")) if part.norm else None
         narrow = width != site.width or part.projected
         self.project = nn.Linear(width, site.width, bias=not part.project_first) if narrow else None
 

@@ -238,6 +238,10 @@ class Pool(Part):
     padding_token: int | None = None
     width: int | None = None  # of the dense layer's output; the model's unless said
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("token ids",) if self.take in ("token", "last") else ()
+
     def build(self, site: Site) -> nn.Module:
         return PoolModule(self, site.width)
 
@@ -350,6 +354,7 @@ class MultipleChoiceHead(Head):
     """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
+    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
 
     pool: Pool
 

@@ -37,6 +37,10 @@ class PatchEmbedding(Embedding, sees="itself"):
     dropout: float = 0.0
 
     @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a grid",)
+
+    @property
     def grid(self) -> Grid:
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
@@ -128,6 +132,8 @@ class MergeModule(nn.Module):
 class PixelHead(Head):
     """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
     the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
 
     channels: int
     stride: int

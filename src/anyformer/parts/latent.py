@@ -16,7 +16,8 @@ from anyformer.parts.check import at_least, chance
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
-from anyformer.parts.position import AttentionPosition
+from anyformer.parts.position import Rope
+from anyformer.parts.relative import InputRope
 from anyformer.spec import Site
 from anyformer.state import LatentSpec
 
@@ -29,7 +30,7 @@ class LatentAttention(Op, sees="past"):
     head_width: int
     turned_width: int
     value_width: int
-    position: AttentionPosition
+    position: Rope
     query_rank: int | None = None  # queries are compressed too
     bias: bool = False  # of the projections that compress, and of the output
     norm: Norm = RMSNorm()  # of what is compressed
@@ -40,6 +41,8 @@ class LatentAttention(Op, sees="past"):
     def check(self) -> None:
         at_least(self, 1, "num_heads", "rank", "head_width", "turned_width", "value_width", "query_rank")
         chance(self, "dropout")
+        if isinstance(self.position, InputRope):
+            raise ValueError("LatentAttention turns queries and keys, not what they are projected from: use Rope")
 
     def build(self, site: Site) -> nn.Module:
         return LatentAttentionModule(self, site)

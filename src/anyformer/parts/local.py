@@ -48,6 +48,10 @@ class GlobalTextEmbedding(TextEmbedding, sees="itself"):
     def instead(self) -> str:
         return "TextEmbedding(tokens=...)"
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (*super().gives, "global tokens")
+
     def build(self, site: Site) -> nn.Module:
         return GlobalTextEmbeddingModule(self, site)
 
@@ -98,6 +102,8 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 
 class LocalAttention(Op, sees="all"):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
+
+    needs: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
 
     num_heads: int
     window: int

@@ -151,6 +151,7 @@ class Global(Mask, sees="all"):
         at_least(self, 1, "first")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
         return (q < self.first) | (k < self.first)
 
 
@@ -158,14 +159,12 @@ class SameBlock(Mask, sees="all"):
     """Attention inside consecutive blocks of `size` tokens."""
 
     size: int
-    of_text: bool = False  # counted in each text: pads take up no place, and a packed document begins with a block
 
     def check(self) -> None:
         at_least(self, 1, "size")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        if self.of_text and (places := rows.places()) is not None:
-            q, k = places[b, q], places[b, k]
+        q, k = rows.in_text(b, q, k)
         return q // self.size == k // self.size
 
 
@@ -193,6 +192,7 @@ class Fixed(Mask, sees="all"):
             raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
 
 
@@ -205,6 +205,7 @@ class Axial(Mask, sees="all"):
         at_least(self, 1, "columns")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
         return (q // self.columns == k // self.columns) | (q % self.columns == k % self.columns)
 
 
@@ -220,6 +221,7 @@ class RandomBlocks(Mask, sees="all"):
         at_least(self, 1, "size", "per_row", "num_blocks")
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
         # an integer hash of (query block, key block) decides, so that no table has to be kept
         mixed = (q // self.size) * 7919 + (k // self.size) * 104729 + self.seed * 15485863
         mixed = (mixed * 2654435761 + 12345) % 4294967291
@@ -251,11 +253,12 @@ class Rows:
     key_documents: Tensor | None = None
     counted: Tensor | None = None
 
-    def places(self) -> Tensor | None:
-        """See `text_places`; counted once."""
+    def in_text(self, b: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Row places as places in the text, for masks that count from its first token: pads take up no place, and a
+        packed document begins at 0."""
         if self.counted is None:
             self.counted = text_places(self.padding, self.documents)
-        return self.counted
+        return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
 
 
 def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:

@@ -24,6 +24,7 @@ class QuestionHead(SpanHead):
     `separator` (or is `question_lengths` long). Where no segments are given, what follows it is the second."""
 
     inputs: ClassVar[tuple[str, ...]] = (*SpanHead.inputs, "question_lengths")
+    needs: ClassVar[tuple[str, ...]] = ("token ids", "segments")
 
     separator: int | None
     feedforward: MLP

@@ -22,6 +22,10 @@ class Vectors(Embedding, sees="itself"):
     position: AbsolutePosition | None = None
     dropout: float = 0.0
 
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a row of tokens",)
+
     def build(self, site: Site) -> nn.Module:
         return VectorsModule(self, site)
 

@@ -6,6 +6,7 @@ B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D widt
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ class Windows(Op, sees="all"):
     """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
 
     mixer: Op
     size: int
@@ -88,6 +91,8 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
 
 class GridBias(AttentionPosition, sees="itself"):
     """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
 
     num_heads: int
     size: int

@@ -1,0 +1,421 @@
+"""Random descriptions, made from the Parts' own fields: each slot gets any kind that its type allows, each number a
+small one. A new Part is drawn as soon as it is declared, without a line here, unless a field of it has a meaning that
+its name and type do not say; then one line in FIELDS says it.
+
+What is drawn is the JSON of a description, as a user would write it, so that one which is refused can be shown too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import hypothesis.strategies as st
+
+from anyformer.model import Model
+from anyformer.parts.embed import Embedding
+from anyformer.parts.head import Head
+from anyformer.parts.mask import Mask
+from anyformer.spec import Part, _defaults, _import_kinds, decode, hints
+
+_import_kinds()
+
+VOCABULARY, LENGTH, ROOM = 40, 12, 64  # tokens; of a text; of the longest text, pads and all
+SAMPLES, IMAGE = 120, (8, 12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What surrounds a slot."""
+
+    width: int = 16
+    heads: int = 2
+    writes: bool = False  # the stack is one that writes from left to right
+    source: str = "input_ids"  # what the model reads
+    shortened: bool = False  # a text may be shorter here than where it was read
+    memory: bool = False  # there is one to look at
+    gives: tuple[str, ...] = ()  # what parts may need of the embedding
+    nested: int = 0  # how many ops, or positions, it is in
+    masks: int = 0  # how many masks
+    careless: bool = False  # what does not fit is drawn too: it must be refused
+
+
+Draw = Callable[[Any], Any]
+OMITTED = object()
+
+
+def description() -> st.SearchStrategy[dict[str, Any]]:
+    return st.composite(_model)()
+
+
+def concrete(kind: type) -> bool:
+    """Whether a kind can stand in a description by itself: it builds or does something that its base does not."""
+    return not any(kind in other.__bases__ for other in Part.kinds.values()) or kind in CONCRETE_BASES
+
+
+def kinds(base: type) -> list[str]:
+    """The names of all kinds that a slot of this type takes."""
+    return [name for name, kind in Part.kinds.items() if issubclass(kind, base) and concrete(kind)]
+
+
+def _concrete_bases() -> set[type]:
+    """Bases that are something themselves: a base that is only a slot declares no fields and no `build`."""
+    return {
+        kind for kind in Part.kinds.values()
+        if "build" in vars(kind)
+    }  # fmt: skip
+
+
+CONCRETE_BASES = _concrete_bases()
+
+
+
+def _mentioned(hint: Any) -> Iterator[type]:
+    """The Parts that a type names."""
+    if isinstance(hint, type) and issubclass(hint, Part):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _mentioned(inner)
+
+
+def _ops() -> list[str]:
+    """What fits the open slot of a sublayer: the kinds that no typed slot takes, and those an expert can be."""
+    every = [hint for kind in Part.kinds.values() if not kind.open_fields for hint in hints(kind).values()]
+    slots = {kind for hint in every for kind in _mentioned(hint)} - {Part}
+    experts = set(_mentioned(hints(Part.kinds["MoE"])["expert"]))
+    others = tuple(slots - experts) + (Model, Part.kinds["Steps"], Part.kinds["Sublayer"])
+    return [name for name in kinds(Part) if not issubclass(Part.kinds[name], others) and name != "Merge"]
+
+
+# -- one Part ---------------------------------------------------------------------------------------------------------
+
+
+def part(draw: Draw, base: type, place: Place) -> dict[str, Any]:
+    """Any kind of `base`, as JSON."""
+    return fields(draw, draw(st.sampled_from(fitting(kinds(base), place))), place)
+
+
+def fitting(names: list[str], place: Place) -> list[str]:
+    """Those that find here what they need, and see no future where a model writes; all of them where one is careless."""
+    if place.careless:
+        return names
+    found = [name for name in names if set(needs(name)) <= set(place.gives)]
+    return [name for name in found if not place.writes or name not in LOOKS_AHEAD]
+
+
+def needs(name: str) -> tuple[str, ...]:
+    found = getattr(Part.kinds[name], "needs", ())
+    return found if isinstance(found, tuple) else ()
+
+
+def fields(draw: Draw, name: str, place: Place) -> dict[str, Any]:
+    """A Part of one kind, its fields random. What it refuses by itself is drawn again, a few times."""
+    for _ in range(5):
+        made = fields_once(draw, name, place)
+        if place.careless or name in ("Sublayer", "Stack") or not refused(made):
+            break
+    return made
+
+
+def fields_once(draw: Draw, name: str, place: Place) -> dict[str, Any]:
+    """About half of the fields that have a default keep it."""
+    kind = Part.kinds[name]
+    made: dict[str, Any] = {"kind": name}
+    defaults = _defaults(kind)
+    for field, hint in hints(kind).items():
+        own = rule(kind, field)
+        told = field == "mask" and place.writes and not place.careless  # by default most masks see everything
+        if field in defaults and (own is KEPT or not (told or draw(st.booleans()))):
+            continue
+        value = own(draw, place) if callable(own) else draw(own) if own is not None else value_of(draw, hint, place)
+        if value is not OMITTED:
+            made[field] = value
+    return made
+
+
+def rule(kind: type, field: str) -> Any:
+    """The line of FIELDS for a field: that of the kind or of a base it has it from, else that of the name alone."""
+    for base in kind.__mro__:
+        if (found := FIELDS.get(f"{base.__name__}.{field}")) is not None:
+            return found
+    return FIELDS.get(field)
+
+
+def value_of(draw: Draw, hint: Any, place: Place) -> Any:
+    """Any small value of a type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return value_of(draw, draw(st.sampled_from(sorted(args, key=lambda a: a is not type(None)))), place)
+    if origin is Literal:
+        return draw(st.sampled_from(args))
+    if origin is tuple and args[1:] == (...,):
+        return [value_of(draw, args[0], place) for _ in range(draw(st.integers(1, 2)))]
+    if hint in SIMPLE:
+        return draw(SIMPLE[hint])
+    assert isinstance(hint, type) and issubclass(hint, Part), f"no rule for a field of type {hint}"
+    return part(draw, hint, place)
+
+
+SIMPLE: dict[Any, Any] = {
+    type(None): st.none(), bool: st.booleans(), int: st.integers(1, 4), float: st.sampled_from((1.0, 0.5, 2.0)),
+}  # fmt: skip
+
+# -- fields that their type does not tell -----------------------------------------------------------------------------
+
+
+def mask(draw: Draw, place: Place) -> dict[str, Any]:
+    """Nested no deeper than twice. Where a model writes, it begins with Causal."""
+    inner, causal = dataclasses.replace(place, masks=place.masks + 1), {"kind": "Causal"}
+    if place.writes and not place.careless and not place.masks:
+        return {"kind": "All", "masks": [causal, mask(draw, inner)]} if draw(st.booleans()) else causal
+    names = [name for name in kinds(Mask) if place.masks < 2 or not _mentions(name, Mask)]
+    return fields(draw, draw(st.sampled_from(names)), inner)
+
+
+def _mentions(name: str, base: type) -> bool:
+    return any(issubclass(kind, base) for hint in hints(Part.kinds[name]).values() for kind in _mentioned(hint))
+
+
+def masks(draw: Draw, place: Place) -> list[dict[str, Any]]:
+    return [mask(draw, place) for _ in range(draw(st.integers(1, 2)))]
+
+
+def absolute(draw: Draw, place: Place) -> dict[str, Any]:
+    """A position scheme of the embedding; sums and trees hold plain ones."""
+    base = Part.kinds["AbsolutePosition"]
+    names = [name for name in kinds(base) if not place.nested or not _mentions(name, base)]
+    return fields(draw, draw(st.sampled_from(names)), dataclasses.replace(place, nested=place.nested + 1))
+
+
+def op(draw: Draw, place: Place) -> dict[str, Any]:
+    """Any mixer or feed-forward."""
+    names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Idle")]
+    return fields(draw, draw(st.sampled_from(names)), dataclasses.replace(place, nested=place.nested + 1))
+
+
+def attention_position(draw: Draw, place: Place) -> dict[str, Any]:
+    return part(draw, Part.kinds["AttentionPosition"], place)
+
+
+def shared_position(draw: Draw, place: Place) -> dict[str, Any] | None:
+    if draw(st.integers(0, 3)):
+        return None
+    if place.careless:
+        return attention_position(draw, place)
+    return fields(draw, draw(st.sampled_from(("BucketedBias", "DistanceBias", "Alibi"))), place)
+
+
+def slip(values: Any) -> Callable[[Draw, Place], Any]:
+    """A field that only the careless fill in."""
+    return lambda draw, place: draw(values) if place.careless else OMITTED
+
+
+def landmarks(draw: Draw, place: Place) -> int:
+    """As many as tokens where the number of these is not known."""
+    whole = place.shortened or place.source not in ("input_ids", "inputs_embeds")
+    return LENGTH if whole else draw(st.sampled_from((LENGTH, 4, 6)))
+
+
+def pool(draw: Draw, place: Place) -> dict[str, Any]:
+    made = fields(draw, "Pool", place)
+    if "token ids" not in place.gives and not place.careless and made.get("take") in ("last", "token"):
+        made["take"] = "mean"
+    return made | {"last": {"padding_token": 1}, "token": {"token": 3}}.get(made.get("take", ""), {})
+
+
+def memory(draw: Draw, place: Place) -> bool:
+    return place.memory and draw(st.booleans())
+
+
+def heads(draw: Draw, place: Place) -> int:
+    return draw(st.sampled_from((place.heads, 3))) if place.careless else place.heads
+
+
+def grid(draw: Draw, place: Place) -> list[int]:
+    return draw(st.sampled_from(([4, 4], [2, 4])))
+
+
+def patch_positions(draw: Draw, place: Place) -> dict[str, Any] | None:
+    return None if draw(st.booleans()) else {"kind": "Learned", "length": draw(st.sampled_from((6, 12)))}
+
+
+def stem(draw: Draw, place: Place) -> dict[str, Any]:
+    layers = draw(st.integers(1, 2))
+    made = {name: [draw(st.sampled_from(values)) for _ in range(layers)] for name, values in STEM.items()}
+    return {"kind": "ConvolutionStem", "norm": draw(st.sampled_from(("layer", "group"))), **made}
+
+
+LOOKS_AHEAD = ("ConvolutionModule", "LinformerAttention", "LocalAttention", "NystromAttention", "BlockSparseAttention", "Windows")
+STEM = {"widths": (8, 12), "kernels": (4, 3), "strides": (2, 3)}
+KEPT = object()  # the default stays: what it changes is not for a random description to say
+CHANCE = st.sampled_from((0.0, 0.1))
+SMALL = st.sampled_from((8, 24))
+TOKEN = st.integers(0, VOCABULARY - 1)
+
+FIELDS: dict[str, Any] = {
+    # everywhere, by the name alone
+    "vocab_size": lambda draw, place: VOCABULARY + (place.careless and draw(st.booleans())),
+    "num_heads": heads,
+    "num_kv_heads": lambda draw, place: draw(st.sampled_from((1, place.heads))),
+    "head_width": st.sampled_from((4, 8)), "width": SMALL, "length": st.just(ROOM), "mask": mask, "masks": masks,
+    "bias": st.booleans(), "position": attention_position,
+    "dropout": CHANCE, "drop_path": CHANCE, "layer_drop": CHANCE, "jitter": CHANCE, "projection_dropout": CHANCE,
+    "input_dropout": CHANCE, "first_dropout": CHANCE, "last_dropout": CHANCE,
+    "eps": st.sampled_from((1e-5, 1e-3)), "base": st.sampled_from((10000.0, 100.0)), "momentum": KEPT,
+    "op": op, "mixer": op, "part": op, "memory": memory, "memory_width": KEPT, "taps": st.sampled_from((1, 3, 4)),
+    "kernel": st.sampled_from((3, 1, 4, 5)), "padding_index": st.none(), "spare": KEPT, "scale": st.sampled_from((1.0, 0.5)),
+    "num_experts": st.integers(2, 4), "num_labels": st.integers(2, 4), "ClassifyHead.num_labels": st.integers(1, 4), "separator": KEPT, "padding_token": KEPT, "Stack.position": shared_position,
+    "patch_size": grid, "channels": st.just(2), "groups": st.sampled_from((1, 2)),
+    # of one kind
+    "Attention.bias": st.sampled_from(("qkvo", "", "qv", "o")), "Projections.bias": st.sampled_from(("qkvo", "", "k")),
+    "CompressedAttention.bias": st.sampled_from(("qkvo", "")), "BlockSparseAttention.bias": st.sampled_from(("qkvo", "")),
+    "Attention.softcap": st.sampled_from((5.0, 30.0)), "BlockAttention.size": st.integers(2, 6),
+    "BlockAttention.mask": KEPT, "LinearAttention.mask": lambda draw, place: {"kind": "Causal" if place.writes else "Full"},
+    "LatentAttention.rank": SMALL, "LatentAttention.turned_width": st.sampled_from((4, 8)),
+    "LatentAttention.value_width": st.sampled_from((4, 8)), "LatentAttention.query_rank": SMALL,
+    "NystromAttention.length": st.just(LENGTH), "NystromAttention.landmarks": landmarks, "pool": pool,
+    "NystromAttention.taps": st.sampled_from((1, 3)), "BlockSparseAttention.random_blocks": st.integers(0, 1),
+    "BlockSparseAttention.block_size": st.sampled_from((1, 2, 4)), "BlockTextEmbedding.random_blocks": st.integers(0, 1),
+    "BlockTextEmbedding.block_size": st.sampled_from((1, 2, 4)), "LinformerAttention.projected": st.integers(2, 6),
+    "SoftmaxFeatures.count": st.sampled_from((8, 16)), "DualState.states": SMALL, "Switch.capacity": st.sampled_from((64, 2)),
+    "DualState.head_width": st.sampled_from((4, 8)), "DualState.step_high": st.sampled_from((None, 1.0)),
+    "Switch.dtype": KEPT, "Router.top_k": st.sampled_from((1, 2)), "PooledBalance.top_k": st.sampled_from((1, 2)),
+    "TopK.top_groups": st.sampled_from((1, 2)), "TopK.group_best": st.sampled_from((1, 2)),
+    "RelativeSinusoids.width": st.sampled_from((8, 16)), "Distance.tree": st.sampled_from((False, False, False, True)),
+    "Tokens.width": st.sampled_from((None, 8)), "Tokens.scale": st.sampled_from((None, 2.0)),
+    "TextEmbedding.position": absolute, "Vectors.position": absolute, "WaveformEmbedding.position": absolute,
+    "TextEmbedding.segments": st.sampled_from((0, 2)), "TextEmbedding.first_position": KEPT,
+    "TextEmbedding.uncounted": st.sampled_from((None, 1)), "TextEmbedding.unseen": KEPT,
+    "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
+    "TreeDepth.scheme": absolute, "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
+    "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(8), "Sinusoidal2D.columns": st.just(8),
+    "Sinusoidal2D.prefix": st.integers(0, 1), "Binary.bits": st.sampled_from((6, 7)), "BlockSparseAttention.mask": slip(st.just({"kind": "Causal"})), "Learned.offset": st.integers(0, 2),
+    "Convolutional.groups": st.sampled_from((1, 2)), "Sinusoidal.offset": st.integers(0, 2),
+    "DynamicScaling.length": st.sampled_from((ROOM, 8)), "Rope.fraction": st.sampled_from((1.0, 0.5)),
+    "Llama3Scaling.low_frequency_factor": st.just(1.0), "Llama3Scaling.high_frequency_factor": st.just(4.0),
+    "YarnScaling.beta_fast": KEPT, "YarnScaling.beta_slow": KEPT, "BucketedBias.num_buckets": st.sampled_from((8, 32)),
+    "BucketedBias.max_distance": st.sampled_from((32, 128)), "InputRope.fraction": slip(st.just(0.5)),
+    "InputRope.scaling": KEPT, "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
+    "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(3), "TimeMix.width": SMALL, "Pool.take":
+    st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT, "Pool.width": KEPT,
+    "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True), "LMHead.shift": KEPT,
+    "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3), "ClassifyHead.problem": KEPT,
+    "PixelHead.stride": st.sampled_from((4, 2)), "PatchEmbedding.image_size": st.just(list(IMAGE)),
+    "PatchEmbedding.position": patch_positions, "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
+    "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT, "TextOnly.rest": KEPT,
+    "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9, "Stack.layers": lambda d, p: OMITTED,
+    "Stack.pattern": KEPT, "Stack.order": KEPT, "Stack.depth": lambda d, p: OMITTED, "Stack.project": st.sampled_from((None, None, None, 8)),
+    "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
+}  # fmt: skip
+
+# -- blocks, stacks, models -------------------------------------------------------------------------------------------
+
+
+def sublayer(draw: Draw, place: Place, **given: Any) -> dict[str, Any]:
+    made = fields(draw, "Sublayer", place) | given
+    return made if place.careless or "pre_norm" in made else without(made, "normed_skip")
+
+
+def without(made: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in made.items() if name not in names}
+
+
+def block(draw: Draw, place: Place, cross: bool = False) -> dict[str, Any]:
+    """One to three steps, at times two of them side by side."""
+    steps = {name: sublayer(draw, place) for name in ("first", "second", "third")[: draw(st.integers(1, 3))]}
+    if cross:
+        looks = dataclasses.replace(place, writes=False)
+        steps["cross"] = sublayer(draw, looks, op=without(fields(draw, "Attention", looks), "mask", "position") | {"memory": True})
+    if len(steps) > 1 and draw(st.integers(0, 3)) == 3:
+        side = {name: steps.pop(name) for name in list(steps)[-2:]}
+        if not place.careless:
+            side = {name: without(step, "out_norm", "normed_skip") for name, step in side.items()}
+        steps["side"] = {"kind": "Parallel", **side}
+    return {"kind": "Block", **steps}
+
+
+def stack(draw: Draw, place: Place) -> dict[str, Any]:
+    cross = place.memory and (not place.careless or draw(st.booleans()))
+    made = fields(draw, "Stack", place) | {"depth": draw(st.integers(1, 3))}
+    if draw(st.integers(0, 2)) == 2:
+        made["layers"] = {name: block(draw, place, cross) for name in "ab"}
+        made["pattern"] = draw(st.sampled_from((["a", "b"], ["b", "a", "a"])))
+    else:
+        made["layers"] = block(draw, place, cross)
+    if draw(st.integers(0, 9)) == 9:
+        made["order"] = [*range(made["depth"]), 0]
+    return made if place.careless or not refused(made) else without(made, "position")
+
+
+def refused(made: dict[str, Any]) -> bool:
+    try:
+        decode(made)
+    except ValueError:
+        return True
+    return False
+
+
+def encoder(draw: Draw, place: Place) -> dict[str, Any]:
+    """A stack, or several: on coarser grids of an image, on shorter texts."""
+    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", "Stages" if place.source == "pixel_values" else "Funnel")))
+    if kind == "Stack":
+        return stack(draw, place)
+    if kind == "Stages":
+        return {"kind": "Stages", "stages": [stack(draw, place), stack(draw, dataclasses.replace(
+            place, width=2 * place.width))], "down": [fields(draw, "Merge", place)]}  # fmt: skip
+    place = dataclasses.replace(place, shortened=True)
+    made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
+    return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})
+
+
+def embedding(draw: Draw, place: Place, text: bool) -> dict[str, Any]:
+    names = [n for n in kinds(Embedding) if not text or Part.kinds[n].inputs[0] == "input_ids"]  # type: ignore[attr-defined]
+    return fields(draw, draw(st.sampled_from(names)), place)
+
+
+def reading(place: Place, embedding: dict[str, Any]) -> Place:
+    source = Part.kinds[embedding["kind"]].inputs[0]  # type: ignore[attr-defined]
+    try:
+        return dataclasses.replace(place, source=source, gives=decode(embedding).gives)
+    except ValueError:  # it is refused, and with it the model
+        return dataclasses.replace(place, source=source)
+
+
+def _model(draw: Draw) -> dict[str, Any]:
+    shape = draw(st.sampled_from(("DecoderModel", "EncoderModel", "EncoderDecoderModel")))
+    heads = draw(st.sampled_from((2, 1, 4)))
+    place = Place(width=heads * draw(st.sampled_from((8, 12, 16)) if heads < 4 else st.sampled_from((4, 8, 12))),
+                  heads=heads, careless=draw(st.integers(0, 9)) == 9)  # fmt: skip
+    made: dict[str, Any] = {"kind": shape, "width": place.width, "init": {"*": {"kind": "Normal", "std": 0.1}}}
+    made["embedding"] = embedding(draw, place, text=shape != "EncoderModel" and bool(draw(st.integers(0, 9))))
+    place = reading(place, made["embedding"])
+    if shape != "DecoderModel":
+        made["encoder"] = (encoder if shape == "EncoderModel" else stack)(draw, place)
+    if shape != "EncoderModel":
+        memory = shape == "EncoderDecoderModel" or draw(st.integers(0, 9)) == 9
+        place = dataclasses.replace(place, writes=True, memory=memory)
+        if shape == "EncoderDecoderModel":
+            made["decoder_embedding"] = embedding(draw, place, text=True)
+            place = reading(place, made["decoder_embedding"])
+        made["decoder"] = stack(draw, place)
+    if shape != "EncoderModel" and draw(st.integers(0, 3)):
+        made["head"] = fields(draw, "LMHead", place)
+    elif draw(st.integers(0, 5)):
+        made["head"] = part(draw, Head, place)
+    if made.get("head", {}).get("kind") == "LMHead" and place.source == "input_ids" and draw(st.booleans()):
+        reads = "decoder_embedding" if shape == "EncoderDecoderModel" else "embedding"
+        if place.careless or made[reads]["tokens"].get("width") is None:
+            made["ties"] = [["head.out.weight", f"{reads}.tokens.weight"]]
+    return made
+
+
+OPS = _ops()
+
+WEIGHTS = "how weights start, not what a model is: each Part brings its own"
+NEVER_DRAWN = {
+    **dict.fromkeys(kinds(Part.kinds["Initializer"]), WEIGHTS),
+    "Initializer": WEIGHTS,
+}

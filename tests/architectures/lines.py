@@ -1,0 +1,341 @@
+"""What every description that builds must keep, by its line in BEHAVIOUR.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomise, results
+from torch import Tensor
+
+import anyformer as af
+from anyformer.parts.audio import FrameHead
+from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
+from anyformer.parts.image import PixelHead
+from anyformer.spec import decode, encode, walk
+from anyformer.transforms.recompute import recompute
+from architectures.generator import IMAGE, LENGTH, SAMPLES
+
+PADS = 32
+SPECIAL = 3  # the token that speaks for a text, or ends a question
+
+
+def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]:
+    """Inputs of the right names and shapes for any description."""
+    generator = torch.Generator().manual_seed(1)
+    out: dict[str, Any] = {}
+    name, shape = spec.embedding.inputs[0], (batch, LENGTH)
+    if isinstance(spec.head, MultipleChoiceHead):
+        shape = (batch, 3, LENGTH)
+    if name == "input_ids":
+        out[name] = ids(spec.embedding, shape, generator)
+    elif name == "inputs_embeds":
+        out[name] = torch.randn(*shape, spec.width, generator=generator)
+    elif name == "pixel_values":
+        out[name] = torch.randn(batch, spec.embedding.channels, *IMAGE, generator=generator)
+    else:
+        out[name] = torch.randn(batch, SAMPLES, generator=generator)
+    if getattr(spec.embedding, "segments", 0):
+        out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
+    if "global_attention_mask" in spec.embedding.inputs:
+        out["global_attention_mask"] = (torch.rand(shape, generator=generator) < 0.3).long()
+        out["global_attention_mask"][..., 4] = 1
+    if is_encoder_decoder(spec):
+        out["decoder_input_ids"] = ids(spec.decoder_embedding, (batch, LENGTH), generator)
+    elif any(getattr(part, "memory", False) for _, part in walk(spec)):
+        out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
+    if any(getattr(part, "tree", False) for _, part in walk(spec)):
+        out["tree_parents"] = torch.tensor([-1, *(t // 2 for t in range(1, LENGTH))]).expand(batch, -1).clone()
+    if labels:
+        out |= labels_of(spec, out, generator)
+    return out
+
+
+def labels_of(spec: Any, inputs: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+    """Random ones, as many as come out."""
+    if isinstance(spec.head, PixelHead):
+        return make_labels(spec, 3, inputs, generator)
+    with torch.no_grad():
+        out = random_model(spec)(**inputs, **({"use_cache": False} if is_causal(spec) else {}))
+    logits = next((v for name, v in out.items() if name.endswith("logits")), out[0])
+    if isinstance(spec.head, FrameHead):
+        return {"labels": torch.rand(logits.shape, generator=generator)}
+    if isinstance(spec.head, ClassifyHead) and spec.head.num_labels == 1:
+        return {"labels": torch.rand(len(logits), generator=generator)}  # a number
+    tokens = torch.zeros(logits.shape[:2], dtype=torch.long)
+    return make_labels(spec, len(logits), {**inputs, "input_ids": tokens, "decoder_input_ids": tokens}, generator)
+
+
+def ids(embedding: Any, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    found = torch.randint(5, embedding.tokens.vocab_size, shape, generator=generator)
+    found[..., 4] = SPECIAL
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def random_model(spec: Any) -> Any:
+    """Every weight random, so that none at 0 or 1 hides a mistake; the same one for all lines."""
+    model = af.build(spec, seed=0).eval()
+    randomise(model)
+    return model
+
+
+@torch.no_grad()
+def run(model: Any, inputs: dict[str, Any], kernel: str = "auto", **more: Any) -> dict[str, tuple[Tensor, bool]]:
+    model.kernel = kernel
+    if is_causal(model.spec):
+        more = {"use_cache": False} | more
+    return results(model.spec, model(**inputs, **more))
+
+
+def written(spec: Any) -> str:
+    """The name of the input that a model writes."""
+    return "decoder_input_ids" if is_encoder_decoder(spec) else spec.embedding.inputs[0]
+
+
+# -- the lines --------------------------------------------------------------------------------------------------------
+
+
+def n1_nothing_of_the_future(spec: Any) -> None:
+    """N1 and P1, in evaluation and in training (without chance)."""
+    if not is_causal(spec):
+        return
+    model, inputs, at = random_model(spec), inputs_of(spec, batch=1), LENGTH // 2
+    name = written(spec)
+    if name == "pixel_values" or isinstance(spec.head, MultipleChoiceHead):
+        return
+    other = inputs[name].clone()
+    other[:, at:] = torch.where(other[:, at:] == 6, 7, 6) if name.endswith("ids") else -other[:, at:]
+    for kernel in ("auto", "eager"):
+        before, after = run(model, inputs, kernel), run(model, {**inputs, name: other}, kernel)
+        for key, (value, per_token) in before.items():
+            if per_token:
+                close(after[key][0][:, :at], value[:, :at], 1e-6)
+
+
+def n3_a_batch_is_its_rows(spec: Any) -> None:
+    model, inputs = random_model(spec), inputs_of(spec)
+    whole = run(model, inputs)
+    for row in range(3):
+        alone = run(model, {k: v[row : row + 1] for k, v in inputs.items()})
+        for key, (value, _) in alone.items():
+            close(whole[key][0][row : row + 1], value)
+
+
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents")
+
+
+def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
+    """The named inputs (..., T), `PADS` longer on one side."""
+    widths = (PADS, 0) if where == "left" else (0, PADS)
+    out = dict(inputs)
+    for name in names:
+        if name == "tree_parents" and name in out:
+            moved = torch.where(out[name] < 0, out[name], out[name] + widths[0])
+            out[name] = F.pad(moved, widths, value=-1)
+        elif name == "inputs_embeds" and name in out:
+            out[name] = F.pad(out[name], (0, 0, *widths), value=0.5)
+        elif name in out:
+            out[name] = F.pad(out[name], widths, value=0 if "mask" in name else token)
+    return out
+
+
+def n4_pads_change_nothing(spec: Any) -> None:
+    if "attention_mask" not in spec.embedding.inputs:
+        return
+    model, inputs = random_model(spec), inputs_of(spec)
+    first = spec.embedding.inputs[0]
+    length = inputs[first].shape[: -1 if first == "inputs_embeds" else None]
+    inputs["attention_mask"] = torch.ones(length, dtype=torch.long)
+    plain = run(model, inputs)
+    token = padding_token(spec)
+    for where in ("left", "right"):
+        if first == "input_values" and where == "left":
+            continue  # waveforms are padded at their end
+        batches = [pad(inputs, where, tuple(dict.fromkeys((first, *TOKEN_INPUTS))), token)]
+        if is_encoder_decoder(spec):
+            inner = {**inputs, "decoder_attention_mask": torch.ones_like(inputs["decoder_input_ids"])}
+            batches.append(pad(inner, where, ("decoder_input_ids", "decoder_attention_mask"), token))
+        for batch in batches:
+            padded = run(model, batch)
+            for key, (value, per_token) in plain.items():
+                found = padded[key][0]
+                if per_token and found.shape[1] != value.shape[1]:
+                    T = value.shape[1]
+                    found = found[:, -T:] if where == "left" else found[:, :T]
+                close(found, value)
+
+
+def padding_token(spec: Any) -> int:
+    return next((part.padding_token for _, part in walk(spec.head) if isinstance(part, Pool) and part.padding_token), 0)
+
+
+def loss_of(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """The loss of the labels, or the distance of what comes out from something fixed."""
+    routed = {"output_router_logits": True} if "output_router_logits" in model.inputs else {}
+    out = model(**inputs, **routed)
+    loss = out.loss if out.mc_loss is None else out.loss + out.mc_loss
+    if loss is not None:
+        return loss
+    found = [value for value, _ in results(model.spec, out).values() if value.requires_grad]
+    targets = [torch.randn(v.shape, generator=torch.Generator().manual_seed(2)) for v in found]
+    return sum(((v - t).square().mean() for v, t in zip(found, targets, strict=True)), torch.zeros(()))
+
+
+def gradients(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    torch.manual_seed(5)
+    loss = loss_of(model, inputs)
+    loss.backward()
+    return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def n8_seeds_recomputation_and_gradients(spec: Any) -> None:
+    inputs = inputs_of(spec, labels=True)
+    first, again = af.build(spec, seed=3).train(), af.build(spec, seed=3).train()
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs for one seed"
+        assert tensor.isfinite().all(), f"{name} starts at infinity or NaN"
+    (loss, grads), (loss_again, grads_again) = gradients(first, inputs), gradients(again, inputs)
+    assert torch.equal(loss, loss_again) and all(torch.equal(grads[n], grads_again[n]) for n in grads)
+    _, recomputed = gradients(recompute(af.build(spec, seed=3).train()), inputs)
+    assert grads.keys() == recomputed.keys()
+    for name, grad in grads.items():
+        close(recomputed[name], grad, 1e-6)
+    _, learned = gradients(random_model(spec), inputs)
+    silent = {n for n, p in first.named_parameters() if p.requires_grad} - learned.keys() - grads.keys()
+    silent = {n for n in silent if not n.endswith(("mask_token", "mask_embedding"))}  # of what is hidden in training
+    assert not silent, f"no gradient: {sorted(silent)}"
+    assert all(grad.isfinite().all() for grad in learned.values())
+
+
+def g1_cached_decoding_is_no_cache(spec: Any) -> None:
+    if not is_causal(spec) or written(spec) not in ("input_ids", "decoder_input_ids", "inputs_embeds"):
+        return
+    if isinstance(spec.head, MultipleChoiceHead):
+        return
+    model, inputs = random_model(spec), inputs_of(spec)
+    name = written(spec)
+    text = inputs.pop(name)
+    follows = [n for n in ("token_type_ids", "global_attention_mask") if n in inputs and not is_encoder_decoder(spec)]
+    along = {n: inputs.pop(n) for n in follows}
+    full = run(model, {**inputs, **along, name: text})
+    for state in (model.new_state(), model.new_state(3, capacity=LENGTH + 3)):
+        for start, end in [(0, 4), *((t, t + 1) for t in range(4, LENGTH - 3)), (LENGTH - 3, LENGTH)]:
+            part = {n: v[:, start:end] for n, v in along.items()}
+            step = run(model, {**inputs, **part, name: text[:, start:end]}, past_key_values=state, use_cache=True)
+            for key, (value, per_token) in full.items():
+                if per_token:
+                    close(step[key][0], value[:, start:end])
+
+
+def g2_three_and_one_are_four(spec: Any) -> None:
+    if not is_causal(spec) or not isinstance(spec.head, LMHead) or written(spec) == "inputs_embeds":
+        return
+    model, inputs = random_model(spec), inputs_of(spec)
+    name = written(spec)
+    inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n not in ("token_type_ids", "global_attention_mask")}
+    options = {"do_sample": False, "eos_token_id": []}
+    four = af.generate(model, **inputs, **options, max_new_tokens=4)
+    three = af.generate(model, **inputs, **options, max_new_tokens=3, return_dict=True)
+    again = {**inputs, name: three.sequences}
+    one = af.generate(model, **again, **options, max_new_tokens=1, past_key_values=three.past_key_values)
+    assert torch.equal(one, four), f"{one.tolist()} is not {four.tolist()}"
+
+
+def l5_saved_is_loaded(spec: Any, folder: Path) -> None:
+    assert decode(encode(spec)) == spec
+    model, inputs = random_model(spec), inputs_of(spec)
+    af.save(model, folder)
+    loaded = af.load(folder)
+    assert loaded.spec.replace(source=spec.source) == spec  # which says the dtype now
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), f"{name} changed"
+    ours, theirs = run(model, inputs), run(loaded, inputs)
+    assert all(torch.equal(theirs[key][0], value) for key, (value, _) in ours.items())
+
+
+def t5_learns(spec: Any) -> None:
+    """A few small steps on one batch lower its loss."""
+    inputs, model = inputs_of(spec, labels=True), af.build(spec, seed=3).eval()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-4)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert all(map(math.isfinite, losses)), f"losses {losses}"
+    assert min(losses[1:]) < losses[0], f"the loss does not fall: {losses}"
+
+
+LINES: dict[str, Callable[..., None]] = {
+    "N1": n1_nothing_of_the_future, "N3": n3_a_batch_is_its_rows, "N4": n4_pads_change_nothing,
+    "N8": n8_seeds_recomputation_and_gradients, "G1": g1_cached_decoding_is_no_cache, "G2": g2_three_and_one_are_four,
+    "L5": l5_saved_is_loaded, "T5": t5_learns,
+}  # fmt: skip
+
+
+# -- declared exceptions ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Excused:
+    """Lines that a Part cannot keep for a published reason."""
+
+    kind: str
+    lines: tuple[str, ...]
+    reason: str
+    when: Callable[[Any], bool] = lambda part: True
+
+
+EXCUSED = (
+    Excused("ConvolutionStem", ("N4",), "a group norm is over the whole row, pads and all, as published",
+            lambda part: part.norm == "group"),
+    Excused("ConvolutionModule", ("N4",), "the Conformer's taps reach pads beside a text, as first published",
+            lambda part: not part.masked and part.kernel > 1),
+    Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published start of the"
+            " inverse is divided by a maximum over the batch", lambda part: part.landmarks < part.length),
+    Excused("NystromAttention", ("N4",), "the published convolution over the values reaches pads",
+            lambda part: part.taps is not None and part.taps > 1),
+    Excused("DynamicScaling", ("N1", "N3", "N4", "G1", "G2"), "the base grows with the length of the text, so earlier"
+            " tokens turn otherwise once it is longer", lambda part: part.length < LENGTH + PADS),
+    Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),
+    Excused("Funnel", ("N4",), "the published pooling joins the neighbours of a row and leaves its last token out"),
+    Excused("Summary", ("N4",), "published: the last place and the mean count pads too",
+            lambda part: part.take != "first"),
+)  # fmt: skip
+
+
+def excused(spec: Any, excuses: Sequence[Excused] = EXCUSED) -> dict[str, str]:
+    """line -> reason, of the lines that a description need not keep."""
+    return {
+        line: rule.reason for _, part in walk(spec) for rule in excuses
+        if type(part).__name__ == rule.kind and rule.when(part) for line in rule.lines
+    }  # fmt: skip
+
+
+def check(line: str, spec: Any, folder: Path) -> None:
+    LINES[line](spec, folder) if line == "L5" else LINES[line](spec)
+
+
+def broken(spec: Any, folder: Path, excuses: Sequence[Excused] = EXCUSED) -> str | None:
+    """The first line that a description breaks, and how."""
+    excused_lines = excused(spec, excuses)
+    for line in LINES:
+        if line in excused_lines:
+            continue
+        try:
+            check(line, spec, folder)
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            return f"{line}: {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+    return None

@@ -1,0 +1,132 @@
+"""Descriptions put together at random from every Part: each is refused in one line, or builds and keeps what every model
+must keep. A failure is shrunk to a small description and printed with the command that repeats it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures.generator import NEVER_DRAWN, concrete, description
+from architectures.lines import EXCUSED, LINES, broken
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import anyformer as af
+from anyformer.spec import Part, decode, walk
+
+SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
+COMMAND = "PYTHONPATH=src:tests:tests/families python -m architectures.repeat"
+
+
+class Enough(BaseException):
+    """Stops hypothesis, whatever it is doing."""
+
+
+def search(number: int, count: int, folder: Path) -> Counter[str]:
+    """`count` descriptions of one seed: how many were right, and how many refused for what."""
+    tally: Counter[str] = Counter()
+    wrong: list[tuple[str, str]] = []  # (description, what is wrong), the smallest so far alone
+    started = 0.0
+
+    def check(data: dict[str, Any]) -> None:
+        nonlocal started
+        if started and time.monotonic() - started > SHRINKING:
+            raise Enough
+        try:
+            spec = decode(data)
+            af.build(spec, seed=0)
+        except ValueError as error:
+            tally[f"refused: {reason(error)}"] += 1
+            found = badly_refused(error)
+        except Exception as error:
+            found = f"not refused in one line, but {type(error).__name__}: {error}"
+        else:
+            tally["built and right"] += 1
+            found = broken(spec, folder)
+        if found:
+            started, text = started or time.monotonic(), json.dumps(data)
+            if not wrong or len(text) <= len(wrong[0][0]):
+                wrong[:] = [(text, found)]
+            raise AssertionError(found)
+
+    options = settings(
+        max_examples=count, database=None, deadline=None, phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+    )  # fmt: skip
+    print(f"seed {number}, {count} descriptions")
+    try:
+        seed(number)(options(given(description())(check)))()
+    except (Exception, Enough):
+        if not wrong:
+            raise
+        pytest.fail(f"{wrong[0][1]}\n\n{COMMAND} <<'JSON'\n{wrong[0][0]}\nJSON\n(seed {number})", pytrace=False)
+    return tally
+
+
+def reason(error: ValueError) -> str:
+    """A refusal without addresses and numbers, to be counted."""
+    return re.sub(r"\d+", "N", re.sub(r"^\w+(\.\w+)+: ", "", str(error).split(", got ")[0]))
+
+
+def badly_refused(error: ValueError) -> str | None:
+    """What is wrong with the way a description is refused: it takes one sentence of ours, not one of torch's."""
+    text = str(error)
+    if "\n" in text or not 15 < len(text) < 400 or "this description cannot be built" in text:
+        return f"refused, but not in one helpful line: {text}"
+    return None
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_random_descriptions(number: int, tmp_path: Path, record_property: Any) -> None:
+    record_property("tally", dict(search(number, 10, tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(100, 120))
+def test_two_thousand_random_descriptions(number: int, tmp_path: Path, record_property: Any) -> None:
+    record_property("tally", dict(search(number, 100, tmp_path)))
+
+
+def test_every_kind_of_part_is_drawn() -> None:
+    """A new Part is put into random descriptions as soon as it is there."""
+    wanted = {name for name, kind in Part.kinds.items() if concrete(kind) and kind.__module__.startswith("anyformer.")}
+    missing = wanted - NEVER_DRAWN.keys()
+
+    @seed(0)
+    @settings(max_examples=4000, database=None, deadline=None, phases=(Phase.generate,),
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(description())
+    def draw(data: dict[str, Any]) -> None:
+        missing.difference_update(re.findall(r'"kind": "(\w+)"', json.dumps(data)))
+        if not missing:
+            raise Enough
+
+    try:
+        draw()
+    except Enough:
+        return
+    pytest.fail(f"never drawn: {sorted(missing)}", pytrace=False)
+
+
+def test_what_is_never_drawn_has_a_reason() -> None:
+    assert all(len(why) > 20 for why in NEVER_DRAWN.values()) and NEVER_DRAWN.keys() <= Part.kinds.keys()
+    assert all(rule.kind in Part.kinds and set(rule.lines) <= LINES.keys() for rule in EXCUSED)
+
+
+def test_lines_see_what_they_are_for(tmp_path: Path) -> None:
+    """A description that is known to break a line is found, where it is not excused from it."""
+    text = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 40}}
+    op = {"kind": "NystromAttention", "num_heads": 2, "length": 12, "landmarks": 4}
+    layers = {"kind": "Block", "first": {"kind": "Sublayer", "op": op}}
+    spec = decode(
+        {"kind": "EncoderModel", "width": 16, "init": {"*": {"kind": "Normal", "std": 0.1}}, "embedding": text,
+         "encoder": {"kind": "Stack", "depth": 1, "layers": layers}}
+    )  # fmt: skip
+    assert broken(spec, tmp_path) is None
+    assert "N3" in (broken(spec, tmp_path, excuses=()) or "")
+    assert any(type(part).__name__ == "NystromAttention" for _, part in walk(spec))

@@ -1,0 +1,66 @@
+"""A description is checked as a whole: what its Parts need of each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.model import EncoderDecoderModel, EncoderModel
+from anyformer.parts.attention import Attention
+from anyformer.parts.audio import SpeechOutput
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import ClassifyHead, MultipleChoiceHead, Pool
+from anyformer.parts.image import PatchEmbedding, PixelHead
+from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
+from anyformer.parts.mask import CAUSAL
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.question import QuestionHead
+from anyformer.parts.vectors import Vectors
+from anyformer.parts.window import GridBias, Windows
+
+TEXT = TextEmbedding(tokens=Tokens(vocab_size=9))
+IMAGE = PatchEmbedding(image_size=(4, 4), patch_size=(2, 2))
+CROSS = Attention(num_heads=2, memory=True)
+
+
+def stack(*ops: Any) -> Stack:
+    return Stack(layers=Block(**{f"step{i}": Sublayer(op=op) for i, op in enumerate(ops)}), depth=1)
+
+
+@pytest.mark.parametrize("embedding, op, head, line", [
+    (TEXT, Windows(mixer=MLP(width=4), size=2), None, "encoder.layers.step0.op: Windows needs a grid, which TextEmbedding"
+     " does not give; PatchEmbedding does"),
+    (TEXT, Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), None, "position: GridBias needs a grid"),
+    (TEXT, LocalAttention(num_heads=2, window=2), None, "needs global tokens, .*; GlobalTextEmbedding does"),
+    (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs a grid"),
+    (TEXT, MLP(width=4), QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm()), "needs segments"),
+    (TEXT, MLP(width=4), SpeechOutput(), "SpeechOutput needs a waveform"),
+    (IMAGE, MLP(width=4), MultipleChoiceHead(pool=Pool()), "MultipleChoiceHead needs a row of tokens"),
+    (Vectors(), MLP(width=4), ClassifyHead(num_labels=2, pool=Pool(take="last")), "head.pool: Pool needs token ids"),
+])  # fmt: skip
+def test_what_parts_need_their_embedding_gives(embedding: Any, op: Any, head: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        EncoderModel(width=8, embedding=embedding, encoder=stack(op), head=head)
+
+
+def test_what_is_given_is_taken() -> None:
+    text = GlobalTextEmbedding(tokens=Tokens(vocab_size=9), segments=2)
+    head = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
+    EncoderModel(width=8, embedding=text, encoder=stack(LocalAttention(num_heads=2, window=2)), head=head)
+    EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)))
+
+
+def test_a_pair_is_joined_by_its_decoder() -> None:
+    def pair(encoder: Stack, decoder: Stack) -> Any:
+        return EncoderDecoderModel(
+            width=8, embedding=TEXT, encoder=encoder, decoder_embedding=TEXT, decoder=decoder
+        )  # fmt: skip
+
+    pair(stack(MLP(width=4)), stack(Attention(num_heads=2, mask=CAUSAL), CROSS))
+    with pytest.raises(ValueError, match="no layer of the decoder looks at the encoder, by memory=True"):
+        pair(stack(MLP(width=4)), stack(Attention(num_heads=2, mask=CAUSAL)))
+    with pytest.raises(ValueError, match="encoder.layers.step0.op: the encoder of a pair has no memory to look at"):
+        pair(stack(CROSS), stack(CROSS))
