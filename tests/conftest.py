@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marked = [item for item in items if item.get_closest_marker(name)]
         for item in marked if marked and not there() else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests counted by `record_property("tally", {...})`, added up over all workers."""
+    total: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ():
+                total.update(value if name == "tally" else {})
+    if total:
+        terminalreporter.section("tally")
+        for what, count in total.most_common():
+            terminalreporter.write_line(f"{count:6,}  {what}")
 
 
 @pytest.fixture(scope="session")

@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.model import EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention import Attention
-from anyformer.parts.audio import SpeechOutput
+from anyformer.parts.audio import ConvolutionStem, SpecAugment, SpeechOutput, WaveformEmbedding
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, MultipleChoiceHead, Pool
+from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PatchEmbedding, PixelHead
+from anyformer.parts.init import Normal
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.mask import CAUSAL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.vectors import Vectors
 from anyformer.parts.window import GridBias, Windows
+from small import close
 
 TEXT = TextEmbedding(tokens=Tokens(vocab_size=9))
 IMAGE = PatchEmbedding(image_size=(4, 4), patch_size=(2, 2))
@@ -31,8 +35,8 @@ def stack(*ops: Any) -> Stack:
 
 
 @pytest.mark.parametrize("embedding, op, head, line", [
-    (TEXT, Windows(mixer=MLP(width=4), size=2), None, "encoder.layers.step0.op: Windows needs a grid, which TextEmbedding"
-     " does not give; PatchEmbedding does"),
+    (TEXT, Windows(mixer=MLP(width=4), size=2), None, "encoder.layers.step0.op: Windows needs a grid, which"
+     " TextEmbedding does not give; PatchEmbedding does"),
     (TEXT, Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), None, "position: GridBias needs a grid"),
     (TEXT, LocalAttention(num_heads=2, window=2), None, "needs global tokens, .*; GlobalTextEmbedding does"),
     (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs a grid"),
@@ -51,6 +55,25 @@ def test_what_is_given_is_taken() -> None:
     head = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
     EncoderModel(width=8, embedding=text, encoder=stack(LocalAttention(num_heads=2, window=2)), head=head)
     EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)))
+
+
+def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
+    """A frame of sound stands for many samples: the mask of these is not that of the memory."""
+    stem = ConvolutionStem(widths=(8,), kernels=(4,), strides=(2,), norm="layer")
+    sound = WaveformEmbedding(stem=stem, augment=SpecAugment(active=False))
+    spec = EncoderDecoderModel(
+        width=8, embedding=sound, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=LMHead(vocab_size=9), init={"*": Normal(std=0.3)},
+    )  # fmt: skip
+    model, samples, ids = af.build(spec).eval(), torch.randn(2, 40), torch.tensor([[1, 2], [3, 4]])
+    padded, mask = torch.nn.functional.pad(samples, (0, 32)), torch.zeros(2, 72).long()
+    mask[:, :40] = 1
+    with torch.no_grad():
+        alone = model(input_values=samples, decoder_input_ids=ids).logits
+        close(model(input_values=padded, attention_mask=mask, decoder_input_ids=ids).logits, alone, 1e-5)
+    for more in ({"input_values": samples}, {"input_values": padded, "attention_mask": mask}):
+        written = af.generate(model, **more, decoder_input_ids=ids, max_new_tokens=3, do_sample=False, eos_token_id=[])
+        assert written.shape == (2, 5)
 
 
 def test_a_pair_is_joined_by_its_decoder() -> None:

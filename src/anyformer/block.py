@@ -128,7 +128,7 @@ class Parallel(Steps, sees="itself"):
             if not isinstance(step, Sublayer):
                 raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
             if step.normed_skip or step.out_norm is not None:
-                raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip and no out_norm")
+                raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip, no out_norm")
 
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
@@ -188,6 +188,8 @@ class Stack(Part, sees="itself"):
                 raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.num_heads}")  # type: ignore[attr-defined]
         if self.position is not None:
             self.check_shared(self.position)
+        if self.project is not None and self.neck is not None and self.neck.every_layer:
+            raise ValueError("Stack.neck reads the states of all layers, so none can have another width (project)")
         for kind in self.pattern:
             if kind not in self.layers:  # type: ignore[operator]
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
@@ -196,9 +198,14 @@ class Stack(Part, sees="itself"):
         """Every layer must be able to use the one bias, and some layer must."""
         if not position.can_share:
             kind = type(position).__name__
-            raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention, or share an Alibi")
+            raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
         if not any(getattr(part, "takes_bias", False) for _, part in walk(self.layers)):
             raise ValueError("Stack.position is a bias of attention's scores, and no layer here has an Attention")
+
+    def check_inner(self, address: str) -> None:
+        """A stack that others follow leaves the stream as wide as it was."""
+        if self.project is not None or self.neck is not None:
+            raise ValueError(f"{address}: others follow this Stack, so it can have no project and no neck")
 
     def out_width(self, width: int) -> int:
         width = self.project or width
@@ -305,6 +312,8 @@ class Stages(Part, sees="all"):
     def check(self) -> None:
         if len(self.down) != len(self.stages) - 1:
             raise ValueError(f"Stages: {len(self.down)} steps down do not stand between {len(self.stages)} stages")
+        for i, stage in enumerate(self.stages):
+            stage.check_inner(f"Stages.stages.{i}")
 
     def out_width(self, width: int) -> int:
         return width * math.prod(down.widen for down in self.down)  # type: ignore[attr-defined]

@@ -29,6 +29,9 @@ class Funnel(Part, sees="all"):
     def check(self) -> None:
         if not self.stages:
             raise ValueError("Funnel.stages is empty; it needs at least one Stack")
+        for name, stack in (*((f"stages.{i}", stage) for i, stage in enumerate(self.stages)), ("top", self.top)):
+            if stack is not None:
+                stack.check_inner(f"Funnel.{name}")
         if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
             raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
 

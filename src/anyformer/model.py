@@ -191,7 +191,12 @@ class EncoderDecoderModel(Model):
             raise ValueError("EncoderDecoderModel: no layer of the decoder looks at the encoder, by memory=True")
         for address, part in walk(self.encoder, "encoder"):
             if getattr(part, "memory", False):
-                raise ValueError(f"{address}: the encoder of a pair has no memory to look at; leave memory to the decoder")
+                raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
+        given = self.encoder.out_width(self.width)
+        for address, part in walk(self.decoder, "decoder"):
+            wanted = getattr(part, "memory_width", None) or self.width
+            if getattr(part, "memory", False) and wanted != given:
+                raise ValueError(f"{address}: memory_width is {wanted}, and the encoder gives {given}")
 
     def build(self, site: Site) -> nn.Module:
         return EncoderDecoderModule(self, site)
@@ -422,7 +427,8 @@ class EncoderDecoderModule(TransformerModule):
         self.encoder = spec.encoder.build(site.child("encoder"))
         self.decoder_embedding = spec.decoder_embedding.build(site.child("decoder_embedding"))
         self.decoder = spec.decoder.build(site.child("decoder"))
-        self.head = spec.head.build(site.child("head")) if spec.head else None
+        width = spec.decoder.out_width(spec.width)
+        self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs = self.known_inputs()
         self.forgotten = self.forgets()
 
@@ -453,7 +459,7 @@ class EncoderDecoderModule(TransformerModule):
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
             memory, source = self.encode(inputs, reading)
-            routed = source.losses.get("router_logits")
+            padding, routed = source.padding, source.losses.get("router_logits")  # of what it says, not of what it read
         if state is not None:
             state.memory, state.memory_padding = memory, padding
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomise, results
@@ -104,13 +105,10 @@ def written(spec: Any) -> str:
 
 
 def n1_nothing_of_the_future(spec: Any) -> None:
-    """N1 and P1, in evaluation and in training (without chance)."""
-    if not is_causal(spec):
+    """N1 and P1."""
+    if not spec.writes:
         return
-    model, inputs, at = random_model(spec), inputs_of(spec, batch=1), LENGTH // 2
-    name = written(spec)
-    if name == "pixel_values" or isinstance(spec.head, MultipleChoiceHead):
-        return
+    model, inputs, at, name = random_model(spec), inputs_of(spec, batch=1), LENGTH // 2, written(spec)
     other = inputs[name].clone()
     other[:, at:] = torch.where(other[:, at:] == 6, 7, 6) if name.endswith("ids") else -other[:, at:]
     for kernel in ("auto", "eager"):
@@ -217,12 +215,13 @@ def n8_seeds_recomputation_and_gradients(spec: Any) -> None:
 
 
 def g1_cached_decoding_is_no_cache(spec: Any) -> None:
-    if not is_causal(spec) or written(spec) not in ("input_ids", "decoder_input_ids", "inputs_embeds"):
+    model, inputs, name = random_model(spec), inputs_of(spec), written(spec)
+    if not model.remembers:  # P4
+        with pytest.raises(ValueError):
+            model.new_state()
         return
     if isinstance(spec.head, MultipleChoiceHead):
         return
-    model, inputs = random_model(spec), inputs_of(spec)
-    name = written(spec)
     text = inputs.pop(name)
     follows = [n for n in ("token_type_ids", "global_attention_mask") if n in inputs and not is_encoder_decoder(spec)]
     along = {n: inputs.pop(n) for n in follows}
@@ -237,15 +236,17 @@ def g1_cached_decoding_is_no_cache(spec: Any) -> None:
 
 
 def g2_three_and_one_are_four(spec: Any) -> None:
-    if not is_causal(spec) or not isinstance(spec.head, LMHead) or written(spec) == "inputs_embeds":
+    name = written(spec)
+    if not spec.writes or not isinstance(spec.head, LMHead) or not name.endswith("ids"):
         return
     model, inputs = random_model(spec), inputs_of(spec)
-    name = written(spec)
-    inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n not in ("token_type_ids", "global_attention_mask")}
+    given = ("input_ids", "decoder_input_ids", "encoder_hidden_states", "tree_parents")
+    inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n in given or "decoder_" + n == name}
     options = {"do_sample": False, "eos_token_id": []}
     four = af.generate(model, **inputs, **options, max_new_tokens=4)
     three = af.generate(model, **inputs, **options, max_new_tokens=3, return_dict=True)
     again = {**inputs, name: three.sequences}
+    assert (three.past_key_values is not None) == model.remembers
     one = af.generate(model, **again, **options, max_new_tokens=1, past_key_values=three.past_key_values)
     assert torch.equal(one, four), f"{one.tolist()} is not {four.tolist()}"
 

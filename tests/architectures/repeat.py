@@ -1,4 +1,4 @@
-"""Checks one description, read as JSON from the standard input: python -m architectures.repeat [LINE ...] < spec.json"""
+"""Checks one description, read from the standard input: python -m architectures.repeat [LINE ...] < spec.json"""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from architectures.lines import LINES, check, excused
-
 from anyformer.spec import decode, tree
+from architectures.lines import LINES, check, excused
 
 if __name__ == "__main__":
     spec = decode({name: value for name, value in json.load(sys.stdin).items() if name != "anyformer"})

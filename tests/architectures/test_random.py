@@ -1,5 +1,5 @@
-"""Descriptions put together at random from every Part: each is refused in one line, or builds and keeps what every model
-must keep. A failure is shrunk to a small description and printed with the command that repeats it."""
+"""Descriptions put together at random from every Part: each is refused in one line, or builds and keeps what every
+model must keep. A failure is shrunk to a small description and printed with the command that repeats it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures.generator import NEVER_DRAWN, concrete, description
-from architectures.lines import EXCUSED, LINES, broken
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import anyformer as af
 from anyformer.spec import Part, decode, walk
+from architectures.generator import NEVER_DRAWN, concrete, description
+from architectures.lines import EXCUSED, LINES, broken
 
 SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
 COMMAND = "PYTHONPATH=src:tests:tests/families python -m architectures.repeat"

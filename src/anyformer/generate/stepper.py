@@ -50,7 +50,9 @@ class Stepper:
         self.rows, self.mask = ids.shape[0], mask
         if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
             reading = {n: v for n, v in self.source.items() if n in self.model.spec.embedding.inputs}
-            self.source["encoder_outputs"], _ = self.model.encode(reading, None)
+            self.source["encoder_outputs"], read = self.model.encode(reading, None)
+            if read.padding is not None:  # of what the encoder says: a frame of sound stands for many samples
+                self.source["attention_mask"] = read.padding
         if self.pair:
             self.source = {n: v for n, v in self.source.items() if n in ("attention_mask", "encoder_outputs")}
             memory = self.source.get("encoder_outputs")

@@ -6,6 +6,8 @@ B batch, T tokens, S keys seen, H heads, R rank of the latent, P width that turn
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,6 +51,8 @@ class LatentAttention(Op, sees="past"):
 
 
 class LatentAttentionModule(nn.Module):
+    position: Any
+
     def __init__(self, part: LatentAttention, site: Site) -> None:
         super().__init__()
         D, H, R, P = site.width, part.num_heads, part.rank, part.turned_width

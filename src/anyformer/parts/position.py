@@ -45,6 +45,8 @@ class AbsolutePosition(Part):
     """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or has a method
     `add(x, ctx)` where it looks at more than position numbers."""
 
+    numbered: ClassVar[bool] = True  # it looks at position numbers alone
+
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     """x (B, T, D) with its positions added."""
@@ -230,6 +232,8 @@ class Convolutional(AbsolutePosition, sees="all"):
     """What stands around a token says where it is: a wide grouped convolution over the input, added to it, its kernel
     written as a direction and a length a tap (wav2vec 2.0 [Baevski et al. 2020])."""
 
+    numbered: ClassVar[bool] = False
+
     kernel: int = 128
     groups: int = 16
     activation: Activation = "gelu"
@@ -277,8 +281,14 @@ class TreeDepth(AbsolutePosition, sees="all"):
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 
     tree: ClassVar[bool] = True
+    numbered: ClassVar[bool] = False
 
     scheme: AbsolutePosition
+
+    def check(self) -> None:
+        if not self.scheme.numbered:
+            kind = type(self.scheme).__name__
+            raise ValueError(f"TreeDepth.scheme says where a number stands, and {kind} does not; Sinusoidal does")
 
     @property
     def instead(self) -> str:
@@ -299,6 +309,8 @@ class TreeDepthModule(nn.Module):
 
 class Summed(AbsolutePosition, sees="itself"):
     """Several schemes, added."""
+
+    numbered: ClassVar[bool] = False
 
     parts: tuple[AbsolutePosition, ...]
 
