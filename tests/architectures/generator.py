@@ -23,7 +23,7 @@ from anyformer.spec import Part, _defaults, _import_kinds, decode, hints
 
 _import_kinds()
 
-VOCABULARY, LENGTH, ROOM = 40, 12, 64  # tokens; of a text; of the longest text, pads and all
+VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
 
 
@@ -306,9 +306,9 @@ FIELDS: dict[str, Any] = {
     "TextEmbedding.first_position": KEPT, "TextEmbedding.uncounted": st.sampled_from((None, 1)),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
     "TreeDepth.scheme": absolute, "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
-    "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(8),
+    "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(12),
     "Sinusoidal2D.columns": st.just(8), "Sinusoidal2D.prefix": st.integers(0, 1),
-    "Binary.bits": st.sampled_from((6, 7)), "BlockSparseAttention.mask": slip(st.just({"kind": "Causal"})),
+    "Binary.bits": st.sampled_from((7, 8)), "BlockSparseAttention.mask": slip(st.just({"kind": "Causal"})),
     "Learned.offset": st.integers(0, 2), "Convolutional.groups": st.sampled_from((1, 2)),
     "Sinusoidal.offset": st.integers(0, 2), "DynamicScaling.length": st.sampled_from((ROOM, 8)),
     "Rope.fraction": st.sampled_from((1.0, 0.5)), "Llama3Scaling.low_frequency_factor": st.just(1.0),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import anyformer as af
-from anyformer.spec import Part, decode, walk
+from anyformer.spec import Part, decode
 from architectures.generator import NEVER_DRAWN, concrete, description
 from architectures.lines import EXCUSED, LINES, broken
 
@@ -128,5 +128,4 @@ def test_lines_see_what_they_are_for(tmp_path: Path) -> None:
          "encoder": {"kind": "Stack", "depth": 1, "layers": layers}}
     )  # fmt: skip
     assert broken(spec, tmp_path) is None
-    assert "N3" in (broken(spec, tmp_path, excuses=()) or "")
-    assert any(type(part).__name__ == "NystromAttention" for _, part in walk(spec))
+    assert (broken(spec, tmp_path, excuses=()) or "").startswith("N4")

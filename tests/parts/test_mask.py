@@ -206,7 +206,8 @@ def test_nonsense(make: Any, line: str) -> None:
 
 @pytest.mark.parametrize("mask", [
     SameBlock(size=3), Global(first=2), Fixed(stride=3), Axial(columns=3),
-    RandomBlocks(size=2, per_row=1, num_blocks=3), Strided(stride=2), Window(size=2, ahead=True), Dilated(step=2), ~SameBlock(size=2),
+    RandomBlocks(size=2, per_row=1, num_blocks=3), Strided(stride=2), Window(size=2, ahead=True),
+    Dilated(step=2), ~SameBlock(size=2),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("where", ["left", "right", "packed"])
 def test_places_are_counted_in_the_text(mask: Mask, where: str) -> None:
