@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Context
+from anyformer.context import Context, leading_pads
 from anyformer.parts.check import chance
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, line_up
@@ -42,7 +42,7 @@ class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
 
     dropout: float = 0.0  # on the sinusoids
     joint: int | None = 2  # segments of this number are one with every other
-    first_apart: bool = True  # the first token of a row has neither a distance nor a segment
+    first_apart: bool = True  # the first token of a text has neither a distance nor a segment
     factorized: bool = False  # sin(i - j) from sines of i and of j: dropout then falls on those of the queries
 
     def check(self) -> None:
@@ -71,9 +71,11 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = torch.addcmul(scores, apart, other - same)
         elif not self.part.first_apart:
             scores = scores + same
-        if self.part.first_apart:
-            scores[..., :1] = -same
-            scores[:, :, 0] = 0
+        if self.part.first_apart:  # where a text begins: behind the pads on its left
+            start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+            query = (ctx.index == start).view(-1, 1, ctx.index.shape[0], 1)
+            key = (places == start).view(-1, 1, 1, places.shape[0])
+            scores = torch.where(key, -same, scores).masked_fill(query, 0)
         return q + self.u[:, None], scores
 
     def unrelated(self, ctx: Context) -> Tensor:
