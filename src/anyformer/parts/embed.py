@@ -36,7 +36,8 @@ class Embedding(Part):
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {
-    "a grid": "PatchEmbedding", "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
+    "a grid": "PatchEmbedding", "a mask token": "PatchEmbedding(mask_token=True)",
+    "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
     "segments": "TextEmbedding(segments=2)", "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding",
 }  # fmt: skip
 

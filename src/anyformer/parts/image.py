@@ -38,7 +38,7 @@ class PatchEmbedding(Embedding, sees="itself"):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ("a grid",)
+        return ("a grid", *(("a mask token",) if self.mask_token else ()))
 
     @property
     def grid(self) -> Grid:
@@ -133,7 +133,7 @@ class PixelHead(Head):
     """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
     the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+    needs: ClassVar[tuple[str, ...]] = ("a grid", "a mask token")
 
     channels: int
     stride: int
