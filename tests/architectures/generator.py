@@ -103,7 +103,7 @@ def fitting(names: list[str], place: Place) -> list[str]:
     if place.careless:
         return names
     found = [name for name in names if set(needs(name)) <= set(place.gives)]
-    return [name for name in found if not place.writes or not looks_ahead(Part.kinds[name])]
+    return [name for name in found if not place.writes or not looks_ahead(Part.kinds[name])] or names
 
 
 def looks_ahead(kind: type[Part]) -> bool:
