@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import hypothesis.strategies as st
 
-from anyformer.model import Model
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head
 from anyformer.parts.mask import Mask
+from anyformer.parts.op import Op
 from anyformer.spec import Part, _defaults, _import_kinds, decode, hints
 
 _import_kinds()
@@ -61,16 +61,8 @@ def kinds(base: type) -> list[str]:
     return [name for name, kind in Part.kinds.items() if issubclass(kind, base) and concrete(kind)]
 
 
-def _concrete_bases() -> set[type]:
-    """Bases that are something themselves: a base that is only a slot declares no fields and no `build`."""
-    return {
-        kind for kind in Part.kinds.values()
-        if "build" in vars(kind)
-    }  # fmt: skip
-
-
-CONCRETE_BASES = _concrete_bases()
-
+# bases that are something themselves: one that is only a slot declares no `build`
+CONCRETE_BASES = {kind for kind in Part.kinds.values() if "build" in vars(kind)}
 
 
 def _mentioned(hint: Any) -> Iterator[type]:
@@ -79,15 +71,6 @@ def _mentioned(hint: Any) -> Iterator[type]:
         yield hint
     for inner in typing.get_args(hint):
         yield from _mentioned(inner)
-
-
-def _ops() -> list[str]:
-    """What fits the open slot of a sublayer: the kinds that no typed slot takes, and those an expert can be."""
-    every = [hint for kind in Part.kinds.values() if not kind.open_fields for hint in hints(kind).values()]
-    slots = {kind for hint in every for kind in _mentioned(hint)} - {Part}
-    experts = set(_mentioned(hints(Part.kinds["MoE"])["expert"]))
-    others = tuple(slots - experts) + (Model, Part.kinds["Steps"], Part.kinds["Sublayer"])
-    return [name for name in kinds(Part) if not issubclass(Part.kinds[name], others) and name != "Merge"]
 
 
 # -- one Part ---------------------------------------------------------------------------------------------------------
@@ -431,7 +414,7 @@ def _model(draw: Draw) -> dict[str, Any]:
     return made
 
 
-OPS = _ops()
+OPS = kinds(Op)
 
 WEIGHTS = "how weights start, not what a model is: each Part brings its own"
 NEVER_DRAWN = {
