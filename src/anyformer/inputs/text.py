@@ -12,13 +12,14 @@ import codecs
 import copy
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from anyformer.inputs import languages, vocabulary
+from anyformer.inputs import languages, long, vocabulary
 from anyformer.spec import nearest
 
 if TYPE_CHECKING:
@@ -118,11 +119,37 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> list[int]:
+        if pair is None and isinstance(text, str) and len(text) > long.PIECE:
+            return list(chain.from_iterable(self.pieces(text, add_special_tokens=add_special_tokens)))
         return self._ids(self._encode(text, pair, None, add_special_tokens))
+
+    def pieces(self, text: str | long.LongText, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """The same ids, a part at a time: of a text of any length in little memory."""
+        before, after = self._around if add_special_tokens else ([], [])
+        yield before
+        for piece in self.parts(text):
+            yield self._known(piece.ids)
+        yield after
+
+    def parts(self, text: str | long.LongText) -> Iterator[long.Piece]:
+        """The tokens of a text of any length, without special ones."""
+        parts = long.sliced(self._text(text) if isinstance(text, str) else text)
+        first = next(parts, "")  # where a text begins, a space may have to be doubled
+        first = self._text(first) if not isinstance(text, str) else first
+        return long.pieces(lambda part: self._bare.encode(part, add_special_tokens=False), chain([first], parts))
+
+    @property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        one = next((found for text in "aA.1" if (found := self.plain(text)).ids), self.plain(""))
+        one.truncate(1)
+        ids = self._finished(one, None, True).ids
+        place = ids.index(one.ids[0]) if one.ids else len(ids)
+        return ids[:place], ids[place + 1 :]
 
     def encode_target(self, text: str) -> list[int]:
         """Of a text that the model has to write: in another language, with its own pieces (Marian)."""
-        return self.encode(text) if self.target is None else self._ids(self.target.encode(self._text(text)))
+        return self.encode(text) if self.target is None else self._ids(self.target.encode(self._short(text)))
 
     def _text(self, text: Any) -> Any:
         """Text that UTF-8 can hold: half a surrogate pair, as a JSON escape may give, becomes U+FFFD."""
@@ -135,10 +162,13 @@ class Tokenizer:
         return " " + text if self._doubles_space and text.startswith((" ", "▁")) else text
 
     def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
+        return self._known(encoding.ids)
+
+    def _known(self, ids: list[int]) -> list[int]:
         if self._unknown_from is None:
-            return encoding.ids
+            return ids
         unknown = self.unk_token_id
-        return [place if place < self._unknown_from else unknown for place in encoding.ids]  # type: ignore[misc]
+        return [place if place < self._unknown_from else unknown for place in ids]  # type: ignore[misc]
 
     def batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
@@ -177,7 +207,7 @@ class Tokenizer:
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """The tokens of a text before `core.post_process`, which may be cut."""
-        return self._bare.encode(self._text(text), add_special_tokens=False)
+        return self._bare.encode(self._short(text), add_special_tokens=False)
 
     @functools.cached_property
     def _bare(self) -> tokenizers.Tokenizer:
@@ -191,7 +221,7 @@ class Tokenizer:
 
     def _encode(self, text: str, pair: str | None, max_length: int | None, special: bool) -> tokenizers.Encoding:
         if max_length is None and self._ends is None:
-            return self.core.encode(self._text(text), self._text(pair), add_special_tokens=special)
+            return self.core.encode(self._short(text), self._short(pair), add_special_tokens=special)
         first, second = self.plain(text), None if pair is None else self.plain(pair)
         a, b = len(first.ids), len(second.ids) if second is not None else 0
         ends = (self._ends or self.core).num_special_tokens_to_add(pair is not None) if special else 0
@@ -209,9 +239,21 @@ class Tokenizer:
             for part, size in ((first, a), (second, b)):
                 if part is not None:
                     part.truncate(size, direction=self.truncation_side)
+        return self._finished(first, second, special)
+
+    def _finished(
+        self, first: tokenizers.Encoding, second: tokenizers.Encoding | None, special: bool
+    ) -> tokenizers.Encoding:
+        """With special tokens at the ends."""
         if self._ends is not None:
             return self._ends.process(first, second, special)
         return self.core.post_process(first, second, add_special_tokens=special)
+
+    def _short(self, text: Any) -> Any:
+        """`_text` of what is encoded as a whole."""
+        if isinstance(text, str) and len(text) > long.LONGEST:
+            raise ValueError(f"a text of {len(text):,} characters; at most {long.LONGEST:,} are read as one")
+        return self._text(text)
 
     # -- ids to text
 
