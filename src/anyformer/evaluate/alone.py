@@ -74,7 +74,7 @@ def evaluate(
 def read_predictions(path: Path) -> Answered:
     """What `write_predictions` wrote."""
     found = Answered([], [])
-    for number, line in lines(path):
+    for number, line, _ in lines(path):
         try:
             one = json.loads(line or "")
             found.predicted.append(one["predicted"])

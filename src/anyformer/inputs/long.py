@@ -1,8 +1,9 @@
 """Texts of any length, a piece at a time: the ids are those of the whole text, and memory does not grow with it.
 
-A piece is tokenised with some text beyond its end. It is cut where a token ends, before a space if there is one, and the
-cut counts only if the text behind it, read alone, gives the very tokens that it gave in place. So nothing is assumed
-about the tokenizer: words, prefixes that it puts before a text, and what merges with what are found by trying.
+A piece is tokenised with some text beyond its end. It is cut where a token ends, before a space if there is one, and
+the cut counts only if the text behind it, read alone, gives the very tokens that it gave in place. So nothing is
+assumed about the tokenizer: words, prefixes that it puts before a text, and what merges with what are found by trying.
+Only a single word longer than a piece may come out otherwise (as several unknown ones, where the whole would be one).
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 from torch import nn
 
+from anyformer.inputs.long import LongText
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
@@ -34,6 +35,9 @@ class Around(Objective):
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
         return self.of.encode(example, tokenizer)
+
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return self.of.ids(text, tokenizer)
 
     def size(self, record: Record) -> int:
         return self.of.size(record)

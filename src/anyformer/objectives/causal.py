@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
-from anyformer.objectives.examples import text_of, token_ids
+from anyformer.objectives.examples import ended
 from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
 
 
@@ -23,8 +24,8 @@ class NextToken(Objective):
     def packs(self) -> bool:
         return True
 
-    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        return {"input_ids": token_ids(text_of(example, "text"), tokenizer, end=True)}
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return ended(tokenizer.pieces(text), tokenizer)
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = padded_texts(records, pad)

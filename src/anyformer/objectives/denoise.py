@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from anyformer.objectives.examples import around, array, text_of
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import around
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
@@ -137,8 +138,8 @@ class Denoise(Rewrite, Knowing):
         if any(isinstance(noise, SentencePermutation) for noise in self.noises) and not known.stops:
             raise ValueError("sentence permutation needs a tokenizer with a full stop; this one has none")
 
-    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        return {"input_ids": array(tokenizer.encode(text_of(example, "text"), add_special_tokens=False))}
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return tokenizer.pieces(text, add_special_tokens=False)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         known, ids = self.words, record["input_ids"]

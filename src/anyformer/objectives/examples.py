@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from anyformer.inputs.long import LongText
 from anyformer.spec import nearest
 
 Example = Mapping[str, Any]
@@ -20,6 +21,8 @@ def field(example: Example, column: str) -> Any:
 
 def text_of(example: Example, column: str) -> str:
     value = field(example, column)
+    if isinstance(value, LongText):
+        value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"column {column!r} holds {type(value).__name__}, not text")
     return value
@@ -44,16 +47,25 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
     return number
 
 
-def token_ids(text: str, tokenizer: Any, end: bool = False) -> np.ndarray:
+def token_ids(text: str | LongText, tokenizer: Any, end: bool = False) -> np.ndarray:
     """(T,) ids with the tokenizer's special tokens; `end` adds its end token where none stands there."""
-    ids = tokenizer.encode(text)
-    return array(ended(ids, tokenizer) if end else ids)
+    parts = tokenizer.pieces(text)
+    return flat(ended(parts, tokenizer) if end else parts)
 
 
-def ended(ids: list[int], tokenizer: Any) -> list[int]:
+def ended(parts: Iterable[list[int]], tokenizer: Any) -> Iterator[list[int]]:
     """With the tokenizer's end token last, where it has one."""
-    end = tokenizer.eos_token_id
-    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    end, last = tokenizer.eos_token_id, None
+    for part in parts:
+        yield part
+        last = part[-1] if part else last
+    if end is not None and last != end:
+        yield [end]
+
+
+def flat(parts: Iterable[list[int]]) -> np.ndarray:
+    """(T,) of parts that may be many."""
+    return np.concatenate([array([]), *map(array, parts)])
 
 
 def array(ids: Any) -> np.ndarray:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
@@ -49,11 +50,13 @@ class Masked(Knowing):
     def needs(self, known: Known) -> None:
         mask_of(known, "masking")
 
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return tokenizer.pieces(text)
+
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
-        text = text_of(example, "text")
         if self.length is None:
-            return {"input_ids": array(tokenizer.encode(text))}
-        encoding = tokenizer._encode(text, None, None, False)
+            return super().encode(example, tokenizer)
+        encoding = tokenizer._encode(text_of(example, "text"), None, None, False)
         room = self.length - tokenizer.core.num_special_tokens_to_add(False)
         if not encoding.ids:
             raise ValueError("the text has no tokens")

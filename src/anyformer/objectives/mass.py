@@ -3,12 +3,13 @@ else, writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from anyformer.objectives.examples import around, array, text_of, token_ids
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import around, array, ended
 from anyformer.objectives.known import Knowing, Known, mask_of
 from anyformer.objectives.objective import Batch, Record, padded
 from anyformer.objectives.rewrite import Rewrite
@@ -34,8 +35,8 @@ class MASS(Rewrite, Knowing):
     def needs(self, known: Known) -> None:
         mask_of(known, "MASS")
 
-    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        return {"input_ids": token_ids(text_of(example, "text"), tokenizer, end=True)}
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return ended(tokenizer.pieces(text), tokenizer)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         ids, mask = record["input_ids"], mask_of(self.words, "MASS")

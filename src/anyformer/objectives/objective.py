@@ -11,7 +11,7 @@ Before any of them, `ready` gives the objective what it has to know of the token
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
+from anyformer.objectives.examples import flat, text_of
 from anyformer.parts.head import LMHeadModule, PretrainingModule
 from anyformer.spec import Part
 
@@ -60,7 +62,12 @@ class Objective(Part):
         return self
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
-        """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it."""
+        """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it.
+        Where texts are packed, this is what `ids` says."""
+        return {"input_ids": flat(self.ids(text_of(example, "text"), tokenizer))}
+
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        """Where texts are packed: the tokens of one, a part at a time, as it may be longer than memory."""
         raise NotImplementedError
 
     def size(self, record: Record) -> int:

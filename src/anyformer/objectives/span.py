@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from anyformer.objectives.examples import around, array, text_of
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import around
 from anyformer.objectives.known import Knowing, Known
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
@@ -56,9 +57,9 @@ class SpanCorruption(Rewrite, Knowing):
         noise = min(max(round(size * self.rate), 1), size - 1)
         return noise, min(max(round(noise / self.mean), 1), size - noise)
 
-    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        ids = tokenizer.encode(text_of(example, "text"), add_special_tokens=False)
-        return {"input_ids": array(ids if tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id])}
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        yield from tokenizer.pieces(text, add_special_tokens=False)
+        yield [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         ids, known = record["input_ids"], self.words

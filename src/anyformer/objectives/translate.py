@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.objectives.examples import array, ended, text_of, token_ids
+from anyformer.objectives.examples import ended, flat, text_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
@@ -29,7 +29,7 @@ class Translate(Rewrite):
         reads = tokenizer.in_language(self.source_language) if self.source_language else tokenizer
         writes = tokenizer.in_language(self.target_language) if self.target_language else tokenizer
         source = token_ids(self.prefix + text_of(example, "source"), reads, end=True)
-        target = array(ended(writes.encode_target(text_of(example, "target")), writes))
+        target = flat(ended([writes.encode_target(text_of(example, "target"))], writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
                 raise ValueError(f"column {name!r} is empty")

@@ -14,6 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Objective, Record
 from anyformer.train.data.source import Row
 
@@ -26,6 +28,7 @@ class Encoded(NamedTuple):
     records: list[Record]
     problem: str = ""  # why there are none
     unread: bool = False  # the source could not read the row; otherwise the objective refused it
+    more: bool = False  # the next one is the rest of this record
 
 
 def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
@@ -41,6 +44,19 @@ def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
     return Encoded(row.place, records)
 
 
+def is_long(row: Row, objective: Objective) -> bool:
+    return objective.packs and row.example is not None and isinstance(row.example.get("text"), LongText)
+
+
+def encode_long(row: Row, objective: Objective, tokenizer: Any) -> Iterator[Encoded]:
+    """A text that is too long to hold, a part at a time."""
+    assert row.example is not None
+    for ids in objective.ids(row.example["text"], tokenizer):
+        if ids:
+            yield Encoded(row.place, [{"input_ids": array(ids)}], more=True)
+    yield Encoded(row.place, [{"input_ids": array([])}])
+
+
 def encoded(
     rows: Iterator[Row], objective: Objective, tokenizer: Any, workers: int | None = None, moment: float = MOMENT
 ) -> Generator[Encoded, None, None]:
@@ -53,7 +69,10 @@ def encoded(
         if not alone and time.monotonic() >= until:
             yield from _together(chain([row], rows), objective, tokenizer, workers)
             return
-        yield encode_row(row, objective, tokenizer)
+        if is_long(row, objective):
+            yield from encode_long(row, objective, tokenizer)
+        else:
+            yield encode_row(row, objective, tokenizer)
 
 
 def cores() -> int:
@@ -81,19 +100,38 @@ def _encode_rows(rows: list[Row]) -> list[Encoded]:
     return [encode_row(row, *_shared) for row in rows]
 
 
+def _chunks(rows: Iterable[Row], objective: Objective) -> Iterator[list[Row] | Row]:
+    """Some rows at a time; a long one is alone."""
+    chunk: list[Row] = []
+    for row in rows:
+        if is_long(row, objective):
+            yield from filter(None, (chunk, row))
+            chunk = []
+            continue
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    yield from filter(None, (chunk,))
+
+
 def _together(rows: Iterable[Row], objective: Objective, tokenizer: Any, workers: int) -> Iterator[Encoded]:
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("fork"), initializer=_begin, initargs=(objective, tokenizer, os.getpid())
     )
-    waiting: deque[Future[list[Encoded]]] = deque()
-    rows = iter(rows)
+    waiting: deque[Future[list[Encoded]] | Row] = deque()
+    together = _chunks(rows, objective)
     try:
         while True:
-            while len(waiting) < 4 * workers and (chunk := list(islice(rows, CHUNK))):
-                waiting.append(pool.submit(_encode_rows, chunk))
+            for chunk in islice(together, max(4 * workers - len(waiting), 0)):
+                waiting.append(chunk if isinstance(chunk, Row) else pool.submit(_encode_rows, chunk))
             if not waiting:
                 return
-            yield from waiting.popleft().result()
+            first = waiting.popleft()
+            if isinstance(first, Row):  # here, since its parts would not fit a process's answer
+                yield from encode_long(first, objective, tokenizer)
+            else:
+                yield from first.result()
     except BrokenProcessPool:
         raise ValueError("a process that encodes examples was killed, perhaps for lack of memory") from None
     finally:

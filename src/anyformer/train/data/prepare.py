@@ -105,7 +105,7 @@ def _write(
     count = 0
     rows = encoded(source.rows(objective.columns), objective, tokenizer)
     with Writer(place) as writer, contextlib.closing(rows):
-        for where, records, problem, unread in rows:
+        for where, records, problem, unread, more in rows:
             size = max(map(objective.size, records), default=0)
             if limit is not None and size > limit:
                 problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
@@ -115,9 +115,9 @@ def _write(
                 writer.problem(where, problem)
                 continue
             for record in records:
-                writer.add(record)
-            count += 1
-            if progress is not None and count % 256 == 0:
+                writer.add(record, more)
+            count += not more
+            if progress is not None and not more and count % 256 == 0:
                 progress(name, count)
         if not count:
             first = f"; the first: {writer.problems[0]}" if writer.problems else ""

@@ -149,7 +149,8 @@ class Writer:
         self.folder, self.shard_bytes = folder, shard_bytes
         self.work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         self.kinds: dict[str, dict[str, Any]] = {}
-        self.buffer: list[Record] = []
+        self.buffer: list[tuple[Record, bool]] = []  # whether the record goes on in the next
+        self.begun: dict[str, int] = {}  # the size so far of a record that goes on in the next shard
         self.bytes, self.bad = 0, 0
         self.counts: list[int] = []
         self.problems: list[str] = []
@@ -168,7 +169,8 @@ class Writer:
         finally:
             shutil.rmtree(self.work, ignore_errors=True)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, more: bool = False) -> None:
+        """`more`: the next one is the rest of this record, which may be longer than memory."""
         arrays = {name: np.asarray(value) for name, value in record.items()}
         if not self.kinds:
             self.kinds = {
@@ -182,7 +184,7 @@ class Writer:
                 raise TypeError(f"field {name!r} of a record: {array.dtype} of shape {array.shape}")
             arrays[name] = array.astype(kind["dtype"], casting="same_kind")
             self.bytes += array.nbytes
-        self.buffer.append(arrays)
+        self.buffer.append((arrays, more))
         if self.bytes >= self.shard_bytes:
             self._flush()
 
@@ -194,15 +196,17 @@ class Writer:
     def _flush(self) -> None:
         for name, kind in self.kinds.items():
             path = self.work / f"{len(self.counts):05d}.{name}"
-            flat = np.concatenate([record[name].reshape(-1) for record in self.buffer])
-            sizes = np.array([record[name].size for record in self.buffer], np.int64)
+            flat = np.concatenate([record[name].reshape(-1) for record, _ in self.buffer])
+            ends = self.begun.get(name, 0) + np.cumsum([record[name].size for record, _ in self.buffer])
+            sizes = np.diff(ends[[not more for _, more in self.buffer]], prepend=0).astype(np.int64)
+            self.begun[name] = int(ends[-1] - sizes.sum())
             _digest(self.hash, name, sizes, flat)
             flat = narrowed(flat)
             kind["stored"].append(flat.dtype.str)
             flat.tofile(path)
             if not kind["scalar"]:
                 sizes.tofile(f"{path}.sizes")
-        self.counts.append(len(self.buffer))
+        self.counts.append(sum(not more for _, more in self.buffer))
         self.buffer, self.bytes = [], 0
 
     def _finish(self) -> None:

@@ -7,10 +7,12 @@ and counted, and never lost in silence.
 from __future__ import annotations
 
 import bz2
+import codecs
 import glob
 import gzip
 import hashlib
 import lzma
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -21,6 +23,9 @@ from anyformer.spec import Part, Table, nearest
 Example = Mapping[str, Any]
 
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what a damaged archive raises
+LONGEST_LINE = 64 * 2**20  # bytes: a line is held whole
+BLOCK = 2**20  # bytes that are decoded at once
 
 
 class Row(NamedTuple):
@@ -179,18 +184,63 @@ def open_bytes(file: Path) -> IO[bytes]:
     return OPENERS.get(file.suffix, open)(file, "rb")
 
 
-def lines(file: Path) -> Iterator[tuple[int, str | None]]:
-    """(number from 1, line without its end), None for one that is not UTF-8."""
+class Line(NamedTuple):
+    number: int  # from 1
+    text: str | None  # without its end
+    problem: str = ""  # why there is none
+
+
+def lines(file: Path) -> Iterator[Line]:
     number = 0
     try:
         with open_bytes(file) as stream:
-            for number, raw in enumerate(stream, 1):
+            for number, raw in enumerate(raw_lines(stream), 1):
+                if raw is None:
+                    yield Line(number, None, TOO_LONG)
+                    continue
                 try:
-                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                    yield Line(number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
                 except UnicodeDecodeError:
-                    yield number, None
-    except (OSError, EOFError, lzma.LZMAError) as error:  # a broken archive
+                    yield Line(number, None, "not UTF-8")
+    except BROKEN as error:
         raise ValueError(f"{file}, after line {number}: cannot be read ({error})") from None
+
+
+TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
+
+
+def raw_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
+    """Each line with its end; None for one that is too long to hold."""
+    while raw := stream.readline(LONGEST_LINE):
+        rest = raw
+        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+            rest, raw = stream.readline(LONGEST_LINE), b""
+        yield raw or None
+
+
+class NotText(ValueError):
+    """A file that is not UTF-8; `line` is the first that is not."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__("not UTF-8")
+        self.line = line
+
+
+def decoded(file: Path) -> Iterator[str]:
+    """The text of a file, in parts cut anywhere."""
+    reader, line = codecs.getincrementaldecoder("utf-8-sig")(), 1
+    try:
+        with open_bytes(file) as stream:
+            raw = b"\0"
+            while raw:
+                raw = stream.read(BLOCK)
+                text = reader.decode(raw, final=not raw)
+                line += text.count("\n")
+                yield text
+    except UnicodeDecodeError as error:
+        raise NotText(line + error.object.count(b"\n", 0, error.start)) from None
+    except BROKEN as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from None
 
 
 def digest_of(files: list[Path]) -> str:

@@ -9,12 +9,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from anyformer.spec import Table, nearest
-from anyformer.train.data.source import Files, Row, Source, lines, need, open_bytes
+from anyformer.train.data.source import (
+    BROKEN,
+    LONGEST_LINE,
+    TOO_LONG,
+    Files,
+    Row,
+    Source,
+    lines,
+    need,
+    open_bytes,
+    raw_lines,
+)
 
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python keeps a byte that is no text
 
@@ -27,10 +38,10 @@ class JSONLines(Files):
 
     def raw(self) -> Iterator[Row]:
         for file in self.files():
-            for number, line in lines(file):
+            for number, line, problem in lines(file):
                 place = f"{file}:{number}"
                 if line is None:
-                    yield Row(place, None, "not UTF-8")
+                    yield Row(place, None, problem)
                 elif line.strip():
                     yield _parsed(place, line)
 
@@ -77,9 +88,9 @@ class CSV(Files):
                     yield Row(place, dict(zip(names, cells)))
 
     def _cells(self, file: Path) -> Iterator[tuple[str, list[str], str]]:
-        csv.field_size_limit(2**31 - 1)  # a document may be long
+        csv.field_size_limit(LONGEST_LINE)  # a document may be long
         with open_bytes(file) as stream:
-            text = (raw.decode("utf-8-sig" if i == 0 else "utf-8", "surrogateescape") for i, raw in enumerate(stream))
+            text = _lines_of_cells(file, stream)
             reader = csv.reader(
                 text, delimiter=self.delimiter, quotechar=self.quote, strict=True,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
@@ -93,11 +104,18 @@ class CSV(Files):
                 except csv.Error as error:
                     yield f"{file}:{begin}", [], f"lines {begin} to {reader.line_num}: {error}"
                     continue
-                except (OSError, EOFError) as error:
+                except BROKEN as error:
                     raise ValueError(f"{file}, after line {begin - 1}: cannot be read ({error})") from None
                 bad = any(_NOT_UTF8.search(cell) for cell in cells if not cell.isascii())
                 if cells:  # an empty line is no example
                     yield f"{file}:{begin}", cells, "not UTF-8" if bad else ""
+
+
+def _lines_of_cells(file: Path, stream: IO[bytes]) -> Iterator[str]:
+    for number, raw in enumerate(raw_lines(stream), 1):
+        if raw is None:
+            raise ValueError(f"{file}:{number}: {TOO_LONG}")
+        yield raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
 
 
 class TSV(CSV):

@@ -5,12 +5,28 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, zip_longest
+from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
+from anyformer.inputs.long import LongText
 from anyformer.spec import Table
-from anyformer.train.data.source import Files, Row, Source, digest_of, find, lines, open_bytes
+from anyformer.train.data.source import (
+    LONGEST_LINE,
+    TOO_LONG,
+    Files,
+    Line,
+    NotText,
+    Row,
+    Source,
+    decoded,
+    digest_of,
+    find,
+    lines,
+)
+
+LONG = 2**22  # characters of a text that is not held whole
 
 
 class TextFiles(Files):
@@ -37,44 +53,71 @@ class TextFiles(Files):
                 yield from self._texts(file)
 
     def _lines(self, file: Path) -> Iterator[Row]:
-        numbered: Iterable[tuple[int, str | None]] = lines(file)
+        numbered: Iterable[Line] = lines(file)
         if (self.start, self.stop) != (0, 1):
-            every = list(numbered)
-            numbered = every[round(self.start * len(every)) : round(self.stop * len(every))]
-        for number, line in numbered:
+            total = sum(1 for _ in numbered)
+            numbered = islice(lines(file), round(self.start * total), round(self.stop * total))
+        for number, line, problem in numbered:
             if line is None:
-                yield Row(f"{file}:{number}", None, "not UTF-8")
+                yield Row(f"{file}:{number}", None, problem)
             elif line.strip():  # an empty line is no example
                 yield Row(f"{file}:{number}", {"text": line})
 
     def _texts(self, file: Path) -> Iterator[Row]:
         try:
-            with open_bytes(file) as stream:
-                text = stream.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            yield Row(f"{file}:{line}", None, "not UTF-8")
+            total = sum(map(len, decoded(file)))
+        except NotText as error:
+            yield Row(f"{file}:{error.line}", None, str(error))
             return
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{file}: cannot be read ({error})") from None
-        ends = [_line_end(text, share) for share in (self.start, self.stop)]
-        number = text.count("\n", 0, ends[0]) + 1
-        text = text[ends[0] : ends[1]]
+        start, stop = (_line_end(file, share, total) for share in (self.start, self.stop))
+        number = sum(part.count("\n") for part in _between(file, 0, start)) + 1
         if self.unit == "file":
-            if text.strip():
-                yield Row(f"{file}:{number}", {"text": text})
+            if any(part.strip() for part in _between(file, start, stop)):
+                text = LongText(partial(_between, file, start, stop))
+                yield Row(f"{file}:{number}", {"text": text if stop - start > LONG else str(text)})
             return
-        for paragraph in text.split("\n\n"):
-            if paragraph.strip():
+        for paragraph, size in _paragraphs(_between(file, start, stop)):
+            if paragraph is None:
+                yield Row(f"{file}:{number}", None, TOO_LONG)
+            elif paragraph.strip():
                 yield Row(f"{file}:{number}", {"text": paragraph.strip("\n")})
-            number += paragraph.count("\n") + 2
+            number += size + 2
 
 
-def _line_end(text: str, share: float) -> int:
+def _between(file: Path, start: int, stop: int) -> Iterator[str]:
+    """The characters [start, stop) of a file."""
+    seen = 0
+    for part in decoded(file):
+        if seen < stop and seen + len(part) > start:
+            yield part[max(start - seen, 0) : stop - seen]
+        seen += len(part)
+        if seen >= stop:
+            return
+
+
+def _line_end(file: Path, share: float, total: int) -> int:
     """Where the line ends that this share of the characters falls into."""
     if share in (0, 1):
-        return round(share * len(text))
-    return text.find("\n", int(share * len(text))) + 1 or len(text)
+        return round(share * total)
+    place = int(share * total)
+    for part in _between(file, place, total):
+        if "\n" in part:
+            return place + part.index("\n") + 1
+        place += len(part)
+    return total
+
+
+def _paragraphs(parts: Iterable[str]) -> Iterator[tuple[str | None, int]]:
+    """What stands between empty lines, None where that is too long to hold, and how many line ends are in it."""
+    waiting, dropped, skipped = "", False, 0
+    for part in parts:
+        *whole, waiting = (waiting + part).split("\n\n")
+        for paragraph in whole:
+            yield None if dropped else paragraph, paragraph.count("\n") + skipped
+            dropped, skipped = False, 0
+        if len(waiting) > LONGEST_LINE:  # its last character may begin an empty line
+            dropped, skipped, waiting = True, skipped + waiting.count("\n", 0, -1), waiting[-1:]
+    yield None if dropped else waiting, waiting.count("\n") + skipped
 
 
 class ParallelText(Source):
@@ -93,15 +136,15 @@ class ParallelText(Source):
         files = self.files()
         for together in zip_longest(*map(lines, files)):
             if None in together:  # to go on would pair what does not belong together
-                number = next(line for line in together if line is not None)[0]
+                number = next(line for line in together if line is not None).number
                 raise ValueError(f"{files[together.index(None)]}: ends before line {number}, and others do not")
-            number, texts = together[0][0], [text for _, text in together]
-            for file, text in zip(files, texts):
+            number = together[0].number
+            for file, (_, text, problem) in zip(files, together):
                 if not text or not text.strip():
-                    yield Row(f"{file}:{number}", None, "not UTF-8" if text is None else "an empty line")
+                    yield Row(f"{file}:{number}", None, problem or "an empty line")
                     break
             else:
-                yield Row(f"{files[0]}:{number}", dict(zip(self.paths, texts)))
+                yield Row(f"{files[0]}:{number}", {name: line.text for name, line in zip(self.paths, together)})
 
     def digest(self) -> str:
         return digest_of(self.files())
@@ -125,9 +168,9 @@ class Columns(Files):
     def _sentences(self, file: Path) -> Iterator[Row]:
         words: list[list[str]] = []
         begin, problem = 1, ""
-        for number, line in chain(lines(file), [(0, "")]):
+        for number, line, unread in chain(lines(file), [Line(0, "")]):
             if line is None:
-                problem = problem or f"line {number} is not UTF-8"
+                problem = problem or f"line {number} is {unread}"
             elif self.comment is not None and line.startswith(self.comment):
                 continue
             elif line.strip():

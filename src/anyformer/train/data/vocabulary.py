@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.inputs.long import LongText, worded
 from anyformer.inputs.vocabulary import NAMES
 from anyformer.spec import Part, Table, nearest
 
@@ -116,11 +117,11 @@ def _byte_pairs(tokens: list[str]) -> Any:
 
 
 def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
-    """Every text in these columns, words of a list included."""
+    """Every text in these columns, words of a list included; long ones in parts that have the same words."""
     for row in source.rows(columns):
         for name in columns if row.example is not None else ():
             value = row.example[name]  # type: ignore[index]
-            if isinstance(value, str):
-                yield value
+            if isinstance(value, (str, LongText)):
+                yield from worded(value)
             elif isinstance(value, (list, tuple)):
                 yield " ".join(item for item in value if isinstance(item, str))
