@@ -18,7 +18,7 @@ from anyformer.families import recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.init import computed, initialise
-from anyformer.spec import FORMAT, encode, from_json, nearest
+from anyformer.spec import FORMAT, encode, from_json, nearest, walk
 from anyformer.weights import hub
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 from anyformer.weights.pieces import Pieces, has_weights, opened
@@ -33,6 +33,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+SHOWN = 100  # tensors that a report tells by name
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
@@ -42,16 +45,19 @@ class Report:
     mismatched: dict[str, str]  # our address -> the two shapes, as published
     dropped: tuple[str, ...]  # published tensors that hold nothing to learn
     published: dict[str, str]  # our address -> the published tensors that are missing or mismatched for it
+    nonfinite: tuple[str, ...] = ()  # our addresses of weights with NaN or infinity in them
 
     @property
     def clean(self) -> bool:
-        return not (self.missing or self.unexpected or self.mismatched)
+        return not (self.missing or self.unexpected or self.mismatched or self.nonfinite)
 
     def __str__(self) -> str:
         lines = [f"missing {line}" for line in self._by_published_name(self.missing)]
         lines += [f"unexpected {name}" for name in self.unexpected]
         lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
-        return "; ".join(lines) or "every tensor fits"
+        lines += [f"NaN or infinity in {name}" for name in self.nonfinite]
+        more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+        return "; ".join(lines[:SHOWN] + more) or "every tensor fits"
 
     def _by_published_name(self, found: dict[str, str]) -> list[str]:
         """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
@@ -138,6 +144,7 @@ def load(
     ours = (folder / "spec.json").is_file()
     with opened(weights or folder) as checkpoint:
         family = None if ours else families.find(spec.family)
+        affordable(spec, checkpoint)
         model = skeleton(spec)
         spec = untied(model, checkpoint, family)
         if spec is not model.spec:
@@ -156,13 +163,22 @@ def load(
     return model if strict else (model, report)
 
 
+def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
+    """ValueError where a description asks for more than its file can hold, before anything of it is built."""
+    layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
+    if layers > len(checkpoint.names):
+        found = f"the checkpoint has {len(checkpoint.names):,} tensors"
+        raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
+
+
 def untied(model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Family | None) -> Model:
     """The description without the ties that the checkpoint contradicts: both tensors are stored, and they differ.
     Published configs cannot always say so (T5 1.1), and transformers decides by the tensors too."""
     spec = model.spec
     if not spec.ties:
         return spec
-    names, _, steps = _match_names(checkpoint.names, family, spec, list(model.state_dict()))
+    targets = model.state_dict()
+    names, _, steps = _match_names(checkpoint.names, family, spec, list(targets))
     makers = {step.targets[0]: step for step in steps if len(step.targets) == step.rule.needed == 1}
 
     def read(target: str) -> Tensor | None:
@@ -170,8 +186,8 @@ def untied(model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Fa
         source = next((s for s in step.sources if s in names), None) if step else None
         if step is None or source is None:
             return None
-        tensor = checkpoint.read(names[source])
-        return step.rule.load([tensor], [tensor.shape])[0]
+        tensor, shapes = checkpoint.read(names[source]), [targets[target].shape]
+        return None if any(step.rule.misfits([tensor], shapes)) else step.rule.load([tensor], shapes)[0]
 
     def holds(name: str, owner: str) -> bool:
         stored = read(name)
@@ -215,6 +231,7 @@ def fill(
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}
     published: dict[str, str] = {}
+    nonfinite: list[str] = []
     for step in steps:
         present = [source for source in step.sources if source in names]
         used.update(present)
@@ -231,6 +248,12 @@ def fill(
             published.update(dict.fromkeys(step.targets, " and ".join(names[source] for source in wrong)))
             continue
         for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
+            if tensor.is_floating_point() != targets[target].is_floating_point():
+                mismatched[target] = f"the checkpoint has {tensor.dtype}, the model needs {targets[target].dtype}"
+                published[target] = " and ".join(names[source] for source in present)
+                continue
+            if not finite(tensor):
+                nonfinite.append(target)
             tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
             for name in groups[id(targets[target])]:
                 filled[name] = tensor.contiguous()
@@ -247,11 +270,18 @@ def fill(
             parameter = isinstance(old, nn.Parameter)
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad) if parameter else tensor)
     left = [name for name in names if name not in used]
-    unexpected = tuple(name for name in left if all(match(template, name) is None for template in dropped))
+    unexpected = dict.fromkeys(name for name in left if all(match(template, name) is None for template in dropped))
     how = "initialised as its description says"
     known = tuple(name for name in left if name not in unexpected)
     published = {name: published[name] for name in (*missing, *mismatched)}
-    return Report(dict.fromkeys(missing, how), unexpected, mismatched, known, published)
+    return Report(dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite))
+
+
+def finite(tensor: Tensor) -> bool:
+    """One pass over the numbers: their sum tells, unless it is too large itself."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
 def _match_names(

@@ -23,6 +23,7 @@ from anyformer.parts.embed import GIVERS, Embedding
 from anyformer.parts.given import check_given, check_shape, hides_nothing
 from anyformer.parts.head import ClassifyHead, Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer
+from anyformer.parts.moe import MoE
 from anyformer.spec import Part, Site, Table, looking_ahead, nearest, override, parts_in, walk
 from anyformer.state import State
 
@@ -99,6 +100,9 @@ class Model(Part):
         layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
             raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
+        experts = max((part.num_experts for _, part in walk(self) if isinstance(part, MoE)), default=0)
+        if layers * experts > 1_000_000:
+            raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
         self.check_vocabulary()
         self.check_needs()
         if self.writes:

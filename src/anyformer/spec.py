@@ -235,6 +235,12 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         if abs(value) > sys.float_info.max or value != value:
             raise ValueError(f"{where}: expected a finite number, got {value!r:.40}")
         return float(value)
+    elif hint is float and type(value) is float and value == value:
+        return value  # infinity
+    elif hint is int and type(value) is int:
+        if abs(value) < 2**63:
+            return value
+        raise ValueError(f"{where}: {str(value)[:20]}... is no size or number of anything")
     elif hint is int and type(value) is float and value.is_integer():
         return int(value)  # 1e6 typed on a command line
     elif hint is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from anyformer.cli.settings import setting
+from anyformer.cli.texts import as_json
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
             "active": counted.active, "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts,
             "tied": dict(spec.ties), "note": spec.note,
         }  # fmt: skip
-        print(json.dumps(result, indent=1))
+        print(as_json(result, indent=1))
         return
     each = BYTES[dtype]
     rows = [(part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)) for part, size in parts.items()]

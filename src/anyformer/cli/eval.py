@@ -7,12 +7,12 @@ its predictions are scored again, on a machine that has the libraries for it."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from anyformer.cli.settings import device_flag
+from anyformer.cli.texts import as_json
 
 SPLITS = ("test", "valid", "train")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     scores, facts = evaluated(options)
     if options.json:
-        print(json.dumps({**facts, **scores}))
+        print(as_json({**facts, **scores}))
         return
     from anyformer.cli.terminal import table
 

@@ -5,14 +5,13 @@ The prompt is PROMPT, --file, or what is piped in (a newline at its end is not p
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from typing import Any
 
 from anyformer.cli.settings import device_flag
-from anyformer.cli.texts import text_of
+from anyformer.cli.texts import as_json, text_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -90,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         result = write(model, tokenizer, row, settings, options)
         written += len(result["tokens"])
         if options.json:
-            print(json.dumps(result, ensure_ascii=False), flush=True)
+            print(as_json(result), flush=True)
     took = time.perf_counter() - start
     if sys.stderr.isatty():
         print(f"{written:,} tokens in {took:.1f} s: {written / max(took, 1e-9):.1f} tokens/s", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 from anyformer.cli import Mistake, Parser
 from anyformer.cli.generate import DTYPES, visible
 from anyformer.cli.settings import device_flag
-from anyformer.cli.texts import text_of
+from anyformer.cli.texts import as_json, text_of
 from anyformer.spec import nearest
 from anyformer.tasks import TASKS, About
 
@@ -94,7 +94,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         found = function(reader, inputs, batch=options.batch, progress=advance, **own)
     show(found if isinstance(inputs, list) else [found], options.json)
     if (accuracy := getattr(found, "accuracy", None)) is not None:  # where inputs tell what is right
-        print(json.dumps({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
+        print(as_json({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def parsed(line: str) -> Any:
 def show(results: list[Any], as_json: bool) -> None:
     if as_json:
         for result in results:
-            print(json.dumps(plain(result), ensure_ascii=False))
+            print(as_json(plain(result)))
         return
     numbered = [(str(number), row) for number, result in enumerate(results, 1) for row in rows_of(plain(result))]
     if not all(isinstance(row, dict) for _, row in numbered):

@@ -1,9 +1,12 @@
-"""Text that a verb reads from --file, or from a pipe."""
+"""Text that a verb reads from --file, or from a pipe; and the JSON that it writes."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 LARGEST = 2**30  # bytes
 
@@ -26,3 +29,16 @@ def text_of(file: str | None, lack: str, largest: int = LARGEST) -> tuple[str, s
         return raw.decode("utf-8-sig"), name
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 text (byte {error.start})") from None
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """As every reader of JSON takes it: a number that is not finite is null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

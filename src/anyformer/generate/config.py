@@ -51,6 +51,7 @@ def settings_for(model: Any, given: Mapping[str, Any]) -> Settings:
     if isinstance(found.get("exponential_decay_length_penalty"), list):
         found["exponential_decay_length_penalty"] = tuple(found["exponential_decay_length_penalty"])
     out = Settings(**found)
+    out.check_kinds()
     only_sampling = ONLY_SAMPLING if out.contrastive else (*ONLY_SAMPLING, "top_k")
     for name in (name for name in said if said[name] != NAMES[name]):
         out.need(out.do_sample is not False or name not in only_sampling, name, "does nothing without do_sample=True")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST = 2**24  # tokens, beams, copies: more than this is a slip of the keyboard
+LARGEST = 10**9  # of any other number: a penalty, a cutoff
+WHOLE = 2**63  # below it a whole number fits torch's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class Settings:
 
     def check(self, vocab_size: int) -> None:
         """One line naming the parameter, for anything that makes no sense."""
-        self._check_kinds()
+        self.check_kinds()
         for name in ("max_new_tokens", "max_length", "prompt_lookup_num_tokens", "prefill_chunk_size", "num_beams",
                      "num_beam_groups", "num_return_sequences", "num_assistant_tokens",
                      "max_matching_ngram_size"):  # fmt: skip
@@ -112,23 +113,25 @@ class Settings:
         for name in ("repetition_penalty", "encoder_repetition_penalty"):
             self.need(getattr(self, name) > 0, name, "above 0; 1 does nothing")
         self.need(self.early_stopping in (True, False, "never"), "early_stopping", "True, False or 'never'")
+        self.need(abs(self.length_penalty) <= 32, "length_penalty", "a power of the length, from -32 to 32")
         self._check_together(vocab_size)
         self._check_tokens(vocab_size)
 
-    def _check_kinds(self) -> None:
+    def check_kinds(self) -> None:
+        """Every field of its type, and no number beyond what arithmetic takes: they may come from a file."""
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), str(field.type)
             if value is None and "None" in kind:
                 continue
-            if kind.startswith("int"):
-                listed = isinstance(value, (list, tuple)) and ("list" in kind or "Sequence" in kind)
-                good = all(isinstance(v, int) and not isinstance(v, bool) for v in (value if listed else [value]))
-                self.need(good, field.name, "a whole number")
-            elif kind.startswith("float"):
-                good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-                self.need(good, field.name, "a finite number")
-            elif kind in ("bool", "bool | None"):
-                self.need(isinstance(value, bool), field.name, "True or False")
+            if kind in KINDS:
+                good, what = KINDS[kind]
+                self.need(good(value), field.name, what)
+        try:
+            biases = self.biases
+        except (TypeError, ValueError, OverflowError):
+            biases = [((), 0.0)]
+        good = all(tokens and are(whole)(tokens) and number(bias) for tokens, bias in biases)
+        self.need(good, "sequence_bias", "{tokens: bias}, each of at least one token")
 
     def _check_together(self, vocab_size: int) -> None:
         need, N = self.need, self.num_beams
@@ -160,21 +163,55 @@ class Settings:
     def _check_tokens(self, vocab_size: int) -> None:
         words, first = self.bad_words_ids or [], self.begin_suppress_tokens or []
         self.need(all(words), "bad_words_ids", "lists of at least one token each")
-        try:
-            biases = self.biases
-        except (TypeError, ValueError):
-            biases = [((), 0.0)]
-        self.need(all(tokens for tokens, _ in biases), "sequence_bias", "{tokens: bias}, each of at least one token")
         tokens = {"suppress_tokens": self.suppress_tokens or [], "begin_suppress_tokens": first,
                   "bad_words_ids": [t for word in words for t in word],
-                  "sequence_bias": [t for some, _ in biases for t in some],
+                  "sequence_bias": [t for some, _ in self.biases for t in some],
                   "forced_bos_token_id": as_list(self.forced_bos_token_id),
                   "forced_eos_token_id": as_list(self.forced_eos_token_id)}  # fmt: skip
         for name, ids in tokens.items():
             self.need(all(0 <= token < vocab_size for token in ids), name, f"outside the vocabulary of {vocab_size}")
         decay = self.exponential_decay_length_penalty
-        self.need(decay is None or (len(decay) == 2 and decay[1] > 0), "exponential_decay_length_penalty",
-                  "(first token, factor above 0)")  # fmt: skip
+        self.need(decay is None or decay[1] > 0, "exponential_decay_length_penalty", "(first token, factor above 0)")
+
+
+def whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < WHOLE
+
+
+def number(value: Any) -> bool:
+    """NaN is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(map(kind, value))
+
+
+def either(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: any(kind(value) for kind in kinds)
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _decay(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and whole(value[0]) and number(value[1])
+
+
+# the type of a field -> what makes a value one, and how that is said
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("int", "int | None"), (whole, "a whole number")),
+    **dict.fromkeys(("int | list[int] | None", "int | Sequence[int] | None"),
+                    (either(whole, are(whole)), "a whole number, or several")),
+    **dict.fromkeys(("float", "float | None"), (number, f"a finite number of at most {LARGEST:,}")),
+    **dict.fromkeys(("bool", "bool | None"), (lambda value: isinstance(value, bool), "True or False")),
+    "bool | str": (either(text, lambda value: isinstance(value, bool)), "True, False or a name"),
+    "list[int] | None": (are(whole), "a list of tokens"),
+    "list[list[int]] | None": (are(are(whole)), "a list of lists of tokens"),
+    "str | list[str] | None": (either(text, are(text)), "a text, or several"),
+    "tuple[int, float] | None": (_decay, "(first token, factor above 0)"),
+}  # fmt: skip
 
 
 def as_list(value: Any) -> list[int]:
