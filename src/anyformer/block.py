@@ -176,6 +176,8 @@ class Stack(Part, sees="itself"):
 
     def check(self) -> None:
         at_least(self, 0, "depth")
+        if self.depth > 10_000:  # before anything of this length is made
+            raise ValueError(f"Stack.depth is {self.depth:,}; at most 10,000 layers can be built")
         at_least(self, 1, "project")
         chance(self, "dropout", "layer_drop")
         if isinstance(self.layers, Block) == bool(self.pattern):

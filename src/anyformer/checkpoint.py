@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
 
 
 SHOWN = 100  # tensors that a report tells by name
+TABLE = 2**28  # numbers of a tensor that is computed, and stored nowhere: the file's size does not bound it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +151,7 @@ def load(
         if spec is not model.spec:
             model = skeleton(spec)
         chosen = choose_dtype(dtype, spec, checkpoint)
-        report = fill(model, checkpoint, family, chosen)
-    if strict and not report.clean:
-        raise ValueError(f"{folder}: the checkpoint does not fit its description: {report}")
+        report = fill(model, checkpoint, family, chosen, strict)
     model.tie()
     model.to(where)
     if report.missing or report.mismatched:
@@ -214,9 +213,11 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
 
 
 def fill(
-    model: TransformerModule, checkpoint: Checkpoint | Pieces | Outline, family: Family | None, dtype: torch.dtype
-) -> Report:
-    """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported.
+    model: TransformerModule, checkpoint: Checkpoint | Pieces | Outline, family: Family | None, dtype: torch.dtype,
+    strict: bool = False,
+) -> Report:  # fmt: skip
+    """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
+    memory is taken for it.
 
     Tied names stand for one tensor: whichever of them the checkpoint has fills it.
     """
@@ -257,8 +258,22 @@ def fill(
             tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
             for name in groups[id(targets[target])]:
                 filled[name] = tensor.contiguous()
-    filled |= {n: f().to(dtypes[n]) for n, f in computed(model).items() if n not in filled and n not in mismatched}
-    missing = [name for name in targets if name not in filled and name not in mismatched]
+    tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}
+    missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
+    left = [name for name in names if name not in used]
+    unexpected = dict.fromkeys(name for name in left if all(match(template, name) is None for template in dropped))
+    how = "initialised as its description says"
+    known = tuple(name for name in left if name not in unexpected)
+    published = {name: published[name] for name in (*missing, *mismatched)}
+    report = Report(
+        dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite)
+    )
+    if strict and not report.clean:
+        raise ValueError(f"{checkpoint.folder}: the checkpoint does not fit its description: {report}")
+    for name in tables:
+        if targets[name].numel() > TABLE:
+            raise ValueError(f"{checkpoint.folder}: {name} would have {targets[name].numel():,} numbers")
+    filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
     for address, module in model.named_modules():
         for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             name = f"{address}.{leaf}" if address else leaf
@@ -269,12 +284,7 @@ def fill(
                 tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
             parameter = isinstance(old, nn.Parameter)
             setattr(module, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad) if parameter else tensor)
-    left = [name for name in names if name not in used]
-    unexpected = dict.fromkeys(name for name in left if all(match(template, name) is None for template in dropped))
-    how = "initialised as its description says"
-    known = tuple(name for name in left if name not in unexpected)
-    published = {name: published[name] for name in (*missing, *mismatched)}
-    return Report(dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite))
+    return report
 
 
 def finite(tensor: Tensor) -> bool:

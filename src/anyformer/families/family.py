@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -250,6 +251,7 @@ class Family:
                 continue
             if isinstance(field, Field) and (wrong := misfit(value, field.default)):
                 raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
+            affordable(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
         values.architecture = architecture = self._class_of(config, architecture)
         try:
@@ -302,6 +304,18 @@ class Family:
         """The named description `name` of this family."""
         size = self.sizes[name]
         return self.read({**size.config}).replace(note=size.note, source={})
+
+
+MANY = re.compile("layer|group|block|expert|depth|repeat")  # in the names of fields that say how many of something
+MOST = 10_000
+
+
+def affordable(name: str, value: Any) -> None:
+    """ValueError for a number of layers, groups, blocks or experts that no machine would ever finish to build."""
+    limit = 10 * MOST if "expert" in name else MOST
+    numbers = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, (int, float))]
+    if MANY.search(name) and not sum(numbers) <= limit:
+        raise ValueError(f"{name}={str(value)[:60]}: at most {limit:,} can be built")
 
 
 def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:

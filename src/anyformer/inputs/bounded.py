@@ -15,7 +15,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
 
-from anyformer.inputs.sandbox import CHARACTERS, LOOKING, STEPS, UNWANTED, TooMuch, foresee, spend
+from anyformer.inputs.sandbox import CHARACTERS, LOOKING, STEPS, UNWANTED, TooMuch, foresee, made, spend
 
 
 class Generator(CodeGenerator):
@@ -73,28 +73,26 @@ class Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def joined(self, parts: tuple[Any, ...]) -> str:
         spend(*parts)
-        return "".join(map(str, parts))
+        return made("".join(map(str, parts)))
 
     def kept(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         spend(*parts)
-        return parts
+        return made(parts)
 
     def listed(self, parts: tuple[Any, ...]) -> list[Any]:
         spend(*parts)
-        return list(parts)
+        return made(list(parts))
 
     def paired(self, parts: tuple[Any, ...]) -> dict[Any, Any]:
         spend(*parts)
-        return dict(zip(parts[::2], parts[1::2]))
+        return made(dict(zip(parts[::2], parts[1::2])))
 
     def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
         spend(*arguments, *named.values())
         bound = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
         owner = getattr(bound, "__self__", None)
         foresee(getattr(bound, "__name__", ""), owner, (*arguments, *named.values()))
-        result = super().call(context, function, *arguments, **named)
-        spend(result, deep=False)
-        return result
+        return made(super().call(context, function, *arguments, **named))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         spend(left, right, deep=operator == "%")
@@ -104,9 +102,7 @@ class Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TooMuch(f"{left} ** {right}")
         if operator == "%" and isinstance(left, str):
             foresee("%", left, right if isinstance(right, tuple) else (right,))
-        result = super().call_binop(context, operator, left, right)
-        spend(result, deep=False)
-        return result
+        return made(super().call_binop(context, operator, left, right))
 
 
 INNER = (jinja2.Environment, jinja2.runtime.Context, nodes.EvalContext)
@@ -123,9 +119,7 @@ def paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             value = list(itertools.islice(value, STEPS))
         spend(value, *more, *named.values(), deep=name not in LOOKING)
         foresee(name, value, (*more, *named.values()))
-        result = function(*arguments[:place], value, *more, **named)
-        spend(result, deep=False)
-        return result
+        return made(function(*arguments[:place], value, *more, **named))
 
     return wrapped
 
@@ -154,12 +148,12 @@ def strftime_now(form: str) -> str:
 
 
 def environment() -> Bounded:
-    made = Bounded(
+    bounded = Bounded(
         trim_blocks=True, lstrip_blocks=True, finalize=finalize, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.filters = {name: paid(name, function) for name, function in made.filters.items() if name not in UNWANTED}
+    bounded.filters["tojson"] = tojson
+    bounded.filters = {name: paid(name, function) for name, function in bounded.filters.items() if name not in UNWANTED}
     for name in ("lipsum", "cycler", "joiner"):
-        del made.globals[name]
-    made.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return made
+        del bounded.globals[name]
+    bounded.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return bounded

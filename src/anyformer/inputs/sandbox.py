@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any
 CHARACTERS = 8_000_000  # of a value, and of the whole text
 STEPS = 2_000_000  # loop rounds, calls, and elements of the values that take part in them
 SECONDS = 10.0
+BYTES = 256 * 2**20  # of all values that it makes, together: they may all be kept
 
 # These make nothing larger than they are given, so their arguments may have any size.
 SHRINKING = {
@@ -37,7 +39,7 @@ _budget = threading.local()
 
 
 def refill() -> None:
-    _budget.steps, _budget.until = STEPS, time.monotonic() + SECONDS
+    _budget.steps, _budget.bytes, _budget.until = STEPS, BYTES, time.monotonic() + SECONDS
 
 
 def spend(*values: Any, deep: bool = True) -> int:
@@ -71,6 +73,16 @@ def spend(*values: Any, deep: bool = True) -> int:
             raise TooMuch(f"a value of more than {CHARACTERS:,} characters")
     _budget.steps = steps
     return size
+
+
+def made(value: Any) -> Any:
+    """Takes the memory of a new value out of the budget, and gives the value back."""
+    spend(value, deep=False)
+    elements = len(value) if isinstance(value, (list, tuple, dict)) else 0
+    _budget.bytes -= sys.getsizeof(value) + 64 * elements
+    if _budget.bytes < 0:
+        raise TooMuch(f"more than {BYTES:,} bytes of values")
+    return value
 
 
 def foresee(name: str, value: Any, arguments: Sequence[Any]) -> None:

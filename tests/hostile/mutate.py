@@ -1,0 +1,96 @@
+"""Damage to a file that was good: the same seed does the same damage."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 7, 10**6, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.5, 1e-300,
+    1e30, 1e308, float("nan"), float("inf"), float("-inf"), "", "x", "relu", "1", "\0", "\ud800", "é" * 1000, "../../x",
+    [], [0], [[]], [None], ["a", 1], [10**30], [0] * 1000, {}, {"kind": "Table"}, {"kind": "Stack"}, {"a": {"a": {}}},
+]  # fmt: skip
+NUMBER_NAMES = ("layer", "head", "hidden", "size", "width", "depth", "expert", "group", "id", "length", "vocab")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in JSON, itself included."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def json_damaged(content: Any, draw: random.Random) -> str:
+    """JSON text with one to three values changed, gone, swapped, nested, renamed or given twice."""
+    content = json.loads(json.dumps(content))
+    if draw.random() < 0.1:
+        return bytes_damaged(json.dumps(content).encode(), draw).decode("utf-8", "replace")
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        found = [path for path in places(content) if path]
+        if not found:
+            break
+        path = draw.choice(found)
+        home, key = at(content, path[:-1]), path[-1]
+        match draw.randrange(8):
+            case 0 | 1 | 2 | 3:
+                home[key] = draw.choice(VALUES)
+            case 4:
+                del home[key]
+            case 5:
+                other = draw.choice(found)
+                home[key] = json.loads(json.dumps(at(content, other)))
+            case 6:
+                deep: Any = home[key]
+                for _ in range(draw.choice((1, 3, 100))):
+                    deep = draw.choice(([deep], {"x": deep}))
+                home[key] = deep
+            case 7 if isinstance(home, dict):
+                home[draw.choice((f"{key}_", str(key).upper(), "kind", "type", ""))] = home.pop(key)
+    text = json.dumps(content)
+    if draw.random() < 0.03 and text.startswith("{") and len(text) > 2:
+        name = draw.choice(list(content) or ["x"])
+        text = "{" + f"{json.dumps(name)}: 0, " + text[1:]
+    return text
+
+
+def bytes_damaged(raw: bytes, draw: random.Random) -> bytes:
+    """Cut, flipped, doubled, filled or moved bytes."""
+    out = bytearray(raw)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        place = draw.randrange(len(out) + 1)
+        size = draw.choice((1, 4, 8, 64, len(out) // 3 + 1))
+        match draw.randrange(7):
+            case 0:
+                del out[place:]
+            case 1 if place < len(out):
+                out[place] ^= 1 << draw.randrange(8)
+            case 2:
+                out[place:place] = out[place : place + size]
+            case 3:
+                out[place : place + size] = bytes([draw.choice((0, 255, 10, 34))]) * size
+            case 4:
+                out[place:place] = draw.randbytes(size)
+            case 5:
+                del out[place : place + size]
+            case 6:
+                out[:8] = draw.choice((b"\xff" * 8, b"\0" * 8, (2**40).to_bytes(8, "little")))
+    return bytes(out)
+
+
+def safetensors_damaged(raw: bytes, draw: random.Random) -> bytes:
+    """The header's JSON, or any byte; NaN and infinity among the numbers too."""
+    length = int.from_bytes(raw[:8], "little")
+    kind = draw.randrange(4)
+    if kind == 0:
+        return bytes_damaged(raw, draw)
+    if kind == 1 and len(raw) - 8 - length >= 8:
+        place = 8 + length + draw.randrange((len(raw) - 8 - length) // 4) * 4
+        return raw[:place] + draw.choice((b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\xff\xff\xff\xff")) + raw[place + 4 :]
+    header = json_damaged(json.loads(raw[8 : 8 + length]), draw).encode("utf-8", "replace")
+    return len(header).to_bytes(8, "little") + header + raw[8 + length :]

@@ -1,0 +1,82 @@
+"""Runs attacks in a process that cannot hurt: bounded in processor time and memory, and seen when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import multiprocessing
+import os
+import resource
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS = 10  # of processor time, for one attack
+BYTES = 2 * 2**30  # beyond what the process has when it starts
+SILENT = 300  # seconds after which one that does not even compute is given up
+
+
+@dataclasses.dataclass
+class Result:
+    what: str  # "works", "refused", or what went wrong
+    line: str = ""
+    where: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.what in ("works", "refused")
+
+
+def judged(attack: Callable[[], Any]) -> Result:
+    """ValueError and OSError of one line are how a file is refused; anything else is a fault of ours."""
+    try:
+        said = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            attack()
+        return Result("works")
+    except (ValueError, OSError) as error:
+        line = str(error)
+        if line and "\n" not in line and not isinstance(error, UnicodeError):
+            return Result("refused", line)
+        return Result(f"{type(error).__name__} that is not one line", line, traceback.format_exc()[-1500:])
+    except BaseException as error:
+        return Result(type(error).__name__, str(error)[:500], traceback.format_exc()[-1500:])
+
+
+def _serve(attacks: Sequence[Callable[[], Any]], first: int, pipe: Any) -> None:
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + BYTES, size + BYTES))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default is the end of the process, whatever that is doing
+    for attack in attacks[first:]:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        result = judged(attack)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send(dataclasses.astuple(result))
+    pipe.close()
+    os._exit(0)
+
+
+def results(attacks: Sequence[Callable[[], Any]]) -> list[Result]:
+    """What each attack came to; one that kills its process costs only itself."""
+    context, found = multiprocessing.get_context("fork"), []
+    while len(found) < len(attacks):
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_serve, args=(attacks, len(found), theirs))
+        child.start()
+        theirs.close()
+        with contextlib.suppress(EOFError):
+            while len(found) < len(attacks):
+                if not ours.poll(SILENT):
+                    child.kill()
+                    break
+                found.append(Result(*ours.recv()))
+        child.join()
+        if len(found) < len(attacks):
+            why = f"more than {SECONDS} s" if child.exitcode == -signal.SIGPROF else f"died ({child.exitcode})"
+            found.append(Result(why))
+    return found

@@ -1,0 +1,257 @@
+"""Every kind of file that is opened, one good tiny example of each, and the public function that opens it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import catalogue
+import torch
+from mutate import bytes_damaged, json_damaged, safetensors_damaged
+
+import anyformer as af
+import vocabularies
+from anyformer import cli, families
+from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.causal import NextToken
+from anyformer.spec import to_json
+from anyformer.train.checkpoint import Checkpoints
+from anyformer.train.data.prepare import Data, prepare
+from anyformer.train.data.shards import Split
+from anyformer.train.data.table import CSV, JSONLines, Parquet
+from anyformer.train.data.text import TextFiles
+from anyformer.transforms import lora
+from anyformer.weights.io import write_checkpoint
+from tiny import CONFIGS
+
+TEXT = "The quick fox, isn't it? 素早い 🦊\nsays  hello. <s>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    name: str
+    file: str  # that is damaged
+    make: Callable[[Path], Any]  # writes the good folder
+    open: Callable[[Path], Any]
+
+    def damaged(self, good: Path, folder: Path, draw: random.Random) -> None:
+        """A copy of the good folder with its file damaged."""
+        shutil.copytree(good, folder)
+        path = folder / self.file
+        raw = path.read_bytes()
+        if path.suffix == ".safetensors":
+            path.write_bytes(safetensors_damaged(raw, draw))
+        elif path.suffix == ".json":
+            path.write_bytes(json_damaged(json.loads(raw), draw).encode("utf-8", "surrogatepass"))
+        else:
+            path.write_bytes(bytes_damaged(raw, draw))
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def model_types() -> dict[str, dict[str, Any]]:
+    """model_type -> a tiny config."""
+    found: dict[str, dict[str, Any]] = {}
+    for case in catalogue.every_case():
+        found.setdefault(case.model_type, {**case.config, "architectures": [case.architecture]})
+    return found
+
+
+def model_of(model_type: str) -> Any:
+    return af.build(families.find(model_type).read(model_types()[model_type]), seed=0)
+
+
+def published(model_type: str) -> Callable[[Path], None]:
+    return lambda folder: af.save(model_of(model_type), folder, format="hf")
+
+
+def ours(model_type: str) -> Callable[[Path], None]:
+    return lambda folder: af.save(model_of(model_type), folder)
+
+
+def opened(folder: Path) -> None:
+    """Counted and loaded: each must work or be refused, whatever the other says."""
+    try:
+        af.count(af.spec(folder))
+    finally:
+        af.load(folder)
+
+
+def in_shards(folder: Path) -> None:
+    model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
+    af.save(model, folder)
+    (folder / "model.safetensors").unlink()
+    write_checkpoint(folder, dict(model.state_dict()), shard_bytes=20_000)
+
+
+def writer(folder: Path) -> None:
+    af.save(af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0), folder, format="hf")
+    (folder / "generation_config.json").write_text(json.dumps({
+        "max_new_tokens": 4, "num_beams": 2, "length_penalty": 1.0, "early_stopping": False, "suppress_tokens": [1, 2],
+        "bad_words_ids": [[3]], "eos_token_id": [7], "pad_token_id": 7, "bos_token_id": 0, "do_sample": False,
+        "temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.1, "no_repeat_ngram_size": 2,
+        "forced_eos_token_id": 7, "sequence_bias": [[[5], -1.0]], "min_length": 0, "typical_p": 1.0, "max_length": 20,
+        "exponential_decay_length_penalty": [2, 1.1], "num_return_sequences": 1, "renormalize_logits": False,
+        "begin_suppress_tokens": [4], "diversity_penalty": 0.0, "num_beam_groups": 1, "output_scores": False,
+    }))  # fmt: skip
+
+
+def written(folder: Path) -> None:
+    af.generate(af.load(folder), input_ids=torch.tensor([[3, 4, 5]]))
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.decode(tokenizer.encode(TEXT))
+    tokenizer.batch([TEXT, "a"], max_length=8)
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<s>' + message['role'] + '\\n' + message['content'] | trim + '\\n' }}"
+    "{% if loop.last %}{{ message['content'] * 2 }}{% endif %}{% endfor %}{% set x = 'ab' * 3 %}{{ x ~ x | upper }}"
+)
+
+
+def talker(folder: Path) -> None:
+    vocabularies.whole(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def talked(folder: Path) -> None:
+    Tokenizer.load(folder).chat([{"role": "user", "content": "The fox"}, {"role": "assistant", "content": "yes"}])
+
+
+def special(folder: Path) -> None:
+    vocabularies.bert(folder)
+    (folder / "special_tokens_map.json").write_text(json.dumps({
+        "cls_token": "[CLS]", "sep_token": {"content": "[SEP]", "lstrip": False}, "additional_special_tokens": ["<x>"],
+    }))  # fmt: skip
+    words = (folder / "vocab.txt").read_text(encoding="utf-8").count("\n")
+    (folder / "added_tokens.json").write_text(json.dumps({"<y>": words}))
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def trained(folder: Path) -> None:
+    """The folder of a run with a checkpoint, as a training leaves it."""
+    from train.runs import run_of, write_texts
+
+    run = run_of(write_texts(folder / "texts"))
+    (folder / "run.json").write_text(to_json(run))
+    model = af.build(run.model, seed=0)
+    tensors = {"optimizer": {"exp_avg/head": torch.zeros(3)}}
+    Checkpoints(folder).save(3, model, {"score": 1.0, "tokens": 5}, **tensors)
+
+
+def commanded(*arguments: str) -> None:
+    """A command in this process: 2 is how it says that something was refused."""
+    code = cli.main(list(arguments))
+    if code not in (0, 2):
+        raise AssertionError(f"`anyformer {' '.join(arguments)}` ended with {code}")
+
+
+def resumed(folder: Path) -> None:
+    Checkpoints(folder).newest()
+    af.load(folder)
+
+
+def adapted(folder: Path) -> None:
+    model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
+    lora.save_adapter(lora.apply(model, lora.LoRA(rank=2)), folder)
+
+
+def attached(folder: Path) -> None:
+    lora.load_adapter(af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0), folder)
+
+
+def rows(folder: Path) -> None:
+    texts = [TEXT, "a second text", "x" * 300] * 3
+    (folder).mkdir(parents=True)
+    (folder / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "a.csv").write_text("text,label\n" + "".join(f'"{text}",1\n' for text in texts), encoding="utf-8")
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "a.parquet")
+
+
+def learnt_from(kind: Any, file: str, **options: Any) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        source = kind(path=str(folder / file), **options)
+        prepare(Data(train=source, unfit="skip"), NextToken(), byte_tokenizer(), folder / "records")
+
+    return run
+
+
+@functools.cache
+def byte_tokenizer() -> Tokenizer:
+    from anyformer.train.data.vocabulary import Bytes
+
+    return Bytes().make([], Path(tempfile.mkdtemp(prefix="anyformer-hostile-")))
+
+
+def prepared(folder: Path) -> None:
+    rows(folder)
+    source = TextFiles(path=str(folder / "a.txt"), unit="paragraph")
+    made = prepare(Data(train=source), NextToken(), byte_tokenizer(), folder / "records").train.folder
+    made.rename(folder / "split")
+
+
+def looked_at(folder: Path) -> None:
+    list(Split(folder / "split"))
+
+
+CHECKPOINT = "checkpoints/step-00000003"
+
+
+def targets() -> list[Target]:
+    found = []
+    for model_type in model_types():
+        found += [
+            Target(f"config-{model_type}", "config.json", published(model_type), opened),
+            Target(f"spec-{model_type}", "spec.json", ours(model_type), opened),
+            Target(f"weights-{model_type}", "model.safetensors", published(model_type), af.load),
+        ]
+    vocabulary = {
+        "tokenizer.json": vocabularies.whole, "tokenizer_config.json": vocabularies.whole,
+        "vocab.txt": vocabularies.bert,
+        "vocab.json": vocabularies.gpt2, "merges.txt": vocabularies.gpt2, "tokenizer.model": vocabularies.llama,
+        "spiece.model": vocabularies.t5, "special_tokens_map.json": special, "added_tokens.json": special,
+        "sentencepiece.bpe.model": vocabularies.m2m,
+    }  # fmt: skip
+    found += [Target(f"text-{file}", file, make, read) for file, make in vocabulary.items()]
+    found += [
+        Target("index", "model.safetensors.index.json", in_shards, af.load),
+        Target("generation_config", "generation_config.json", writer, written),
+        Target("chat_template", "chat_template.jinja", talker, talked),
+        Target("run", "run.json", trained, lambda folder: commanded("train", str(folder), "--show")),
+        Target("manifest", f"{CHECKPOINT}/manifest.json", trained, resumed),
+        Target("state", f"{CHECKPOINT}/state.json", trained, resumed),
+        Target("training", f"{CHECKPOINT}/training.safetensors", trained, resumed),
+        Target("adapter", "adapter.json", adapted, attached),
+        Target("adapter-weights", "adapter.safetensors", adapted, attached),
+        Target("txt", "a.txt", rows, learnt_from(TextFiles, "a.txt", unit="paragraph")),
+        Target("lines", "a.txt", rows, learnt_from(TextFiles, "a.txt", unit="line")),
+        Target("jsonl", "a.jsonl", rows, learnt_from(JSONLines, "a.jsonl")),
+        Target("csv", "a.csv", rows, learnt_from(CSV, "a.csv")),
+        Target("parquet", "a.parquet", rows, learnt_from(Parquet, "a.parquet")),
+        Target("records-index", "split/index.json", prepared, looked_at),
+        Target("records", "split/00000.input_ids", prepared, looked_at),
+        Target("records-sizes", "split/00000.input_ids.sizes", prepared, looked_at),
+        Target("count", "config.json", published("llama"), lambda folder: commanded("count", str(folder), "--json")),
+    ]
+    return found

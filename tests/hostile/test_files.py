@@ -1,0 +1,63 @@
+"""Whatever is in a file, opening it works or is refused in one line: within 10 s of processor time and 2 GB, always."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from prisoner import results
+from targets import Target, targets
+
+DAILY = 300  # mutants, over all targets
+WEEKLY, CHUNKS = 3600, 24
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("good")
+
+
+def good(target: Target, stock: Path) -> Path:
+    folder = stock / target.name
+    if not folder.exists():
+        target.make(folder)
+    return folder
+
+
+def attacked(chosen: list[tuple[Target, int]], stock: Path, folder: Path) -> None:
+    attacks = []
+    for target, seed in chosen:
+        place = folder / f"{target.name}-{seed}"
+        target.damaged(good(target, stock), place, random.Random(f"{target.name} {seed}"))
+        attacks.append(lambda target=target, place=place: target.open(place))
+    found = list(zip(chosen, results(attacks)))
+    works = sum(result.what == "works" for _, result in found)
+    print(f"{len(found)} mutants: {works} work, {len(found) - works} are refused")
+    wrong = [
+        f"{target.name}, seed {seed}: {result.what}: {result.line}\n{result.where}"
+        for (target, seed), result in found if not result.good
+    ]  # fmt: skip
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} files are not answered well", *wrong])
+
+
+def drawn(number: int, first: int) -> list[tuple[Target, int]]:
+    """Each target in turn, with seeds that no other chunk has."""
+    every = targets()
+    return [(every[i % len(every)], first + i // len(every)) for i in range(number)]
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
+def test_the_undamaged_file_opens(target: Target, stock: Path) -> None:
+    target.open(good(target, stock))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_files_are_answered(part: int, stock: Path, tmp_path: Path) -> None:
+    attacked(drawn(DAILY, first=0)[part::4], stock, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_many_damaged_files_are_answered(chunk: int, stock: Path, tmp_path: Path) -> None:
+    attacked(drawn(WEEKLY // CHUNKS, first=1000 * (chunk + 1)), stock, tmp_path)
