@@ -7,11 +7,11 @@ import random
 from typing import Any
 
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 7, 10**6, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.5, 1e-300,
-    1e30, 1e308, float("nan"), float("inf"), float("-inf"), "", "x", "relu", "1", "\0", "\ud800", "é" * 1000, "../../x",
-    [], [0], [[]], [None], ["a", 1], [10**30], [0] * 1000, {}, {"kind": "Table"}, {"kind": "Stack"}, {"a": {"a": {}}},
+    None, True, False, 0, 1, -1, 2, 7, 10**6, 10**9, -(10**9), 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.5,
+    1e-300, 1e30, 1e308, float("nan"), float("inf"), float("-inf"), "", "x", "relu", "1", "\0", "\ud800", "é" * 1000,
+    "../../x", [], [0], [[]], [None], ["a", 1], [10**30], [0] * 1000, {}, {"kind": "Table"}, {"kind": "Stack"},
+    {"a": {"a": {}}},
 ]  # fmt: skip
-NUMBER_NAMES = ("layer", "head", "hidden", "size", "width", "depth", "expert", "group", "id", "length", "vocab")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

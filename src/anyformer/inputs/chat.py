@@ -86,8 +86,11 @@ def templates(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.read(TEMPLATE_CHARACTERS + 1)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(TEMPLATE_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
 def run(source: str, data: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def read(folder: Path) -> Words:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions
-        reason = str(error)
+        reason = " ".join(str(error).split())  # which may be several lines
         raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
     return words
 
@@ -191,7 +191,7 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     for name in ("vocab.json", "merges.txt"):
         if (folder / name).stat().st_size > JSON_BYTES:
             raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
-    vocabulary = read_json(folder / "vocab.json")
+    vocabulary = places(folder)
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     if bad := [line for line in lines if line.count(" ") != 1]:
@@ -296,9 +296,18 @@ def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]
     return Words(core, config, special, writer, len(full), languages=languages)
 
 
+def places(folder: Path) -> dict[str, int]:
+    """The words of vocab.json and their ids."""
+    vocabulary = read_json(folder / "vocab.json")
+    for word, place in vocabulary.items():
+        if type(place) is not int or not 0 <= place < 2**31:
+            raise ValueError(f"vocab.json: the id of {word[:50]!r} is {str(place)[:50]}, not a whole number from 0 up")
+    return vocabulary
+
+
 def numbered(folder: Path) -> dict[str, int]:
     """The words of vocab.json, which have the ids 0, 1, ... in some order."""
-    vocabulary = read_json(folder / "vocab.json")
+    vocabulary = places(folder)
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("vocab.json does not number its words from 0 without a gap")
     return vocabulary

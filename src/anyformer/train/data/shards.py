@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.objectives.objective import Record
+from anyformer.spec import conform
 from anyformer.weights.io import read_json, write_json
 
 FORMAT = 1
@@ -79,12 +80,12 @@ class Split:
         if index.get("format") != FORMAT:
             raise ValueError(f"{folder}: shards of format {index.get('format')!r}, not {FORMAT}; delete the folder")
         try:
-            self.digest: str = index["digest"]  # of the records: equal exactly where the same is learnt from
-            self.bad: int = index["bad"]  # rows that gave no record
-            self.problems: list[str] = index["problems"]  # the first of them: "file:line: why"
-            self.counts: list[int] = index["shards"]
+            self.digest = conform(index["digest"], str, "digest")  # of the records: equal where the same is learnt from
+            self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
+            self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # the first: "file:line: why"
+            self.counts = list(conform(index["shards"], tuple[int, ...], "shards"))
             self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
-        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise self._damaged(str(error)) from None
 
     def _damaged(self, why: str) -> ValueError:
@@ -92,14 +93,16 @@ class Split:
 
     def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Field:
         parts, sizes = [], []
+        if any(np.dtype(kind).kind not in "biuf" for kind in (dtype, *stored)) or os.sep in name:
+            raise ValueError(f"{name[:50]} holds no numbers")
         for i, kind in enumerate(stored):
             path = self.folder / f"{i:05d}.{name}"
             # a plain array over the mapped file: np.memmap's own indexing is slow
             parts.append(np.asarray(np.memmap(path, kind, "r")) if path.stat().st_size else np.empty(0, kind))
-            sizes.append(np.ones(self.counts[i], np.int64) if scalar else np.fromfile(f"{path}.sizes", np.int64))
+            sizes.append(np.ones(len(parts[i]), np.int64) if scalar else np.fromfile(f"{path}.sizes", np.int64))
         starts = np.cumsum([0, *map(len, parts)])
         ends = np.concatenate([np.zeros(1, np.int64), *sizes]).cumsum()
-        if ends[-1] != starts[-1] or len(ends) != len(self) + 1:
+        if ends[-1] != starts[-1] or len(ends) != len(self) + 1 or (np.diff(ends) < 0).any():
             raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
         return Field(name, np.dtype(dtype), scalar, starts, parts, ends)
 

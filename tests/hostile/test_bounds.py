@@ -1,0 +1,143 @@
+"""Attacks that once held a machine, found again by name: each is one line, and at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from targets import CONFIGS, model_types
+
+import anyformer as af
+from anyformer import families
+from anyformer.cli.texts import as_json
+from anyformer.generate.config import NAMES
+from anyformer.generate.settings import Settings
+from anyformer.inputs import chat
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**30)
+ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(NAMES)), ANYTHING, min_size=1, max_size=4))
+def test_settings_of_generation_are_judged_whatever_they_are(given: dict[str, Any]) -> None:
+    try:
+        Settings(**given).check(vocab_size=50)
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("field, value", [
+    ("length_penalty", 10**30), ("suppress_tokens", 5), ("bad_words_ids", [5]), ("eos_token_id", [[1]]),
+    ("exponential_decay_length_penalty", 3), ("sequence_bias", [5]), ("stop_strings", 5), ("eos_token_id", 10**30),
+])  # fmt: skip
+def test_a_stored_setting_of_the_wrong_kind_is_one_line(field: str, value: Any, tmp_path: Path) -> None:
+    model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value, "num_beams": 2}))
+    model.folder = tmp_path
+    with pytest.raises(ValueError, match=field):
+        af.generate(model, input_ids=torch.tensor([[1, 2]]), max_new_tokens=4)
+
+
+MANY = ("layer", "group", "block", "expert", "depth", "repeat")
+
+
+@pytest.mark.parametrize("model_type", sorted(model_types()))
+def test_a_thousand_million_of_anything_is_refused_at_once(model_type: str) -> None:
+    family, config = families.find(model_type), model_types()[model_type]
+    family.read(config)
+    counted = [n for n in family.fields if any(word in n for word in MANY) and isinstance(config.get(n), int)]
+    start = time.process_time()
+    for name in counted:
+        with pytest.raises(ValueError):
+            af.count(family.read({**config, name: 10**9}))
+    assert time.process_time() - start < 2
+
+
+def tiny(folder: Path) -> Any:
+    model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
+    af.save(model, folder)
+    return model
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def rewritten(path: Path, header: dict[str, Any], data: bytes) -> None:
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+
+
+def test_many_empty_tensors_are_told_quickly(tmp_path: Path) -> None:
+    tiny(tmp_path)
+    header, data = header_of(tmp_path / "model.safetensors")
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [len(data), len(data)]}
+    rewritten(tmp_path / "model.safetensors", {**header, **{f"x{i}": empty for i in range(90_000)}}, data)
+    start = time.process_time()
+    with pytest.raises(ValueError, match="unexpected x0;.* more$"):
+        af.load(tmp_path)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_named(number: float, tmp_path: Path) -> None:
+    tiny(tmp_path)
+    header, data = header_of(tmp_path / "model.safetensors")
+    name = "decoder.layers.1.attention.op.q.weight"
+    place = header[name]["data_offsets"][1] - 4
+    rewritten(tmp_path / "model.safetensors", header, data[:place] + struct.pack("<f", number) + data[place + 4 :])
+    with pytest.raises(ValueError, match=f"NaN or infinity in {name}"):
+        af.load(tmp_path)
+    _, report = af.load(tmp_path, strict=False)
+    assert report.nonfinite == (name,) and not report.clean
+
+
+def test_integers_where_floats_belong_are_named(tmp_path: Path) -> None:
+    tiny(tmp_path)
+    header, data = header_of(tmp_path / "model.safetensors")
+    header["decoder.norm.weight"]["dtype"] = "I32"
+    rewritten(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(ValueError, match="decoder.norm.weight .*int32"):
+        af.load(tmp_path)
+
+
+@pytest.mark.parametrize("tie", [["head.weight", "nothing"], ["nothing.weight", "head.weight"],
+                                 ["decoder.norm.weight", "embedding.tokens.weight"]])  # fmt: skip
+def test_ties_of_nothing_are_one_line(tie: list[str], tmp_path: Path) -> None:
+    tiny(tmp_path)
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    (tmp_path / "spec.json").write_text(json.dumps({**spec, "ties": [tie]}))
+    with pytest.raises(ValueError, match="ties: "):
+        af.load(tmp_path)
+
+
+def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_built(tmp_path: Path) -> None:
+    tiny(tmp_path)
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    spec["decoder"]["depth"] = 9999
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    start = time.process_time()
+    with pytest.raises(ValueError, match="9,999 layers are described"):
+        af.load(tmp_path)
+    assert time.process_time() - start < 1
+
+
+def test_a_template_cannot_keep_much(tmp_path: Path) -> None:
+    source = "{% set n = namespace(l=[]) %}{% for i in range(900) %}{% set n.l = n.l + ['x' * 7999999] %}{% endfor %}"
+    with pytest.raises(ValueError, match="asks for too much"):
+        chat.run(source, {})
+
+
+def test_json_for_other_programs_has_no_nan() -> None:
+    assert as_json({"a": [math.nan, 1.5], "b": {"c": -math.inf}}) == '{"a": [null, 1.5], "b": {"c": null}}'
