@@ -124,8 +124,8 @@ class Settings:
             if value is None and "None" in kind:
                 continue
             if kind in KINDS:
-                good, what = KINDS[kind]
-                self.need(good(value), field.name, what)
+                fits, what = KINDS[kind]
+                self.need(fits(value), field.name, what)
         try:
             biases = self.biases
         except (TypeError, ValueError, OverflowError):
