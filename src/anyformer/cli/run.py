@@ -148,8 +148,8 @@ def parsed(line: str) -> Any:
 # -- what is printed --------------------------------------------------------------------------------------------------
 
 
-def show(results: list[Any], as_json: bool) -> None:
-    if as_json:
+def show(results: list[Any], in_json: bool) -> None:
+    if in_json:
         for result in results:
             print(as_json(plain(result)))
         return
