@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
@@ -39,7 +40,7 @@ def json_damaged(content: Any, draw: random.Random) -> str:
         home, key = at(content, path[:-1]), path[-1]
         match draw.randrange(8):
             case 0 | 1 | 2 | 3:
-                home[key] = draw.choice(VALUES)
+                home[key] = copy.deepcopy(draw.choice(VALUES))
             case 4:
                 del home[key]
             case 5:
