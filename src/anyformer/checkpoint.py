@@ -102,6 +102,7 @@ class Outline:
 
     def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
         self.names, self.dtype, self._shape = checkpoint.names, checkpoint.dtype, checkpoint.shape
+        self.folder = checkpoint.folder
 
     def read(self, name: str) -> Tensor:
         return torch.empty(self._shape(name), dtype=self.dtype(name), device="meta")
@@ -253,7 +254,7 @@ def fill(
                 mismatched[target] = f"the checkpoint has {tensor.dtype}, the model needs {targets[target].dtype}"
                 published[target] = " and ".join(names[source] for source in present)
                 continue
-            if not finite(tensor):
+            if not tensor.is_meta and not finite(tensor):
                 nonfinite.append(target)
             tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
             for name in groups[id(targets[target])]:
