@@ -33,6 +33,18 @@ def filled(module: nn.Module, seed: int = 0) -> Any:
     return module.eval()
 
 
+class Weights(list):
+    """A listener that gathers attention weights."""
+
+    def wants(self, address: str) -> bool:
+        return address.endswith(".weights")
+
+    def __call__(self, address: str, value: Tensor) -> Tensor:
+        if self.wants(address):
+            self.append(value)
+        return value
+
+
 def context(length: int, *, padding: Tensor | None = None, **more: Any) -> Context:
     """A forward pass over `length` tokens with nothing before them."""
     index = torch.arange(length)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
+from anyformer.context import Memory
 from anyformer.parts.attention import Attention
 from anyformer.parts.bias import Alibi, DistanceBias, RelativeVectors
 from anyformer.parts.efficient import LinearAttention
@@ -77,7 +78,7 @@ def test_block_equals_torch_decoder_layer(where: str) -> None:
     real[0, 3:] = False
     causal = nn.Transformer.generate_square_subsequent_mask(T)
     expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~real)
-    close(ours(x, context(T, memory=memory, memory_padding=real)), expected)
+    close(ours(x, context(T, memory=Memory(memory, real))), expected)
 
 
 @pytest.mark.parametrize("norm", [None, NORM])
@@ -218,4 +219,4 @@ def test_cross_attention_is_passed_over_without_a_memory() -> None:
     step = made(Sublayer(op=Attention(num_heads=H, memory=True), pre_norm=NORM), D)
     x = torch.randn(1, T, D)
     assert torch.equal(step(x, context(T)), x)
-    assert not torch.equal(step(x, context(T, memory=torch.randn(1, 3, D))), x)
+    assert not torch.equal(step(x, context(T, memory=Memory(torch.randn(1, 3, D)))), x)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anyformer.checkpoint import load, save
     from anyformer.count import count
     from anyformer.generate import generate
+    from anyformer.look.trace import trace
     from anyformer.names import spec
     from anyformer.spec import override
 
@@ -32,9 +33,10 @@ _PUBLIC = {
     "count": "anyformer.count",
     "generate": "anyformer.generate",
     "tasks": "anyformer.tasks",
+    "trace": "anyformer.look.trace",
 }
 
-__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks"]
+__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks", "trace"]
 
 
 lazily(__name__, _PUBLIC)

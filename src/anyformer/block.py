@@ -8,7 +8,6 @@ the Conformer's half-step are kinds of `residual`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
@@ -17,14 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Capture, Context
+from anyformer.context import Context
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.parts.residual import ADD, Add, Residual
+from anyformer.parts.window import Grid
 from anyformer.spec import Part, Site, Table, _edit, nearest, walk
+from anyformer.taps import Declared, Shown
 
 
 class Sublayer(Part, sees="itself"):
@@ -49,6 +50,8 @@ class Sublayer(Part, sees="itself"):
 
 
 class SublayerModule(nn.Module):
+    tapped: ClassVar[Declared] = {"branch": None}
+
     def __init__(self, part: Sublayer, site: Site) -> None:
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm")) if part.pre_norm else None
@@ -56,6 +59,7 @@ class SublayerModule(nn.Module):
         self.post_norm = part.post_norm.build(site.child("post_norm")) if part.post_norm else None
         self.residual = part.residual.build(site.child("residual"))
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
+        self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
@@ -86,7 +90,7 @@ class SublayerModule(nn.Module):
             if self.drop_path:  # whole examples lose the branch
                 keep = 1 - self.drop_path
                 y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
-        return y
+        return ctx.tap(self.address, "branch", y)
 
 
 class Steps(Part):
@@ -137,6 +141,7 @@ class Parallel(Steps, sees="itself"):
 class BlockModule(nn.Module):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__()
+        self.address = site.address
         for name, step in part.items():
             self.add_module(name, step.build(site.child(name)))
 
@@ -147,12 +152,16 @@ class BlockModule(nn.Module):
 
 
 class ParallelModule(BlockModule):
+    def __init__(self, part: Steps, site: Site) -> None:
+        super().__init__(part, site)
+        self.tapped: Declared = dict.fromkeys(dict(part.items()))  # what each step adds
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         y = x
-        for step in self.children():
+        for name, step in self.named_children():
             assert isinstance(step, SublayerModule)
             if not step.passed_over(ctx):
-                y = step.residual(y, step.branch(x, ctx))
+                y = step.residual(y, ctx.tap(self.address, name, step.branch(x, ctx)))
         return y
 
 
@@ -258,7 +267,9 @@ class Stack(Part, sees="itself"):
 class StackModule(nn.Module):
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.address = part, site.address
+        names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
+        self.tapped: Declared = dict.fromkeys(names, "hidden_states")
         first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
         self.layers = nn.ModuleList(
             site.child(f"layers.{i}", layer=first + i, depth=total).layer_of(part.layer(i)) for i in range(part.depth)
@@ -269,26 +280,22 @@ class StackModule(nn.Module):
         self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
         self.neck = part.neck.build(site.child("neck", depth=len(part.steps))) if part.neck else None
 
-    def forward(self, x: Tensor, ctx: Context, first: Context | None = None) -> Tensor:
-        """`first` is the context of the first step, where it is another."""
-        states = []  # of every layer, where the neck asks for them
-        keep = ctx.capture is not None and ctx.capture.hidden_states
+    def forward(
+        self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, Context]:
+        """`first` is the context of the first step, where it is another. The input of the first step and what comes of
+        each are put into `states`, where they are wanted."""
         if self.position is not None:
-            ctx.bias = self.position(*ctx.apart()).to(x.dtype)
-        # a neck may change the context, and layers may be run again in the backward pass: they keep their own
-        own = ctx if self.neck is None else dataclasses.replace(ctx)
-        dtype, inputs = x.dtype, self.part.shows == "inputs"
+            ctx = ctx.having(bias=self.position(*ctx.apart()).to(x.dtype))
+        x, dtype = ctx.tap(self.address, "input", x), x.dtype
+        mixes = self.part.neck is not None and self.part.neck.every_layer
+        states = [] if states is None else states
+        states.append(x)
         for step, i in enumerate(self.part.steps):
-            layer = self.layers[i]
-            if keep and inputs:
-                ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
-            if self.part.neck is not None and self.part.neck.every_layer:
-                states.append(x)
-            if self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop:
-                continue
-            x = layer(x, own if step or first is None else first)
-            if keep and not inputs:
-                ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
+            if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
+                x = self.layers[i](x, ctx if step or first is None else first)
+            x = ctx.tap(self.address, f"layers.{i}", x)
+            states.append(x)
         if self.wide:
             x = x.to(dtype)
         if self.norm is not None:
@@ -297,9 +304,16 @@ class StackModule(nn.Module):
             x = self.project(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
-        if keep:
-            ctx.capture.add("hidden_states", x)  # type: ignore[union-attr]
-        return x if self.neck is None else self.neck([*states, x], ctx)
+        x = ctx.tap(self.address, "normed", x)
+        return (x, ctx) if self.neck is None else self.neck([*states[: -1 if mixes else 0], x], ctx)
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """What published classes return of this stack."""
+        found = seen.under(self.address)
+        if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
+            last, inputs = len(self.part.steps) + 1, self.part.shows == "inputs"
+            found["hidden_states"] = [*(states[: last - 1] if inputs else states[1:last]), states[-1]]
+        return found
 
 
 class Stages(Part, sees="all"):
@@ -328,6 +342,9 @@ class StagesModule(nn.Module):
     def __init__(self, part: Stages, site: Site) -> None:
         super().__init__()
         total, first, width = sum(stage.depth for stage in part.stages), 0, site.width
+        self.address, levels = site.address, range(len(part.stages) + 1)
+        self.tapped: dict[str, str | None] = {f"levels.{i}": "hidden_states" for i in levels}
+        self.tapped |= {f"images.{i}": "reshaped_hidden_states" for i in levels}
         self.stages, self.down = nn.ModuleList(), nn.ModuleList()
         for i, stage in enumerate(part.stages):
             self.stages.append(stage.build(site.child(f"stages.{i}", width=width, layer=first, depth=total)))
@@ -337,30 +354,31 @@ class StagesModule(nn.Module):
                 width *= part.down[i].widen  # type: ignore[attr-defined]
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        assert ctx.grid is not None, "stages need tokens that are laid out in a grid"
-        capture, grid, images = ctx.capture, ctx.grid, []
-
-        def keep(x: Tensor, grid: tuple[int, int]) -> None:
-            if capture is not None and capture.hidden_states:
-                capture.add("hidden_states", x)
-                images.append(x.transpose(1, 2).unflatten(2, grid).contiguous())  # (B, D, rows, columns)
-
-        keep(x, grid)
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        grid = ctx.extra(Grid)
+        assert grid is not None, "stages need tokens that are laid out in a grid"
+        x = self.level(0, x, grid, ctx)
         for i, stage in enumerate(self.stages):
             index = torch.arange(x.shape[1], device=x.device)
-            # a context of its own, because layers may be run again in the backward pass
-            inner = dataclasses.replace(ctx, index=index, positions=index[None], grid=grid, shared={})
-            if capture is not None:
-                inner.capture = Capture(attentions=capture.attentions)
-            x = stage(x, inner)
+            ctx = ctx.having(grid, index=index, positions=index[None], shared={})
+            x, _ = stage(x, ctx)
             if i < len(self.down):
                 x, grid = self.down[i](x, grid)
-            keep(x, grid)
-            if capture is not None and inner.capture is not None:  # the last layer speaks for its stage
-                for kind, values in inner.capture.seen.items():
-                    capture.add(kind, values[-1])
-        ctx.grid = grid
-        for image in images:
-            capture.add("reshaped_hidden_states", image)  # type: ignore[union-attr]
-        return x if self.norm is None else self.norm(x)
+            x = self.level(i + 1, x, grid, ctx)
+        return (x if self.norm is None else self.norm(x)), ctx.having(grid)
+
+    def level(self, i: int, x: Tensor, grid: Grid, ctx: Context) -> Tensor:
+        """The stream before the first stage and after each, also shown as an image (B, D, rows, columns)."""
+        x = ctx.tap(self.address, f"levels.{i}", x)
+        if ctx.wants(self.address, f"images.{i}"):
+            ctx.tap(self.address, f"images.{i}", x.transpose(1, 2).unflatten(2, grid).contiguous())
+        return x
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """The stream between stages; the last layer speaks for its stage."""
+        found = seen.under(self.address, self.tapped)
+        for stage in self.stages:
+            for kind, values in stage.shown(seen).items():  # type: ignore[operator]
+                if kind != "hidden_states":
+                    found.setdefault(kind, []).append(values[-1])
+        return found

@@ -6,8 +6,9 @@ B batch, T tokens of this call, S tokens that can be seen (past included), D wid
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,45 +16,50 @@ from torch import Tensor
 from anyformer.kernels.attention import Visible
 from anyformer.parts.mask import FULL, Causal, Mask, see
 from anyformer.state import State
+from anyformer.taps import Listener, Taps, Watched
+
+E = TypeVar("E")
 
 
-@dataclasses.dataclass
-class Capture:
-    """What a caller asked to see. Lists fill up in layer order while the model runs."""
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What cross-attention looks at."""
 
-    attentions: bool = False
-    hidden_states: bool = False
-    router_logits: bool = False
-    seen: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)
-
-    def add(self, kind: str, value: Tensor) -> None:
-        self.seen.setdefault(kind, []).append(value)
+    states: Tensor  # (B, M, D)
+    padding: Tensor | None = None  # (B, M) True where real; None when all are
+    documents: Tensor | None = None  # (B, M) number of the packed document each belongs to
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Context:
-    """One forward pass through one stack."""
+    """One forward pass through one stack. What few families hand down beside this are `extras`, one of a class."""
 
     index: Tensor  # (T,) place of each token in its row, pads and past counted: what masks compare
     positions: Tensor  # (1 or B, T) place of each token in its text, pads not counted: what embeddings and RoPE use
     padding: Tensor | None = None  # (B, S) True where a real token is; None when there is no padding
     documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
-    parents: Tensor | None = None  # (B, T) place of each token's head in its dependency tree, -1 for roots
-    memory: Tensor | None = None  # (B, M, D) what cross-attention looks at
-    memory_padding: Tensor | None = None  # (B, M)
-    memory_documents: Tensor | None = None  # (B, M)
-    segments: Tensor | None = None  # (B, T) the kind of each token's segment, where attention compares them
+    memory: Memory | None = None
     fine: Tensor | None = None  # (B, S, D) where keys are of a longer sequence: then all but the stream is about it
-    spacing: int = 1  # tokens of the text from one place of the row to the next
     state: State | None = None
     bias: Tensor | None = None  # (1, H, T, S) a position bias shared by the layers of a stack (T5)
-    global_tokens: Tensor | None = None  # (B, T) True where a token sees all and is seen by all (Longformer)
-    num_global: int | None = None  # the most of them in a row, where that is known beforehand
-    grid: tuple[int, int] | None = None  # (rows, columns) of an image, when tokens are laid out so
     kernel: str = "auto"
-    capture: Capture | None = None
-    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    taps: Taps | None = None
+    extras: tuple[Any, ...] = ()
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)  # see `once`
     losses: dict[str, list[Tensor]] = dataclasses.field(default_factory=dict)  # what routers say, a layer each
+
+    def extra(self, kind: type[E]) -> E | None:
+        """The extra of this class, where there is one."""
+        for each in self.extras:
+            if isinstance(each, kind):
+                return each
+        return None
+
+    def having(self, *extras: Any, **changes: Any) -> Context:
+        """A copy with other fields, and with these extras in the place of those of their classes."""
+        kinds = tuple(type(each) for each in extras)
+        kept = tuple(each for each in self.extras if not isinstance(each, kinds))
+        return dataclasses.replace(self, extras=(*kept, *extras), **changes)
 
     @property
     def tokens(self) -> Tensor | None:
@@ -80,6 +86,22 @@ class Context:
         keys = self.padding.cumsum(-1)
         return keys[:, self.index], keys
 
+    def tap(self, address: str, name: str, value: Tensor) -> Tensor:
+        """Every value that can be looked at or changed goes through here, as `address.name`."""
+        return value if self.taps is None else self.taps(f"{address}.{name}", value)
+
+    def wants(self, address: str, name: str) -> bool:
+        """Whether anyone listens at `address.name`."""
+        return self.taps is not None and self.taps.wants(f"{address}.{name}")
+
+    def weights(self, address: str) -> Listener | None:
+        """Where the attention weights of the mixer at `address` go, if anyone asked for them."""
+        return functools.partial(self.tap, address, "weights") if self.wants(address, "weights") else None
+
+    def watched(self, address: str, name: str = "weights") -> Watched | None:
+        """The same where a result is computed in a faster way already: it is used unless something was changed."""
+        return Watched(functools.partial(self.tap, address, name)) if self.wants(address, name) else None
+
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
         """Work that many layers share (rotary tables, masks, biases) is done by the first one that asks."""
         if key not in self.shared:
@@ -95,12 +117,12 @@ class Context:
 
     def visible_memory(self) -> Visible:
         """All of the memory but its padding and what belongs to other documents."""
-        assert self.memory is not None
-        places = torch.arange(self.memory.shape[1], device=self.memory.device)
-        documents = None if self.memory_documents is None else self.documents
+        memory = self.memory
+        assert memory is not None
+        places = torch.arange(memory.states.shape[1], device=memory.states.device)
+        documents = None if memory.documents is None else self.documents
         return self.once(
-            "visible memory",
-            lambda: see(FULL, self.index, places, self.memory_padding, documents, self.memory_documents),
+            "visible memory", lambda: see(FULL, self.index, places, memory.padding, documents, memory.documents)
         )
 
 

@@ -5,15 +5,17 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
-import dataclasses
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from anyformer.block import Stack
-from anyformer.context import Capture, Context, leading_pads
+from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.parts.segments import Segments
 from anyformer.parts.shorten import Halve
 from anyformer.spec import Part, Site
+from anyformer.taps import Declared, Shown
 
 
 class Funnel(Part, sees="all"):
@@ -43,9 +45,11 @@ class Funnel(Part, sees="all"):
 
 
 class FunnelModule(nn.Module):
+    tapped: ClassVar[Declared] = {"input": "hidden_states"}
+
     def __init__(self, part: Funnel, site: Site) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.address = part, site.address
         total, first = sum(stage.depth for stage in part.stages) + (part.top.depth if part.top else 0), 0
         self.stages = nn.ModuleList()
         for i, stage in enumerate(part.stages):
@@ -53,46 +57,35 @@ class FunnelModule(nn.Module):
             first += stage.depth
         self.top = part.top.build(site.child("top", layer=first, depth=total)) if part.top else None
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         if ctx.documents is not None:
             raise ValueError("neighbours of a row are joined here: packed documents cannot be read, give them as rows")
         outer, length = ctx, x.shape[1]
         order = first_to_front(ctx)
         if order is not None:
             x, ctx = rearranged(x, ctx, order)
-        level = ctx = dataclasses.replace(ctx)  # layers may be run again in the backward pass: they keep their own
-        if outer.capture is not None and outer.capture.hidden_states:
-            outer.capture.add("hidden_states", x)
-        below = x
+        level = ctx
+        below = x = ctx.tap(self.address, "input", x)
         for i, stage in enumerate(self.stages):
             x, level, looking = self.part.pool.step(x, level) if i else (x, level, level)
-            x, states = run(stage, x, level, looking, states=i == 0 and self.part.resume is not None)
+            states: list[Tensor] = []
+            x, _ = stage(x, level, looking, states)
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:
-            outer.index, outer.positions, outer.padding = level.index, level.positions, level.padding
-            return x
+            return x, outer.having(index=level.index, positions=level.positions, padding=level.padding)
         x = self.part.pool.lengthen(x, length, 2 ** (len(self.stages) - 1)) + below
-        if outer.capture is not None and outer.capture.hidden_states:
-            outer.capture.add("hidden_states", x)
-        ctx = dataclasses.replace(ctx, shared={})
-        x, _ = run(self.top, x, ctx, ctx)
-        return x if order is None else x.scatter(1, order[..., None].expand_as(x), x)
+        x, _ = self.top(x, ctx.having(shared={}))
+        return (x if order is None else x.scatter(1, order[..., None].expand_as(x), x)), outer
 
-
-def run(stack: nn.Module, x: Tensor, ctx: Context, first: Context, states: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """A stack, and its states where they are asked for. What was captured is handed on, but for the stack's input."""
-    outer = ctx.capture
-    wanted = Capture() if outer is None else Capture(outer.attentions, outer.hidden_states, outer.router_logits)
-    wanted.hidden_states |= states
-    inner = wanted if wanted.attentions or wanted.hidden_states or wanted.router_logits else None
-    x = stack(x, dataclasses.replace(ctx, capture=inner), dataclasses.replace(first, capture=inner))
-    for kind, values in wanted.seen.items() if outer is not None else ():
-        if kind != "hidden_states":
-            outer.seen.setdefault(kind, []).extend(values)  # type: ignore[union-attr]
-        elif outer.hidden_states:  # type: ignore[union-attr]
-            outer.seen[kind].extend(values[1:])  # type: ignore[union-attr]
-    return x, wanted.seen.get("hidden_states", [])
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """The states of all stages, of which the first alone shows its input, and of the top."""
+        found = seen.under(self.address, self.tapped)
+        for stack in (*self.stages, *([] if self.top is None else [self.top])):
+            for kind, values in stack.shown(seen).items():
+                within = kind == "hidden_states" and stack is not self.top
+                found.setdefault(kind, []).extend(values[1:] if within else values)
+        return found
 
 
 def first_to_front(ctx: Context) -> Tensor | None:
@@ -107,6 +100,7 @@ def first_to_front(ctx: Context) -> Tensor | None:
 
 def rearranged(x: Tensor, ctx: Context, order: Tensor) -> tuple[Tensor, Context]:
     assert ctx.padding is not None
-    segments = None if ctx.segments is None else ctx.segments.gather(1, order)
-    ctx = dataclasses.replace(ctx, padding=ctx.padding.gather(1, order), segments=segments, positions=ctx.index[None])
+    segments = ctx.extra(Segments)
+    moved = () if segments is None else (Segments(segments.kinds.gather(1, order)),)
+    ctx = ctx.having(*moved, padding=ctx.padding.gather(1, order), positions=ctx.index[None])
     return x.gather(1, order[..., None].expand_as(x)), ctx

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.block import Stack, Stages
-from anyformer.context import Capture, Context
+from anyformer.context import Context, Memory
 from anyformer.funnel import Funnel
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
@@ -26,6 +26,7 @@ from anyformer.parts.init import Initializer
 from anyformer.parts.moe import MoE
 from anyformer.spec import Part, Site, Table, looking_ahead, nearest, override, parts_in, walk
 from anyformer.state import State
+from anyformer.taps import OUTPUTS, Shown, Taps, declared
 
 
 class Output(Mapping):
@@ -207,17 +208,19 @@ class EncoderDecoderModel(Model):
 
 
 class TransformerModule(nn.Module):
-    """What the modules of all shapes share: inputs by name, state, capture, kernels, ties."""
+    """What the modules of all shapes share: inputs by name, state, what is shown, kernels, ties."""
 
     common: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states", "return_dict")
     caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
 
     spec: Any
     inputs: tuple[str, ...]  # the names forward takes
+    shows: dict[str, str | None]  # every tapped address, and the output that shows it
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
     fresh: frozenset[str] = frozenset()  # parameters that no checkpoint had, beside those that one had: a new head
     forgotten: tuple[str, ...]  # where tokens meet and nothing is remembered, in what goes from left to right
+    listener: Taps | None = None  # while a run is traced
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
@@ -234,13 +237,13 @@ class TransformerModule(nn.Module):
         raise NotImplementedError
 
     def hidden(
-        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
         """The last hidden states (B, T, D) that a head reads, with their context and what else was said on the way."""
         raise NotImplementedError
 
-    def run(self, inputs: dict[str, Any], capture: Capture | None, state: State | None) -> Outputs:
-        x, ctx, said = self.hidden(inputs, capture, state)
+    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
+        x, ctx, said = self.hidden(inputs, taps, state)
         out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
         return {**out, **said}
 
@@ -260,9 +263,8 @@ class TransformerModule(nn.Module):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
         defaults = self.spec.source
-        asked = ("output_attentions", "output_hidden_states", "output_router_logits")
-        want = [inputs.pop(n, defaults.get(n) or False) for n in asked]
-        capture = Capture(*want) if any(want) else None
+        asked = [name for name in OUTPUTS if inputs.pop(name, defaults.get(name) or False)]
+        shown = Shown(self.shows, asked, self.listener) if asked else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
         asked_for = inputs.pop("use_cache", None)
@@ -274,20 +276,22 @@ class TransformerModule(nn.Module):
             state = self.new_state()
         if isinstance(self.head, HeadModule):
             inputs = self.head.arrange(inputs)
+            inputs["output_router_logits"] = "output_router_logits" in asked
         resumed = state is not None and (state.capacity is not None or state.length > 0)
-        out = self.run(inputs, capture, state)
+        out = self.run(inputs, shown or self.listener, state)
         if state is not None:
             out["past_key_values"] = out[state_name] = state
         self._check_finite(out, inputs, resumed)
-        fields = {**out, **(self.captured(capture) if capture else {})}
+        fields = {**out, **(self.shown(shown) if shown else {})}
         # what the encoder of a pair said comes last, as published
         result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
         if as_output:
             return result
         return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
 
-    def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
-        return {kind: tuple(values) for kind, values in capture.seen.items()}
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        """What else published classes return, of what was seen on the way."""
+        raise NotImplementedError
 
     def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
         """Half precision never returns NaN silently: the first module whose output has one is named."""
@@ -394,8 +398,14 @@ class OneStackModule(TransformerModule):
         self.stack_name = stack
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs = self.known_inputs()
+        self.inputs, self.shows = self.known_inputs(), declared(self)
         self.forgotten = self.forgets()
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        found = getattr(self, self.stack_name).shown(seen)
+        for kind, values in seen.under("head").items():  # a head's own form of the last state
+            found[kind][-1:] = values
+        return {kind: tuple(values) for kind, values in found.items()}
 
     def known_inputs(self) -> tuple[str, ...]:
         spec = self.spec
@@ -408,23 +418,26 @@ class OneStackModule(TransformerModule):
         )  # fmt: skip
 
     def hidden(
-        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
         x, ctx = self.embedding(inputs, state)
-        ctx.kernel, ctx.capture = self.kernel, capture
         memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
         if state is not None and state.memory is None:
             state.memory, state.memory_padding = memory, padding
         elif state is not None and memory is None:
             memory, padding = state.memory, state.memory_padding
-        ctx.memory, ctx.memory_padding = memory, _mask(padding, memory, "encoder_attention_mask")
-        x = getattr(self, self.stack_name)(x, ctx)
+        seen = None if memory is None else Memory(memory, _mask(padding, memory, "encoder_attention_mask"))
+        ctx = ctx.having(kernel=self.kernel, taps=taps, memory=seen)
+        x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[0])
         return x, ctx, {}
 
 
 class EncoderDecoderModule(TransformerModule):
+    encoder: Any
+    decoder: Any
+
     def __init__(self, spec: EncoderDecoderModel, site: Site) -> None:
         super().__init__(spec)
         self.embedding = spec.embedding.build(site.child("embedding"))
@@ -433,7 +446,7 @@ class EncoderDecoderModule(TransformerModule):
         self.decoder = spec.decoder.build(site.child("decoder"))
         width = spec.decoder.out_width(spec.width)
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs = self.known_inputs()
+        self.inputs, self.shows = self.known_inputs(), declared(self)
         self.forgotten = self.forgets()
 
     def known_inputs(self) -> tuple[str, ...]:
@@ -444,15 +457,13 @@ class EncoderDecoderModule(TransformerModule):
             *spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.tree_inputs, *self.caching, *self.common,
         )  # fmt: skip
 
-    def encode(self, inputs: dict[str, Any], capture: Capture | None) -> tuple[Tensor, Context]:
+    def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
         x, ctx = self.embedding(inputs)
-        ctx.kernel, ctx.capture = self.kernel, capture
-        return self.encoder(x, ctx), ctx
+        return self.encoder(x, ctx.having(kernel=self.kernel, taps=taps))
 
     def hidden(
-        self, inputs: dict[str, Any], capture: Capture | None = None, state: State | None = None
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
-        reading = Capture(capture.attentions, capture.hidden_states, capture.router_logits) if capture else None
         memory, padding = inputs.get("encoder_outputs"), inputs.get("attention_mask")
         read: dict[str, Any] = {}  # what else the encoder says
         routed = None  # the logits of its routers
@@ -462,27 +473,24 @@ class EncoderDecoderModule(TransformerModule):
         elif state is not None and state.memory is not None:
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
-            memory, source = self.encode(inputs, reading)
+            memory, source = self.encode(inputs, taps)
             padding, routed = source.padding, source.losses.get("router_logits")  # of what it says, not of what it read
         if state is not None:
             state.memory, state.memory_padding = memory, padding
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
-        ctx.kernel, ctx.capture = self.kernel, capture
-        ctx.memory, ctx.memory_padding = memory, _mask(padding, memory, "attention_mask")
-        ctx.memory_documents = inputs.get("document_ids")
-        if routed:
-            ctx.losses["encoder_router_logits"] = list(routed)
-        x = self.decoder(x, ctx)
+        seen = Memory(memory, _mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
+        losses = {"encoder_router_logits": list(routed)} if routed else {}
+        x, ctx = self.decoder(x, ctx.having(kernel=self.kernel, taps=taps, memory=seen, losses=losses))
         if state is not None:
             state.advance(ctx.index.shape[0])
-        if reading is not None and reading.seen:
-            read = {kind: tuple(values) for kind, values in reading.seen.items()}
         said = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
         return x, ctx, said
 
-    def captured(self, capture: Capture) -> dict[str, tuple[Tensor, ...]]:
-        ours = ("attentions", "hidden_states", "router_logits")
-        return {f"decoder_{kind}" if kind in ours else kind: tuple(v) for kind, v in capture.seen.items()}
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.shown(seen).items()}
+        for kind, values in self.decoder.shown(seen).items():
+            found[kind if kind == "cross_attentions" else f"decoder_{kind}"] = tuple(values)
+        return found
 
     def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs named decoder_*, or the labels (or the source) moved one to the right."""
@@ -516,7 +524,7 @@ class EncoderDecoderModule(TransformerModule):
 
 
 def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
-    """The memory, and the encoder's captured states, of a tensor, a tuple or an encoder's named outputs."""
+    """The memory, and what else the encoder showed, of a tensor, a tuple or an encoder's named outputs."""
     if isinstance(given, Tensor):
         return given, {}
     try:

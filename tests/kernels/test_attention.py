@@ -54,10 +54,21 @@ def bias_of(kind: str, T: int, dtype: torch.dtype, device: str = "cpu") -> Tenso
     return torch.randn(B, H, T, T, generator=torch.Generator().manual_seed(1)).to(device, dtype).requires_grad_()
 
 
+def with_weights(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """The output, and the weights that a listener is shown."""
+    seen: list[Tensor] = []
+
+    def listen(weights: Tensor) -> Tensor:
+        seen.append(weights)
+        return weights
+
+    return attend(*args, **options, weights=listen), seen[0]
+
+
 def answers(kernel: str, qkv: list[Tensor], visible: Visible, bias: Tensor | None, **more: Any) -> list[Tensor]:
     """The output, and the gradients of q, k, v and the bias."""
     leaves = [*qkv, *([bias] if bias is not None and bias.requires_grad else [])]
-    out, _ = attend(*qkv, visible, bias=bias, scale=0.3, kernel=kernel, **more)
+    out = attend(*qkv, visible, bias=bias, scale=0.3, kernel=kernel, **more)
     weight = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
     return [out, *torch.autograd.grad(out, leaves, weight)]
 
@@ -86,7 +97,7 @@ def test_eager_is_the_formula(dtype: torch.dtype) -> None:
     bias = torch.randn(1, H, 5, 7).to(dtype)
     visible = see(Causal(), torch.arange(2, 7), torch.arange(7))
     for cap in (None, 0.8):
-        out, weights = attend(q, k, v, visible, bias=bias, scale=0.3, softcap=cap, kernel="eager", weights=True)
+        out, weights = with_weights(q, k, v, visible, bias=bias, scale=0.3, softcap=cap, kernel="eager")
         for b in range(B):
             for h in range(H):
                 keys, values = k[b, h // 2].float(), v[b, h // 2].float()
@@ -117,18 +128,18 @@ def test_a_row_that_sees_nothing(dtype: torch.dtype, kind: str, kernel: str) -> 
 def test_large_scores_in_half_precision(kernel: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         q, k, v = (x.detach() for x in tensors(T=6, dtype=dtype))
-        out, _ = attend(q * 200, k * 200, v, met(Causal(), 6), scale=1.0, kernel=kernel)
+        out = attend(q * 200, k * 200, v, met(Causal(), 6), scale=1.0, kernel=kernel)
         assert out.isfinite().all() and out.abs().max() <= v.abs().max() * 1.01
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa", "eager"])
 def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
     qkv, visible = tensors(), met(Causal(), 13, padding="left")
-    reference, weights = attend(*qkv, visible, scale=0.3, softcap=0.5, kernel="eager", weights=True)
-    out, again = attend(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel, weights=True)
+    reference, weights = with_weights(*qkv, visible, scale=0.3, softcap=0.5, kernel="eager")
+    out, again = with_weights(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel)
     close(out, reference, 1e-6)
     close(again, weights, 1e-6)
-    close(attend(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel)[0], reference)
+    close(attend(*qkv, visible, scale=0.3, softcap=0.5, kernel=kernel), reference)
     rows = weights.sum(-1)
     close(rows, visible.dense().any(-1).float().expand_as(rows))  # 1, or 0 where nothing is seen
 
@@ -136,8 +147,8 @@ def test_softcap_and_weights_on_every_kernel(kernel: str) -> None:
 def test_values_go_with_the_weights() -> None:
     q, k, v = tensors()
     extra = torch.randn(13, K)
-    out, _ = attend(q, k, v, met(FULL, 13), scale=0.3, values=lambda w: w @ extra)
-    plain, weights = attend(q, k, v, met(FULL, 13), scale=0.3, weights=True)
+    out = attend(q, k, v, met(FULL, 13), scale=0.3, values=lambda w: w @ extra)
+    plain, weights = with_weights(q, k, v, met(FULL, 13), scale=0.3)
     close(out, plain + weights @ extra)
 
 
@@ -203,7 +214,7 @@ def test_masks_and_biases_survive_compilation() -> None:
 
                 def run(q: Tensor, mask: Mask = mask, bias: Any = bias, kernel: str = kernel) -> Tensor:
                     visible = met(mask, 13, padding="left", documents=True)
-                    return attend(q, k, v, visible, bias=bias, scale=0.3, kernel=kernel)[0]
+                    return attend(q, k, v, visible, bias=bias, scale=0.3, kernel=kernel)
 
                 compiled_equals_eager(run, q), name
 
@@ -276,9 +287,9 @@ def test_flex_inside_a_compiled_function() -> None:
     visible.block_mask()
 
     def run(q: Tensor) -> Tensor:
-        return attend(q, k, v, visible, scale=0.3, kernel="flex")[0]
+        return attend(q, k, v, visible, scale=0.3, kernel="flex")
 
-    close(torch.compile(run, fullgraph=True)(q), attend(q, k, v, visible, scale=0.3, kernel="eager")[0], 1e-4)
+    close(torch.compile(run, fullgraph=True)(q), attend(q, k, v, visible, scale=0.3, kernel="eager"), 1e-4)
 
 
 @gpu
@@ -290,7 +301,7 @@ def test_flex_compiles_once_a_kind_of_mask() -> None:
         places = torch.arange(length, device="cuda")
         visible = see(Causal() & Window(size=77), places, places, real)
         qkv = [x.detach() for x in tensors(length, device="cuda", width=32)]
-        flex, eager = (attend(*qkv, visible, scale=0.3, kernel=kernel)[0] for kernel in ("flex", "eager"))
+        flex, eager = (attend(*qkv, visible, scale=0.3, kernel=kernel) for kernel in ("flex", "eager"))
         close(flex, eager, 2e-5)
         return counters["stats"]["unique_graphs"]
 

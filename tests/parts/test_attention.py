@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.context import Capture
+from anyformer.context import Memory
 from anyformer.model import DecoderModel
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -19,7 +19,7 @@ from anyformer.parts.mask import Causal, Either, Global, Mask, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position import BucketedBias, Rope
 from anyformer.spec import Site
-from small import close, compiled_equals_eager, context, filled, made
+from small import Weights, close, compiled_equals_eager, context, filled, made
 
 D, H, T = 24, 4, 9
 BOTH = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -66,7 +66,7 @@ def test_cross_attention_equals_torch(kernel: str) -> None:
     ours, theirs = torch_attention(kdim=10, vdim=10)
     x, memory, real = torch.randn(2, T, D), torch.randn(2, 5, 10), torch.ones(2, 5, dtype=torch.bool)
     real[0, 3:] = False
-    ctx = context(T, kernel=kernel, memory=memory, memory_padding=real)
+    ctx = context(T, kernel=kernel, memory=Memory(memory, real))
     close(ours(x, ctx), theirs(x, memory, memory, key_padding_mask=~real)[0])
 
 
@@ -74,11 +74,11 @@ def test_weights_equal_torch() -> None:
     ours, theirs = torch_attention()
     x = torch.randn(2, T, D)
     for kernel in ("auto", "sdpa", "eager"):
-        ctx = context(T, kernel=kernel, capture=Capture(attentions=True))
-        out = ours(x, ctx)
+        seen = Weights()
+        out = ours(x, context(T, kernel=kernel, taps=seen))
         expected, weights = theirs(x, x, x, average_attn_weights=False)
         close(out, expected)
-        close(ctx.capture.seen["attentions"][0], weights)
+        close(seen[0], weights)
         close(weights.sum(-1), torch.ones(2, H, T))
 
 
@@ -194,12 +194,12 @@ def test_memory_is_projected_once_a_text() -> None:
     holder = nn.Module()
     holder.add_module("here", module)
     state, memory = State.allocate(holder, 2), torch.randn(2, 5, D)
-    first = module(torch.randn(2, 1, D), context(1, memory=memory, state=state))
+    first = module(torch.randn(2, 1, D), context(1, memory=Memory(memory), state=state))
     kept = state.slots["here"].tensors["k"]
     x = torch.randn(2, 1, D)
-    second = module(x, context(1, memory=memory, state=state))
+    second = module(x, context(1, memory=Memory(memory), state=state))
     assert state.slots["here"].tensors["k"] is kept and first.shape == second.shape
-    close(second, module(x, context(1, memory=memory)))
+    close(second, module(x, context(1, memory=Memory(memory))))
     with pytest.raises(ValueError, match="looks at a memory and none was given"):
         module(x, context(1))
 

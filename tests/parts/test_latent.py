@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anyformer.context import Capture
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.mask import Causal
 from anyformer.parts.position import Alibi, Rope
 from anyformer.parts.relative import InputRope
 from anyformer.state import GrowingKeyValue, LatentSpec, State, StaticKeyValue
-from small import close, context, made
+from small import Weights, close, context, made
 
 PART = LatentAttention(
     num_heads=3, rank=10, query_rank=7, head_width=5, turned_width=4, value_width=6, bias=True, mask=Causal(),
@@ -34,18 +33,17 @@ def state(kind: str) -> State:
 @pytest.mark.parametrize("part", [PART, PART.replace(query_rank=None, bias=False, scale=0.3)], ids=["ranked", "plain"])
 def test_one_query_at_a_time_equals_all_at_once(part: LatentAttention, kind: str, kernel: str) -> None:
     module, x, memory = made(part, D), torch.randn(2, T, D), state(kind)
-    capture = Capture(attentions=True)
-    whole = module(x, context(T, kernel=kernel, capture=capture))
-    weights = capture.seen["attentions"][0]
+    watched = Weights()
+    whole = module(x, context(T, kernel=kernel, taps=watched))
+    weights = watched[0]
     assert module.state_spec() == LatentSpec(14)
     for t in range(T):
-        seen = Capture(attentions=True)
+        seen = Weights()
         for look in (None, seen) if kind == "static" else (seen,):
             index = torch.arange(1) + t
-            ctx = context(1, kernel=kernel, state=memory, capture=look)
-            ctx.index, ctx.positions = index, index[None]
+            ctx = context(1, kernel=kernel, state=memory, taps=look).having(index=index, positions=index[None])
             close(module(x[:, t : t + 1], ctx), whole[:, t : t + 1], 1e-5)
-        close(seen.seen["attentions"][0][..., : t + 1], weights[:, :, t : t + 1, : t + 1], 1e-5)
+        close(seen[0][..., : t + 1], weights[:, :, t : t + 1, : t + 1], 1e-5)
         memory.advance(1)
     assert memory.nbytes == 2 * (T + 2 * (kind == "static")) * 14 * 4, "10 + 4 numbers a token, whatever the heads"
 

@@ -155,7 +155,7 @@ def test_summed_adds() -> None:
 def rotated(part: Rope, x: Tensor, positions: Tensor | None = None) -> Tensor:
     ctx = context(x.shape[2])
     if positions is not None:
-        ctx.positions = positions
+        ctx = ctx.having(positions=positions)
     return part.build(Site(width=x.shape[-1])).rotate(x, x, ctx)[0]
 
 
@@ -384,7 +384,7 @@ DEPTHS = [2, 2, 1, 0, 2, 2, 1]
 
 
 def test_tree_depths_and_distances_by_hand() -> None:
-    ctx = context(7, parents=PARENTS)
+    ctx = context(7, extras=(tree.Tree(PARENTS),))
     parents = tree.parents_of(ctx)
     assert tree.depths(parents)[0].tolist() == DEPTHS
     apart = tree.distances(parents)[0]
@@ -406,7 +406,7 @@ def test_tree_depths_and_distances_by_hand() -> None:
 @pytest.mark.parametrize("length", [1, 2, 5, 64])
 def test_a_chain_is_as_deep_as_it_is_long(length: int) -> None:
     parents = torch.arange(length)[None] - 1
-    ctx = context(length, parents=parents)
+    ctx = context(length, extras=(tree.Tree(parents),))
     assert tree.depths(tree.parents_of(ctx))[0].tolist() == list(range(length))
     expected = torch.arange(length)[:, None] - torch.arange(length)[None]
     assert torch.equal(tree.distances(tree.parents_of(ctx))[0], expected)
@@ -416,7 +416,7 @@ def test_a_tree_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="cycle"):
         tree.depths(torch.tensor([[1, 0, 2]]))
     with pytest.raises(ValueError, match="names place 9 in a row of 3"):
-        tree.parents_of(context(3, parents=torch.tensor([[9, 0, -1]])))
+        tree.parents_of(context(3, extras=(tree.Tree(torch.tensor([[9, 0, -1]])),)))
     with pytest.raises(ValueError, match="need the input tree_parents"):
         tree.parents_of(context(3))
 

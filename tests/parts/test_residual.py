@@ -76,7 +76,7 @@ def test_published_start(residual: Any, starts: dict[str, float]) -> None:
 def test_rezero_is_the_identity_at_first(residual: Any) -> None:
     model, x = model_of(residual, {}), torch.randn(1, 4, D)
     index = torch.arange(4)
-    close(model.encoder(x, Context(index=index, positions=index[None])), x)
+    close(model.encoder(x, Context(index=index, positions=index[None]))[0], x)
 
 
 def test_deepnorm_table() -> None:

@@ -75,12 +75,15 @@ EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), e
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible, *,
     bias: Tensor | None = None, scale: float, dropout: float = 0.0, softcap: float | None = None,
-    kernel: str = "auto", weights: bool = False, values: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    kernel: str = "auto", weights: Callable[[Tensor], Tensor] | None = None,
+    values: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
-    Returns (B,H,T,K) and, where asked, the weights (B,H,T,S), which only the eager kernel has in hand; `values` maps
-    the weights to what is added to the result and needs them too. A query that sees nothing gets zeros on every kernel.
+    Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
+    place; only the eager kernel has them in hand, for the others they are computed once more, so that looking changes
+    no result. `values` maps the weights to what is added to the result. A query that sees nothing gets zeros on every
+    kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")
@@ -88,39 +91,51 @@ def attend(
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":
         kernel = "sdpa"
-    if weights or values is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has no soft-cap
+    if values is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has neither
         kernel = "eager"
     if kernel == "eager":
-        return _eager(q, k, v, visible, bias, scale, dropout, softcap, values)
+        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
+        return _mixed(seen if weights is None else weights(seen), v, dropout, values)
     if kernel == "flex":
-        return _flex(q, k, v, visible, bias, scale, dropout, softcap), None
-    if bias is None and not visible.everything and decode.fits(q, v):
-        return decode.decode(q, k, v, visible.dense(), scale), None
-    return _sdpa(q, k, v, visible, bias, scale, dropout), None
+        out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
+    elif bias is None and not visible.everything and decode.fits(q, v):
+        out = decode.decode(q, k, v, visible.dense(), scale)
+    else:
+        out = _sdpa(q, k, v, visible, bias, scale, dropout)
+    if weights is not None:
+        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
+        used = weights(seen)
+        out = out if used is seen else _mixed(used, v, dropout, values)
+    return out
 
 
-def _eager(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float,
-    softcap: float | None, values: Callable[[Tensor], Tensor] | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if k.shape[1] != q.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+def _weights(
+    q: Tensor, k: Tensor, visible: Visible, bias: Tensor | None, scale: float, softcap: float | None, dtype: torch.dtype
+) -> Tensor:
+    """(B, H, T, S), 0 where a key is not visible."""
     # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
-    scores = torch.matmul(_wide(q), _wide(k).transpose(-1, -2)) * scale
+    scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
     if visible.everything:
-        weights = scores.softmax(-1).to(v.dtype)
-    else:
-        # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
-        seen = visible.dense()
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(-1).to(v.dtype).masked_fill(~seen, 0)
+        return scores.softmax(-1).to(dtype)
+    # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too
+    seen = visible.dense()
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).to(dtype).masked_fill(~seen, 0)
+
+
+def _mixed(weights: Tensor, v: Tensor, dropout: float, values: Callable[[Tensor], Tensor] | None) -> Tensor:
     used = F.dropout(weights, dropout) if dropout else weights
-    mixed = torch.matmul(used, v)
-    return (mixed if values is None else mixed + values(used)), weights
+    mixed = torch.matmul(used, _each_head(v, weights.shape[1]))
+    return mixed if values is None else mixed + values(used)
+
+
+def _each_head(x: Tensor, num_heads: int) -> Tensor:
+    """(B, G, S, K) -> (B, H, S, K)"""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
+from anyformer.parts.bias import turned
 from anyformer.parts.check import at_least, chance, positive
 from anyformer.parts.joined import Joined
 from anyformer.parts.mask import FULL, All, Causal, Full, Mask, Window
@@ -19,6 +20,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.spec import Sees, Site, farthest
 from anyformer.state import CrossSpec, KeyValueSpec
+from anyformer.taps import MIXER, Declared
 
 
 class Attention(Op, sees="past"):
@@ -86,6 +88,10 @@ class AttentionModule(nn.Module):
         self.num_kv_heads, self.head_width = G, K
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
+        self.tapped: Declared = {
+            **MIXER, **({"position": None} if part.position else {}),
+            **({"weights": "cross_attentions"} if part.memory else {}),
+        }  # fmt: skip
 
     def state_spec(self) -> KeyValueSpec | CrossSpec:
         if self.part.memory:
@@ -102,20 +108,18 @@ class AttentionModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         source = x if self.position is None else self.position.source(x, ctx)
+        if source is not x:
+            source = ctx.tap(self.address, "position", source)
         if self.part.memory:
-            q, (k, v) = self.heads(self.q(source)), self.memory_keys(ctx)
+            q, (k, v) = self.heads(ctx.tap(self.address, "q", self.q(source))), self.memory_keys(ctx)
             visible, places = ctx.visible_memory(), None
-        elif ctx.fine is not None:  # a query stands for several tokens, and looks at each of them
-            q, k, v = self.heads(self.q(source)), self.heads(self.k(ctx.fine)), self.heads(self.v(ctx.fine))
-        elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
-            q, k, v = map(self.heads, self.qkv(x))
         else:
-            q, k, v = self.heads(self.q(source)), self.heads(self.k(source)), self.heads(self.v(x))
+            q, k, v = self.projections(x, source, ctx)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if not self.part.memory:
             if self.position is not None:
-                q, k = self.position.rotate(q, k, ctx)
+                q, k = turned(self.position, q, k, ctx, self.address)
             places = ctx.index if ctx.fine is None else ctx.places()
             if ctx.state is not None:
                 k, v, places = ctx.state.extend(self.address, k, v, ctx.index)
@@ -124,18 +128,26 @@ class AttentionModule(nn.Module):
         if self.position is not None and places is not None:
             q, own = self.position.bias(q, places, self.scale, ctx)
             if own is not None:
+                own = ctx.tap(self.address, "position", own)
                 bias = own if bias is None else bias + own
         values = None
         if self.position is not None and places is not None and self.position.has_values:
             values = functools.partial(self.position.values, places=places, ctx=ctx)
-        weights = ctx.capture is not None and ctx.capture.attentions
-        out, seen = attend(
+        out = attend(
             q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0, weights=weights, values=values,
+            dropout=self.part.dropout if self.training else 0.0, weights=ctx.weights(self.address), values=values,
         )  # fmt: skip
-        if ctx.capture is not None and seen is not None and weights:
-            ctx.capture.add("cross_attentions" if self.part.memory else "attentions", seen)
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
+
+    def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+        """Queries, keys and values by head; `source` is x as queries and keys read it."""
+        if ctx.fine is not None:  # a query stands for several tokens, and looks at each of them
+            found = self.q(source), self.k(ctx.fine), self.v(ctx.fine)
+        elif self.qkv is not None and source is x and self.qkv.covers(self.q, self.k, self.v):
+            found = self.qkv(x)
+        else:
+            found = self.q(source), self.k(source), self.v(x)
+        return tuple(self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
 
     def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K), computed once a text where a state is kept."""
@@ -144,7 +156,8 @@ class AttentionModule(nn.Module):
             return slot["k"], slot["v"]
         if ctx.memory is None:
             raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
-        k, v = self.heads(self.k(ctx.memory)), self.heads(self.v(ctx.memory))
+        found = self.k(ctx.memory.states), self.v(ctx.memory.states)
+        k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("kv", found, strict=True))
         if ctx.state is not None:
             ctx.state.slots[self.address].tensors = {"k": k, "v": v}
         return k, v

@@ -6,7 +6,7 @@ B batch, N samples, T frames, C channels of the stem, D width.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -71,24 +71,42 @@ class ConvolutionStemModule(nn.Module):
         self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
         for i, (width, kernel, stride) in enumerate(zip(part.widths, part.kernels, part.strides, strict=True)):
             before = part.widths[i - 1] if i else 1
-            self.convolutions.append(nn.Conv1d(before, width, kernel, stride, bias=part.bias))
+            convolution = TimeConvolution(before, width, kernel, stride, bias=part.bias)
+            convolution.silent = i == 0 and part.norm == "group"  # then its norm does its work
+            self.convolutions.append(convolution)
             if part.norm == "layer" or i == 0:
-                self.norms.append(nn.LayerNorm(width))  # of a group norm, only the two vectors
+                self.norms.append((nn.LayerNorm if part.norm == "layer" else OverTime)(width))
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, samples: Tensor) -> Tensor:
         """(B, N) -> (B, T, C)"""
         x = samples[..., None]
-        for i, (convolution, stride) in enumerate(zip(self.convolutions, self.part.strides, strict=True)):
-            weight, bias = cast(Tensor, convolution.weight), cast("Tensor | None", convolution.bias)
-            if i == 0 and self.part.norm == "group":  # over the whole row, pads included
-                norm = cast(nn.LayerNorm, self.norms[0])
-                x = convolve_over_time(samples, weight, bias, stride, norm.weight, norm.bias, norm.eps)
+        for i, convolution in enumerate(self.convolutions):
+            if i == 0 and self.part.norm == "group":
+                x = self.norms[0](samples, convolution)
             else:
-                x = convolve(x, weight, bias, stride)
+                x = convolution(x)
                 x = self.norms[i](x) if i < len(self.norms) else x
             x = self.activation(x)
         return x
+
+
+class TimeConvolution(nn.Conv1d):
+    """(B, T, C) -> (B, frames, O)"""
+
+    silent = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolve(x, self.weight, self.bias, self.stride[0])
+
+
+class OverTime(nn.LayerNorm):
+    """A convolution of one channel, each of whose channels is then normalised over the whole row, pads included; of a
+    layer norm it has the two vectors."""
+
+    def forward(self, samples: Tensor, convolution: nn.Conv1d) -> Tensor:  # type: ignore[override]
+        weight, bias, stride = convolution.weight, convolution.bias, convolution.stride[0]
+        return convolve_over_time(samples, weight, bias, stride, self.weight, self.bias, self.eps)
 
 
 class SpecAugment(Part, sees="itself"):
@@ -255,10 +273,10 @@ class ConvolutionAdapterModule(nn.Module):
         self.project = nn.Linear(width, part.width) if changes else None
         self.norm = nn.LayerNorm(part.width) if changes else None
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(part.width, 2 * part.width, part.kernel, part.stride, padding=1) for _ in range(part.depth)
+            TimeConvolution(part.width, 2 * part.width, part.kernel, part.stride) for _ in range(part.depth)
         )
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         length = torch.full(x.shape[:1], x.shape[1], device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
         for _ in self.convolutions:  # the published count, which layers left out do not change
             length = torch.div(length - 1, self.part.stride, rounding_mode="floor") + 1
@@ -267,11 +285,9 @@ class ConvolutionAdapterModule(nn.Module):
         for convolution in self.convolutions:
             if self.training and self.part.layer_drop and torch.rand(()) <= self.part.layer_drop:
                 continue
-            x = F.pad(x, (0, 0, 1, 1))
-            x = F.glu(convolve(x, convolution.weight, convolution.bias, self.part.stride), dim=-1)  # type: ignore[arg-type]
-        ctx.index = torch.arange(x.shape[1], device=x.device)
-        ctx.padding = ctx.index < length[:, None]
-        return x
+            x = F.glu(convolution(F.pad(x, (0, 0, 1, 1))), dim=-1)
+        index = torch.arange(x.shape[1], device=x.device)
+        return x, ctx.having(index=index, padding=index < length[:, None])
 
 
 class SpeechNeck(Neck, sees="itself"):
@@ -293,9 +309,9 @@ class SpeechNeckModule(nn.Module):
         self.norm = part.norm.build(site.child("norm"))
         self.adapter = part.adapter.build(site.child("adapter")) if part.adapter else None
 
-    def forward(self, states: list[Tensor], ctx: Context) -> Tensor:
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         x = self.norm(states[-1])
-        return x if self.adapter is None else self.adapter(x, ctx)
+        return (x, ctx) if self.adapter is None else self.adapter(x, ctx)
 
 
 class SpeechOutput(Head):

@@ -53,6 +53,18 @@ class AttentionPositionModule(nn.Module):
         raise NotImplementedError
 
 
+def turned(
+    position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Queries and keys as the positions of the mixer at `address` turn them; looked at, they stand side by side
+    (B, H + G, T, K)."""
+    new_q, new_k = position.rotate(q, k, ctx)
+    if new_q is q or not ctx.wants(address, "position"):
+        return new_q, new_k
+    both = ctx.tap(address, "position", torch.cat((new_q, new_k), dim=1))
+    return both[:, : q.shape[1]], both[:, q.shape[1] :]
+
+
 def distance(index: Tensor, places: Tensor) -> Tensor:
     """(1 or B, T, S) how far each key stands after each query."""
     apart = places[..., None, :] - index[..., :, None]

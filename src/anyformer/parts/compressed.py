@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
 from anyformer.spec import Site
 from anyformer.state import Recurrent, Slot
+from anyformer.taps import MIXER, Declared
 
 # -- inside blocks -----------------------------------------------------------------------------------------------------
 
@@ -56,10 +58,10 @@ class BlockAttentionModule(AttentionModule):
         B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
         begins = state is None or (state.capacity is None and state.length == 0)
         plain = self.position is None and self.q_norm is None and ctx.bias is None and ctx.documents is None
-        shown = ctx.capture is not None and ctx.capture.attentions
-        if size >= T or not begins or not plain or shown or ctx.kernel == "eager":
+        watched = ctx.wants(self.address, "weights")  # which are those of whole texts
+        if size >= T or not begins or not plain or watched or ctx.kernel == "eager":
             return super().forward(x, ctx)
-        q, k, v = self.q(x), self.k(x), self.v(x)
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
             state.extend(self.address, self.heads(k), self.heads(v), ctx.index)
         rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # real tokens first: no token sees the pads behind it
@@ -70,12 +72,12 @@ class BlockAttentionModule(AttentionModule):
         )
         index = torch.arange(size, device=x.device)
         visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))
-        out, _ = attend(
+        out = attend(
             q, k, v, visible, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
         )  # fmt: skip
         out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
-        return self.o(rows.unpack(out))
+        return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))
 
 
 # -- fewer keys and values ---------------------------------------------------------------------------------------------
@@ -105,6 +107,8 @@ class CompressedAttention(Op, sees="past"):
 
 
 class CompressedAttentionModule(nn.Module):
+    tapped: ClassVar[Declared] = {**MIXER, "short_k": None, "short_v": None}
+
     def __init__(self, part: CompressedAttention, site: Site) -> None:
         super().__init__()
         D = site.width
@@ -123,7 +127,7 @@ class CompressedAttentionModule(nn.Module):
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        q, k, v = self.heads(self.q(x)), self.k(x), self.v(x)
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         kept = None if ctx.state is None else self.remember(k, v, ctx)
         places = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
         if ctx.documents is not None:
@@ -131,14 +135,12 @@ class CompressedAttentionModule(nn.Module):
         else:
             k, v = self.shorten(k, v, ctx) if kept is None else kept
             visible = self.visible(k.shape[1], places, ctx)
-        shown = ctx.capture is not None and ctx.capture.attentions
-        out, seen = attend(
-            q, self.heads(k), self.heads(v), visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=shown,
-            dropout=self.part.dropout if self.training else 0.0,
+        k, v = ctx.tap(self.address, "short_k", k), ctx.tap(self.address, "short_v", v)
+        out = attend(
+            self.heads(q), self.heads(k), self.heads(v), visible, scale=self.head_width**-0.5, kernel=ctx.kernel,
+            weights=ctx.weights(self.address), dropout=self.part.dropout if self.training else 0.0,
         )  # fmt: skip
-        if ctx.capture is not None and seen is not None and shown:
-            ctx.capture.add("attentions", seen)
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""

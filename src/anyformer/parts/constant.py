@@ -12,6 +12,7 @@ class Constant(nn.Module):
     """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
     has it. On `meta` nothing is computed until the model moves to a real device."""
 
+    silent = True  # nothing runs here: there is no output to trace
     value: Tensor
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:

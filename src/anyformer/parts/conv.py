@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op
 from anyformer.spec import Sees, Site, farthest
+from anyformer.taps import Declared
 
 
 class ConvolutionModule(Op, sees="all"):
@@ -39,10 +42,12 @@ class ConvolutionModule(Op, sees="all"):
 
 
 class ConvolutionModuleModule(nn.Module):
+    tapped: ClassVar[Declared] = {"taps": None}
+
     def __init__(self, part: ConvolutionModule, site: Site) -> None:
         super().__init__()
         width = site.width
-        self.part = part
+        self.part, self.address = part, site.address
         self.gate = nn.Linear(width, 2 * width, bias=part.bias)
         self.taps = nn.Conv1d(width, width, part.kernel, groups=width, bias=part.bias)
         self.norm = part.norm.build(site.child("norm"))
@@ -54,5 +59,5 @@ class ConvolutionModuleModule(nn.Module):
         x = F.glu(self.gate(x), dim=-1)
         if self.part.masked and ctx.tokens is not None:
             x = x.masked_fill(~ctx.tokens[..., None], 0)
-        x = depthwise(x, self.taps.weight, self.taps.bias, self.padding)
+        x = ctx.tap(self.address, "taps", depthwise(x, self.taps.weight, self.taps.bias, self.padding))
         return self.out(self.activation(self.norm(x)))

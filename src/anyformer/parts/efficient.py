@@ -21,6 +21,7 @@ from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
 from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.taps import MIXER, Declared, through
 
 CHUNK = 128
 
@@ -38,6 +39,8 @@ class Projections(Op):
 
 
 class ProjectionsModule(nn.Module):
+    tapped: ClassVar[Declared] = MIXER
+
     def __init__(self, part: Projections, site: Site) -> None:
         super().__init__()
         H, D = part.num_heads, site.width
@@ -49,6 +52,11 @@ class ProjectionsModule(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H K) -> (B, H, T, K)"""
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+    def projections(self, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+        """(B, T, H K) queries, keys and values."""
+        found = self.q(x), self.k(x), self.v(x)
+        return tuple(ctx.tap(self.address, name, t) for name, t in zip("qkv", found, strict=True))
 
 
 # -- keys and values projected along the length ------------------------------------------------------------------------
@@ -87,7 +95,7 @@ class LinformerModule(ProjectionsModule):
         elif part.sharing == "key_value" or site.layer == 0:
             self.project = nn.Parameter(torch.empty(shape))
 
-    def projections(self, ctx: Context) -> tuple[Tensor, Tensor]:
+    def mixing(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """E and F."""
         if self.part.sharing in ("none", "headwise"):
             return self.project_k, self.project_v
@@ -105,17 +113,15 @@ class LinformerModule(ProjectionsModule):
             raise ValueError(f"{self.address}: keys are mixed over a row, which holds one text: nothing can be packed")
         if x.shape[1] > self.part.length:
             raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {x.shape[1]}")
-        by_key, by_value = self.projections(ctx)
+        by_key, by_value = self.mixing(ctx)
         rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # pads go last, so that a text begins in the first column
-        k, v = (self.mix(t, weight, rows) for t, weight in ((self.k(x), by_key), (self.v(x), by_value)))
-        shows = ctx.capture is not None and ctx.capture.attentions
-        out, seen = attend(
-            self.heads(self.q(x)), k, v, EVERYTHING, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=shows,
-            dropout=self.part.dropout if self.training else 0.0,
+        q, k, v = self.projections(x, ctx)
+        k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
+        out = attend(  # by weights (B, H, T, k)
+            self.heads(q), k, v, EVERYTHING, scale=self.head_width**-0.5, kernel=ctx.kernel,
+            weights=ctx.weights(self.address), dropout=self.part.dropout if self.training else 0.0,
         )  # fmt: skip
-        if shows and ctx.capture is not None and seen is not None:
-            ctx.capture.add("attentions", seen)  # (B, H, T, k)
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def mix(self, x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
         """(B, T, H K) -> (B, H, k, K); pads add nothing."""
@@ -237,18 +243,18 @@ class LinearAttentionModule(ProjectionsModule):
             raise ValueError(f"{self.address} looks ahead: it cannot be decoded step by step")
         # from here to the output in fp32, whatever the model is: sums over a whole text
         wide = torch.promote_types(x.dtype, torch.float32)
-        q, k, v = (self.heads(layer(x)).to(wide) for layer in (self.q, self.k, self.v))
+        q, k, v = (self.heads(t).to(wide) for t in self.projections(x, ctx))
         (q, _), (k, power) = self.features(q), self.features(k)  # what multiplies a query falls out
         v = F.pad(v, (0, 1), value=1.0)  # the last column sums up the weights
-        shows = ctx.capture is not None and ctx.capture.attentions
-        weights = self.weights(q, k, power, ctx) if shows or (ctx.kernel == "eager" and ctx.state is None) else None
-        if shows and ctx.capture is not None and weights is not None:
-            ctx.capture.add("attentions", weights.to(x.dtype))
-        if weights is not None and ctx.state is None:
-            out = torch.matmul(weights, v[..., :-1])
-        else:
-            out = self.sums(q, k, power, v, ctx)
-        return self.o(out.to(x.dtype).transpose(1, 2).flatten(2))
+        eager, listen = ctx.kernel == "eager" and ctx.state is None, ctx.watched(self.address)
+        out = None if eager else self.sums(q, k, power, v, ctx)
+        if out is None or listen is not None:
+            weights = self.weights(q, k, power, ctx)
+            if listen is not None:
+                weights = through(listen, lambda seen: seen.to(x.dtype), lambda used: used.to(wide))(weights)
+            changed = listen is not None and listen.changed
+            out = torch.matmul(weights, v[..., :-1]) if out is None or changed else out
+        return self.o(ctx.tap(self.address, "mixed", out.to(x.dtype).transpose(1, 2).flatten(2)))
 
     def weights(self, q: Tensor, k: Tensor, power: Tensor | None, ctx: Context) -> Tensor:
         """(B, H, T, T) what the sums amount to, all pairs at once."""

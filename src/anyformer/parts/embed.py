@@ -19,6 +19,7 @@ from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
+from anyformer.parts.tree import Tree
 from anyformer.spec import Part, Sees, Site, farthest
 from anyformer.state import State
 
@@ -160,7 +161,7 @@ class TextEmbeddingModule(nn.Module):
             counted = x.new_ones(x.shape[:2], dtype=torch.bool) if ids is None else ids != self.part.uncounted
         ctx = text_context(x, inputs, state, counted, self.address)
         if self.part.unpadded and inputs.get("position_ids") is None and ctx.documents is None:
-            ctx.positions = real_positions(ctx)
+            ctx = ctx.having(positions=real_positions(ctx))
         segments = inputs.get("token_type_ids")
         check_shape("token_type_ids", segments, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
@@ -231,9 +232,10 @@ def text_context(
             positions = (positions - leading_pads(padding)).clamp(min=0)
     elif positions.dim() == 1:
         positions = positions[None]
+    parents = inputs.get("tree_parents")
     return Context(
         index=index, positions=positions, padding=padding, documents=documents, state=state,
-        parents=inputs.get("tree_parents"),
+        extras=() if parents is None else (Tree(parents),),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from anyformer.parts.balance import Balance
 from anyformer.parts.labels import Problem, check_labels, class_loss, classification_loss, cross_entropy
 from anyformer.parts.norm import Norm
 from anyformer.spec import Part, Sees, Site, farthest
+from anyformer.taps import Declared
 
 Outputs = dict[str, Tensor | None]
 
@@ -139,7 +140,7 @@ class LMHeadModule(HeadModule):
         if labels is not None:
             check_labels("labels", labels, tuple(logits.shape[:2]))
             loss = cross_entropy(logits, next_labels(labels, ctx) if self.part.shift else labels)
-        if self.part.balance is None or ctx.capture is None or not ctx.capture.router_logits:
+        if self.part.balance is None or not inputs.get("output_router_logits"):
             return {"loss": loss, "logits": logits}
         terms = self.part.balance.terms(ctx)
         loss = None if loss is None else loss + self.part.balance.total(terms)
@@ -202,17 +203,20 @@ class SentenceOrderHead(PretrainingHead):
 
 
 class PretrainingModule(HeadModule):
+    tapped: ClassVar[Declared] = {"lm": None}
+
     lm: Any
 
     def __init__(self, part: PretrainingHead, site: Site) -> None:
         super().__init__()
+        self.address = site.address
         self.pair_label, self.pair_output, self.tokens_alone = part.inputs[1], part.output, part.tokens_alone
         self.lm = part.lm.build(site.child("lm"))
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits, related = self.lm.scores(x), self.out(self.pool(x, ctx, inputs))
+        logits, related = ctx.tap(self.address, "lm", self.lm.scores(x)), self.out(self.pool(x, ctx, inputs))
         labels, next_label, loss = inputs.get("labels"), inputs.get(self.pair_label), None
         if labels is not None and next_label is not None:
             loss = cross_entropy(logits, labels) + cross_entropy(related, next_label, self.pair_label)

@@ -23,6 +23,8 @@ class Idle(Op, sees="itself"):
 
 
 class IdleModule(nn.Module):
+    silent = True
+
     def __init__(self, idle: Idle, site: Site) -> None:
         super().__init__()
         self.part = idle.part.build(site.child("part")).requires_grad_(False)

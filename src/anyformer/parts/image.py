@@ -16,10 +16,11 @@ from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head, HeadModule, Outputs
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import Learned, LearnedModule
+from anyformer.parts.window import Grid
 from anyformer.spec import Part, Site
 from anyformer.state import State
 
-Grid = tuple[int, int]  # rows, columns
+Size = tuple[int, int]  # rows, columns
 
 
 class PatchEmbedding(Embedding, sees="itself"):
@@ -28,8 +29,8 @@ class PatchEmbedding(Embedding, sees="itself"):
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos", "interpolate_pos_encoding")
 
-    image_size: Grid
-    patch_size: Grid
+    image_size: Size
+    patch_size: Size
     channels: int = 3
     norm: Norm | None = None
     mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
@@ -42,7 +43,7 @@ class PatchEmbedding(Embedding, sees="itself"):
 
     @property
     def grid(self) -> Grid:
-        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+        return Grid(self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1])
 
     def check(self) -> None:
         if min(*self.patch_size, self.channels, *self.grid) < 1:
@@ -72,7 +73,7 @@ class PatchEmbeddingModule(nn.Module):
         if below or right:
             pixels = F.pad(pixels, (0, right, 0, below))
         x = self.patch(pixels)
-        grid = (x.shape[2], x.shape[3])
+        grid = Grid(x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)
         if self.norm is not None:
             x = self.norm(x)
@@ -85,12 +86,12 @@ class PatchEmbeddingModule(nn.Module):
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         index = torch.arange(x.shape[1], device=x.device)
-        return x, Context(index=index, positions=index[None], grid=grid)
+        return x, Context(index=index, positions=index[None], extras=(grid,))
 
     def positions(self, grid: Grid, interpolate: bool) -> Tensor:
         """(N, D) for a grid of any size."""
         assert isinstance(self.position, LearnedModule)
-        table = self.position.weight
+        table = self.position(torch.arange(self.position.num_embeddings, device=self.position.weight.device))
         if interpolate and grid != self.part.grid:
             image = table.float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
             return F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
@@ -123,7 +124,7 @@ class MergeModule(nn.Module):
         x = x.unflatten(1, grid)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
-        grid = x.shape[1] // 2, x.shape[2] // 2
+        grid = Grid(x.shape[1] // 2, x.shape[2] // 2)
         # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the one below it
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
         return self.project(x if self.pre_norm is None else self.pre_norm(x)), grid
@@ -137,7 +138,7 @@ class PixelHead(Head):
 
     channels: int
     stride: int
-    patch_size: Grid
+    patch_size: Size
 
     def build(self, site: Site) -> nn.Module:
         return PixelModule(self, site.width)
@@ -150,8 +151,9 @@ class PixelModule(HeadModule):
         self.out = nn.Linear(width, part.stride**2 * part.channels)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        assert ctx.grid is not None
-        image = F.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, ctx.grid), self.part.stride)
+        grid = ctx.extra(Grid)
+        assert grid is not None
+        image = F.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, grid), self.part.stride)
         pixels, masked, loss = inputs["pixel_values"], inputs.get("bool_masked_pos"), None
         if masked is not None:
             if image.shape != pixels.shape:

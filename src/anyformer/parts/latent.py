@@ -6,7 +6,7 @@ B batch, T tokens, S keys seen, H heads, R rank of the latent, P width that turn
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
+from anyformer.parts import bias
 from anyformer.parts.check import at_least, chance
 from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
@@ -22,6 +23,7 @@ from anyformer.parts.position import Rope
 from anyformer.parts.relative import InputRope
 from anyformer.spec import Site
 from anyformer.state import LatentSpec
+from anyformer.taps import MIXER, Declared, Listener, through
 
 
 class LatentAttention(Op, sees="past"):
@@ -51,6 +53,7 @@ class LatentAttention(Op, sees="past"):
 
 
 class LatentAttentionModule(nn.Module):
+    tapped: ClassVar[Declared] = {**MIXER, "position": None}
     position: Any
 
     def __init__(self, part: LatentAttention, site: Site) -> None:
@@ -75,26 +78,28 @@ class LatentAttentionModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         part = self.part
         source = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
-        q = self.q(source).unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, T, K + P)
+        q = ctx.tap(self.address, "q", self.q(source))
+        q = q.unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, T, K + P)
         plain, turned = q.split((part.head_width, part.turned_width), dim=-1)
         latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
-        turned, key = self.position.rotate(turned, key, ctx)
+        turned, key = bias.turned(self.position, turned, key, ctx, self.address)
         kept, places = torch.cat((self.kv_norm(latent), key), dim=-1), ctx.index  # (B, 1, T, R + P)
         if ctx.state is not None:
             kept, _, places = ctx.state.extend(self.address, kept, kept[..., :0], ctx.index)
         visible = ctx.visible(part.mask, self.mask_key, places)
-        if x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear:
+        asked = ctx.wants(self.address, "k") or ctx.wants(self.address, "v")  # which only the longer way makes
+        short = x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear
+        if short and not asked:
             out = self.absorbed(plain, turned, kept, visible, ctx)
         else:
             out = self.expanded(plain, turned, kept, visible, ctx)
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        weights, dropout = ctx.capture is not None and ctx.capture.attentions, self.part.dropout
-        return attend(
-            q, k, v, visible, scale=self.scale, kernel=ctx.kernel, weights=weights,
-            dropout=dropout if self.training else 0.0,
-        )  # fmt: skip
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, ctx: Context, weights: Listener | None
+    ) -> Tensor:
+        dropout = self.part.dropout if self.training else 0.0
+        return attend(q, k, v, visible, scale=self.scale, kernel=ctx.kernel, weights=weights, dropout=dropout)
 
     def expanded(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """Keys and values of every head: the shorter way while there are many queries."""
@@ -103,12 +108,13 @@ class LatentAttentionModule(nn.Module):
         both = self.kv_up(latent[:, 0]).unflatten(-1, (part.num_heads, -1)).transpose(1, 2)  # (B, H, S, K + V)
         k, v = both.split((part.head_width, part.value_width), dim=-1)
         k = torch.cat((k, key.expand(-1, part.num_heads, -1, -1)), dim=-1)
+        if ctx.taps is not None:
+            flat = (ctx.tap(self.address, name, t.transpose(1, 2).flatten(2)) for name, t in (("k", k), ("v", v)))
+            k, v = (t.unflatten(-1, (part.num_heads, -1)).transpose(1, 2) for t in flat)
         if (narrower := k.shape[-1] - part.value_width) > 0 and not k.is_cuda:
             v = F.pad(v, (0, narrower))  # the fused kernel of CPUs wants one width for all and is twice as fast
-        out, seen = self.attend(torch.cat((plain, turned), dim=-1), k, v, visible, ctx)
-        if ctx.capture is not None and ctx.capture.attentions and seen is not None:
-            ctx.capture.add("attentions", seen)
-        return out[..., : part.value_width]
+        weights = ctx.weights(self.address)
+        return self.attend(torch.cat((plain, turned), dim=-1), k, v, visible, ctx, weights)[..., : part.value_width]
 
     def absorbed(self, plain: Tensor, turned: Tensor, kept: Tensor, visible: Visible, ctx: Context) -> Tensor:
         """One query: the matrices that would expand the memory act on the query and on the result instead, and the
@@ -117,7 +123,12 @@ class LatentAttentionModule(nn.Module):
         up = self.kv_up.weight.unflatten(0, (part.num_heads, -1))  # (H, K + V, R)
         to_key, to_value = up.split((part.head_width, part.value_width), dim=1)
         q = torch.cat((plain @ to_key, turned), dim=-1).transpose(1, 2)  # (B, 1, H, R + P)
-        out, seen = self.attend(q, kept, kept[..., : part.rank], visible, ctx)
-        if ctx.capture is not None and ctx.capture.attentions and seen is not None:
-            ctx.capture.add("attentions", seen.transpose(1, 2))
+        weights = ctx.weights(self.address)
+        if weights is not None:  # one head with many queries stands for many heads with one query
+            weights = through(weights, _turned, _turned)
+        out = self.attend(q, kept, kept[..., : part.rank], visible, ctx, weights)
         return out.transpose(1, 2) @ to_value.transpose(-2, -1)  # (B, H, 1, V)
+
+
+def _turned(weights: Tensor) -> Tensor:
+    return weights.transpose(1, 2)

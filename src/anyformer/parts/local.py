@@ -9,6 +9,7 @@ B batch, T tokens, H heads, K head width, w window on each side, c chunk, n chun
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,8 +24,17 @@ from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_d
 from anyformer.parts.op import Op
 from anyformer.spec import Sees, Site
 from anyformer.state import State
+from anyformer.taps import MIXER, Declared, Listener, through
 
 # -- which tokens are global -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalTokens:
+    """Tokens that see all and are seen by all."""
+
+    chosen: Tensor  # (B, T) True for those
+    most: int | None = None  # of them in a row, where that is known beforehand
 
 
 class GlobalTextEmbedding(TextEmbedding, sees="itself"):
@@ -65,16 +75,18 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
             named = mask == 2
             inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
         x, ctx = super().forward(inputs, state)
+        most = None
         if found is None:
             found = self.usual(x, inputs, ctx)
+            most = 1 if self.part.global_tokens == "first" and ctx.documents is None else None
         if named is not None:
-            found, ctx.num_global = named if found is None else (found > 0) | named, None
-        if found is not None:
-            if found.shape != x.shape[:2]:
-                raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
-            found = found > 0
-            ctx.global_tokens = found if ctx.tokens is None else found & ctx.tokens
-        return x, ctx
+            found, most = named if found is None else (found > 0) | named, None
+        if found is None:
+            return x, ctx
+        if found.shape != x.shape[:2]:
+            raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
+        found = found > 0
+        return x, ctx.having(GlobalTokens(found if ctx.tokens is None else found & ctx.tokens, most))
 
     def usual(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
         """(B, T) the global tokens where the caller names none."""
@@ -82,7 +94,6 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
         if kind == "first":
             if ctx.documents is not None:
                 return first_of_document(ctx.documents) == ctx.index
-            ctx.num_global = 1
             first = ctx.index[None] if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
             return (first == 0).expand(x.shape[0], -1)
         if kind == "none" or ids is None:
@@ -121,7 +132,7 @@ class LocalAttention(Op, sees="all"):
     def build(self, site: Site) -> nn.Module:
         if site.width % self.num_heads:
             raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.num_heads} heads")
-        return LocalAttentionModule(self, site.width)
+        return LocalAttentionModule(self, site)
 
 
 class Chunked(Visible):
@@ -134,9 +145,12 @@ class Chunked(Visible):
 
 
 class LocalAttentionModule(nn.Module):
-    def __init__(self, part: LocalAttention, width: int) -> None:
+    tapped: ClassVar[Declared] = {**MIXER, "global_weights": "global_attentions"}
+
+    def __init__(self, part: LocalAttention, site: Site) -> None:
         super().__init__()
-        self.part, self.head_width = part, width // part.num_heads
+        width = site.width
+        self.part, self.address, self.head_width = part, site.address, width // part.num_heads
         self.o, self.q, self.k, self.v = (nn.Linear(width, width) for _ in "oqkv")
         self.global_q, self.global_k, self.global_v = (nn.Linear(width, width) for _ in "qkv")
 
@@ -144,7 +158,9 @@ class LocalAttentionModule(nn.Module):
         """(B, T, H K) -> (B, H, T, K)"""
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: bool = False) -> Any:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: Listener | None = None
+    ) -> Tensor:
         return attend(
             q, k, v, visible, scale=self.head_width**-0.5, kernel=kernel, weights=weights,
             dropout=self.part.dropout if self.training else 0.0,
@@ -153,24 +169,27 @@ class LocalAttentionModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
             raise ValueError("a window that looks ahead cannot decode step by step")
-        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
-        shows = ctx.capture is not None and ctx.capture.attentions
-        unknown = ctx.global_tokens is not None and ctx.num_global is None and recording()
-        if not shows and (ctx.kernel in ("eager", "flex") or unknown):
-            return self.o(self.whole(x, q, k, v, ctx))
-        chosen = ctx.once("global places", lambda: global_places(ctx))
-        out, seen = self.chunks(q, k, v, chosen, ctx, shows)
-        if chosen is not None:
-            out = self.globals(x, out, chosen, ctx, shows)
-        if seen is not None and ctx.capture is not None:
-            ctx.capture.add("attentions", seen)
-        return self.o(out)
+        found = self.q(x), self.k(x), self.v(x)
+        q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
+        near, far = ctx.watched(self.address), ctx.watched(self.address, "global_weights")
+        named = ctx.extra(GlobalTokens)
+        unknown = named is not None and named.most is None and recording()
+        out = self.whole(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
+        if out is None or near is not None or far is not None:
+            chosen = ctx.once("global places", lambda: global_places(ctx))
+            by_chunks = self.chunks(q, k, v, chosen, ctx, near)
+            if chosen is not None:
+                by_chunks = self.globals(x, by_chunks, chosen, ctx, far)
+            changed = any(each is not None and each.changed for each in (near, far))
+            out = by_chunks if out is None or changed else out
+        return self.o(ctx.tap(self.address, "mixed", out))
 
     def chunks(
-        self, q: Tensor, k: Tensor, v: Tensor, chosen: tuple[Tensor, Tensor] | None, ctx: Context, shows: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, chosen: tuple[Tensor, Tensor] | None, ctx: Context,
+        weights: Listener | None,
+    ) -> Tensor:  # fmt: skip
         """(B, T, H K) of what tokens see nearby and of the global ones; zeros for pads and for the global themselves.
-        Where asked, the weights (B, H, T, g + 2 w + 1)."""
+        Shown are the weights (B, H, T, g + 2 w + 1)."""
         (B, H, T, K), w = q.shape, self.part.window
         c = max(w, 32)
         n = -(-T // c)
@@ -182,18 +201,26 @@ class LocalAttentionModule(nn.Module):
             near = [torch.cat(pair, dim=3) for pair in zip(far, near, strict=True)]
         mask = ctx.once(f"local {w}", lambda: chunk_mask(ctx, chosen, B, T, n, c, w))
         k, v = (t.flatten(0, 1) for t in near)
-        out, seen = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", shows)
-        out = out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
-        if seen is None:
-            return out, None
-        g = seen.shape[-1] - c - 2 * w
-        band = torch.arange(c, device=q.device)[:, None] + torch.arange(2 * w + 1, device=q.device)
-        shown = torch.cat((seen[..., :g], seen[..., g:].gather(-1, band.expand(*seen.shape[:3], -1))), dim=-1)
-        return out, shown.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)[:, :, :T]
+        if weights is not None:
+            g = k.shape[2] - c - 2 * w
+            band = torch.arange(c, device=q.device)[:, None] + torch.arange(g, g + 2 * w + 1, device=q.device)
+            columns = torch.cat((torch.arange(g, device=q.device).expand(c, -1), band), dim=1)  # (c, g + 2 w + 1)
+
+            def there(seen: Tensor) -> Tensor:
+                shown = seen.gather(-1, columns.expand(*seen.shape[:2], -1, -1))
+                return shown.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+            def back(used: Tensor) -> Tensor:
+                used = F.pad(used, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2).flatten(0, 1)
+                return used.new_zeros(B * n, H, c, k.shape[2]).scatter(-1, columns.expand_as(used), used)
+
+            weights = through(weights, there, back)
+        out = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", weights)
+        return out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
 
     def globals(
-        self, x: Tensor, out: Tensor, chosen: tuple[Tensor, Tensor], ctx: Context, shows: bool
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, out: Tensor, chosen: tuple[Tensor, Tensor], ctx: Context, weights: Listener | None
+    ) -> Tensor:
         """`out` (B, T, H K) with the rows of the global tokens in their places."""
         places, real = chosen  # (B, g)
         wide = places[..., None].expand(-1, -1, out.shape[-1])
@@ -204,19 +231,22 @@ class LocalAttentionModule(nn.Module):
             seen = seen & ctx.tokens[:, None]
         if ctx.documents is not None:
             seen = seen & (ctx.documents.gather(1, places)[..., None] == ctx.documents[:, None])
-        found, weights = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", shows)
-        if weights is not None and ctx.capture is not None:
+        if weights is not None:
             T, more = x.shape[1], -x.shape[1] % self.part.shown
-            weights = F.pad(weights, (0, more))
-            # published so: a row with fewer global tokens than others shows even weights in their place
-            weights = torch.where(real[:, None, :, None], weights, 1 / (T + more))
-            ctx.capture.add("global_attentions", weights.transpose(2, 3))
-        found = found.transpose(1, 2).flatten(2)
+
+            def there(seen: Tensor) -> Tensor:
+                # published so: a row with fewer global tokens than others shows even weights in their place
+                shown = torch.where(real[:, None, :, None], F.pad(seen, (0, more)), 1 / (T + more))
+                return shown.transpose(2, 3)
+
+            weights = through(weights, there, lambda used: used.transpose(2, 3)[..., :T])
+        found = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
         return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
 
     def whole(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """The same by masks over all pairs of tokens."""
-        tokens, chosen, documents, w = ctx.tokens, ctx.global_tokens, ctx.documents, self.part.window
+        tokens, named, documents, w = ctx.tokens, ctx.extra(GlobalTokens), ctx.documents, self.part.window
+        chosen = None if named is None else named.chosen
 
         def all_of_text(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
             seen = (q >= 0) & (k >= 0)
@@ -232,20 +262,21 @@ class LocalAttentionModule(nn.Module):
             return Visible(allows, ctx.index, ctx.index, batch_size=x.shape[0])
 
         kernel = "sdpa" if ctx.kernel == "auto" else ctx.kernel
-        out, _ = self.attend(q, k, v, ctx.once(f"nearby {w}", lambda: visible(nearby)), kernel)
+        out = self.attend(q, k, v, ctx.once(f"nearby {w}", lambda: visible(nearby)), kernel)
         if chosen is not None:
             q, k, v = (self.heads(layer(x)) for layer in (self.global_q, self.global_k, self.global_v))
-            found, _ = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
+            found = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
             out = torch.where(chosen[:, None, :, None], found, out)
         return out.transpose(1, 2).flatten(2)
 
 
 def global_places(ctx: Context) -> tuple[Tensor, Tensor] | None:
     """(B, g) places of each row's global tokens, first to last, and which of them there are."""
-    chosen = ctx.global_tokens
-    if chosen is None:
+    named = ctx.extra(GlobalTokens)
+    if named is None:
         return None
-    g = int(chosen.sum(-1).max()) if ctx.num_global is None else ctx.num_global
+    chosen = named.chosen
+    g = int(chosen.sum(-1).max()) if named.most is None else named.most
     if g == 0:
         return None
     places = (~chosen).int().argsort(dim=-1, stable=True)[:, :g]
@@ -262,7 +293,8 @@ def chunk_mask(ctx: Context, chosen: tuple[Tensor, Tensor] | None, B: int, T: in
         return keys[:, w : w + n * c].unflatten(1, (n, c)), keys.unfold(1, c + 2 * w, c)
 
     real = torch.ones(1, T, dtype=torch.bool, device=device) if ctx.tokens is None else ctx.tokens
-    local = real if ctx.global_tokens is None else real & ~ctx.global_tokens
+    named = ctx.extra(GlobalTokens)
+    local = real if named is None else real & ~named.chosen
     queries, keys = cut(local, False)
     apart = torch.arange(c + 2 * w, device=device) - torch.arange(c, device=device)[:, None]
     seen = queries[..., None] & keys[:, :, None] & (apart >= 0) & (apart <= 2 * w)

@@ -21,6 +21,7 @@ from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.op import Op
 from anyformer.spec import Part, Site
 from anyformer.state import LatentSpec
+from anyformer.taps import ROUTER, Declared
 
 
 @dataclasses.dataclass
@@ -70,29 +71,32 @@ class TopK(Router, sees="itself"):
         if self.top_groups * size < self.top_k or (self.groups > 1 and size < self.group_best):
             found = f"{self.top_groups} groups of {size} experts"
             raise ValueError(f"{site.address}: no {self.top_k} experts a token in {found}, or too few to rank a group")
-        return TopKModule(self, site.width, num_experts)
+        return TopKModule(self, site, num_experts)
 
 
 class TopKModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
     correction: Tensor | None
     exact = ("correction",)  # fp32 in every checkpoint
 
-    def __init__(self, part: TopK, width: int, num_experts: int) -> None:
+    def __init__(self, part: TopK, site: Site, num_experts: int) -> None:
         super().__init__()
-        self.part = part
-        self.weight = nn.Parameter(torch.empty(num_experts, width))
+        self.part, self.address = part, site.address
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
         self.register_buffer("correction", torch.zeros(num_experts) if part.correction else None)
         self.starts = {"correction": 0.0}
 
     def forward(self, x: Tensor, ctx: Context) -> Routing:
         x = x.flatten(0, 1)
         logits = F.linear(x.float(), self.weight.float()) if self.part.float32 else F.linear(x, self.weight)
+        logits = ctx.tap(self.address, "logits", logits)
         scores = self.scores(logits)
         experts = self.choose(scores)
         weights = scores.gather(1, experts)
         if self.part.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return Routing(experts, weights if self.part.scale == 1 else weights * self.part.scale, logits)
+        weights = weights if self.part.scale == 1 else weights * self.part.scale
+        return Routing(experts, ctx.tap(self.address, "weights", weights), logits)
 
     def scores(self, logits: Tensor) -> Tensor:
         return logits.float().softmax(-1) if self.part.score == "softmax" else logits.float().sigmoid()
@@ -146,6 +150,8 @@ class Switch(Router, sees="past"):
 
 
 class SwitchModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
+
     def __init__(self, part: Switch, site: Site, num_experts: int) -> None:
         super().__init__()
         self.part, self.address, self.num_experts = part, site.address, num_experts
@@ -159,10 +165,12 @@ class SwitchModule(nn.Module):
         dtype = getattr(torch, self.part.dtype)
         seen = _jitter(x.to(dtype), self.part.jitter) if self.training else x.to(dtype)
         logits = F.linear(seen, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        logits = ctx.tap(self.address, "logits", logits)
         weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
         kept = self.rank(experts, ctx) <= self.part.capacity
         experts = experts.masked_fill(~kept, self.num_experts)
-        return Routing(experts.view(-1, 1), weights.masked_fill(~kept, 0).view(-1, 1), logits)
+        weights = ctx.tap(self.address, "weights", weights.masked_fill(~kept, 0).view(-1, 1))
+        return Routing(experts.view(-1, 1), weights, logits)
 
     def rank(self, experts: Tensor, ctx: Context) -> Tensor:
         """(B, T) -> (B, T): the how manieth token of its text (or document) each one is at its expert. Pads come
@@ -192,15 +200,17 @@ class NoisyTopK(Router, sees="itself"):
     top_k: int = 4
 
     def make(self, site: Site, num_experts: int) -> nn.Module:
-        return NoisyTopKModule(self, site.width, num_experts)
+        return NoisyTopKModule(self, site, num_experts)
 
 
 class NoisyTopKModule(nn.Module):
-    def __init__(self, part: NoisyTopK, width: int, num_experts: int) -> None:
+    tapped: ClassVar[Declared] = ROUTER
+
+    def __init__(self, part: NoisyTopK, site: Site, num_experts: int) -> None:
         super().__init__()
-        self.top_k = part.top_k
-        self.weight = nn.Parameter(torch.empty(num_experts, width))
-        self.noise = nn.Parameter(torch.empty(num_experts, width))
+        self.top_k, self.address = part.top_k, site.address
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        self.noise = nn.Parameter(torch.empty(num_experts, site.width))
         self.starts = {"weight": 0.0, "noise": 0.0}  # so that all experts start with the same load
 
     def forward(self, x: Tensor, ctx: Context) -> Routing:
@@ -210,8 +220,9 @@ class NoisyTopKModule(nn.Module):
         if self.training:
             spread = F.softplus(F.linear(x, self.noise).float()) + 1e-2
             logits = clean + torch.randn_like(clean) * spread
+        logits = ctx.tap(self.address, "logits", logits)
         scores, experts = logits.topk(self.top_k, dim=-1)
-        weights = scores.softmax(-1)
+        weights = ctx.tap(self.address, "weights", scores.softmax(-1))
         if spread is not None and self.top_k < logits.shape[1]:
             importance = torch.zeros_like(clean).scatter(1, experts, weights).sum(0)
             for name, value in (("importance", importance), ("load", self.load(clean, logits, spread))):
@@ -265,11 +276,7 @@ class MoEModule(nn.Module):
         if self.training:
             x = _jitter(x, self.jitter)
         routing = self.router(x, ctx)
-        asked = ctx.capture is not None and ctx.capture.router_logits
-        if asked:
-            ctx.capture.add("router_logits", routing.logits)  # type: ignore[union-attr]
-        if asked or torch.is_grad_enabled():  # for those who train
-            ctx.losses.setdefault("router_logits", []).append(routing.logits)
+        ctx.losses.setdefault("router_logits", []).append(routing.logits)
         y = self.experts(x.flatten(0, 1), routing).view_as(x)
         return y if self.shared is None else y + self.shared(x, ctx)
 

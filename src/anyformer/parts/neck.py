@@ -10,8 +10,8 @@ from anyformer.spec import Part, Site
 
 
 class Neck(Part):
-    """The module maps the states of the layers to what the head reads. The last state is always there; all of them, the
-    stack's input first, where `every_layer` is set."""
+    """The module maps the states of the layers to what the head reads, with its context. The last state is always
+    there; all of them, the stack's input first, where `every_layer` is set."""
 
     @property
     def every_layer(self) -> bool:
@@ -40,9 +40,9 @@ class LayerMixModule(nn.Module):
         self.weight = nn.Parameter(torch.empty(site.depth + 1))
         self.rest = part.rest.build(site.child("rest")) if part.rest else None
 
-    def forward(self, states: list[Tensor], ctx: Context) -> Tensor:
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         share = self.weight.softmax(-1).to(states[0].dtype)
         x = states[0] * share[0]
         for i in range(1, len(states)):
             x = torch.addcmul(x, states[i], share[i])
-        return x if self.rest is None else self.rest(x)
+        return (x if self.rest is None else self.rest(x)), ctx

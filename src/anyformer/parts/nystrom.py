@@ -5,6 +5,8 @@ B batch, T tokens, H heads, K head width, L landmarks, k taps, D width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from anyformer.parts.check import at_least
 from anyformer.parts.mask import FULL
 from anyformer.parts.op import Op
 from anyformer.spec import Site
+from anyformer.taps import MIXER, Declared
 
 
 class NystromAttention(Op, sees="all"):
@@ -46,6 +49,8 @@ class NystromAttention(Op, sees="all"):
 
 
 class NystromAttentionModule(nn.Module):
+    tapped: ClassVar[Declared] = {**MIXER, "conv": None}
+
     def __init__(self, part: NystromAttention, site: Site) -> None:
         super().__init__()
         self.part, self.address, self.head_width = part, site.address, site.width // part.num_heads
@@ -60,21 +65,21 @@ class NystromAttentionModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
             raise ValueError("landmarks are means over a whole text: it cannot be decoded step by step")
-        v = self.v(x)
-        q, k, values = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(v)
-        shows = ctx.capture is not None and ctx.capture.attentions
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
+        q, k, values = self.heads(q), self.heads(k), self.heads(v)
         if self.part.landmarks == self.part.length:
             visible = ctx.visible(FULL, "full", ctx.index)
-            out, seen = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=shows)
+            weights = ctx.weights(self.address)
+            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=weights)
         else:
-            out, seen = self.approximate(q, k, values, ctx)
-        if shows and ctx.capture is not None and seen is not None:
-            ctx.capture.add("attentions", seen)
+            out = self.approximate(q, k, values, ctx)
         out = out.transpose(1, 2).flatten(2)
-        return self.o(out if self.conv is None else out + self.mix(v, ctx))
+        if self.conv is not None:
+            out = out + ctx.tap(self.address, "conv", self.mix(v, ctx))
+        return self.o(ctx.tap(self.address, "mixed", out))
 
-    def approximate(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """(B, H, T, K), and the weights of the landmarks (B, H, T, L)."""
+    def approximate(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """(B, H, T, K), by the weights of the landmarks (B, H, T, L)."""
         T, L, scale = q.shape[2], self.part.landmarks, self.head_width**-0.5
         if self.part.length != T:
             raise ValueError(f"{self.address} reads texts of exactly {self.part.length} tokens, got {T}: pad them")
@@ -88,9 +93,9 @@ class NystromAttentionModule(nn.Module):
             row = ctx.tokens
             assert row is not None
             real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])
-        last, _ = attend(ql, k, v, real, scale=scale, kernel=ctx.kernel)
-        weights = torch.matmul(first, self.inverse(between))
-        return torch.matmul(weights, last), weights
+        last = attend(ql, k, v, real, scale=scale, kernel=ctx.kernel)
+        weights = ctx.tap(self.address, "weights", torch.matmul(first, self.inverse(between)))
+        return torch.matmul(weights, last)
 
     def inverse(self, matrix: Tensor) -> Tensor:
         """(B, H, L, L) nearly the Moore-Penrose inverse [Razavi et al. 2014]. The start is divided by the largest

@@ -91,6 +91,7 @@ class InputRope(Rope, sees="itself"):
 class SavedFrequencies(nn.Module):
     """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
 
+    silent = True
     exact = ("value",)  # the loader does not round it
     value: Tensor
 

@@ -7,7 +7,7 @@ B rows, T tokens, D width, A width of the average, F inner width.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from anyformer.parts.residual import Residual
 from anyformer.parts.ssm import Rows
 from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.taps import Declared
 
 
 class TimeMix(Op, sees="past"):
@@ -111,6 +112,8 @@ class ShiftModule(nn.Module):
 
 
 class TimeMixModule(ShiftModule):
+    tapped: ClassVar[Declared] = {"k": None, "v": None, "mixed": None, "out": "attentions"}  # the last as published
+
     def __init__(self, part: TimeMix, site: Site) -> None:
         super().__init__(part, site, "mix_k", "mix_v", "mix_gate")
         D, A = site.width, part.width or site.width
@@ -138,7 +141,8 @@ class TimeMixModule(ShiftModule):
         slot = self.slot(ctx)
         x = rows.pack(x)
         for_k, for_v, for_gate = self.blends(x, rows, slot)
-        k, v, gate = self.k(for_k).float(), self.v(for_v).float(), torch.sigmoid(self.gate(for_gate))
+        k, v, gate = self.k(for_k), self.v(for_v), torch.sigmoid(self.gate(for_gate))
+        k, v = (ctx.tap(self.address, name, t).float() for name, t in (("k", k), ("v", v)))
         decay, bonus = -torch.exp(self.decay.float()), self.bonus.float()
         state = k.new_zeros(1, 3, self.inner) if slot is None else slot.tensors["sums"]
         state = state.expand(x.shape[0], -1, -1)
@@ -151,10 +155,8 @@ class TimeMixModule(ShiftModule):
                 last = wkv_last(decay, k, v, state, *ctx.once("ages", lambda: ages(rows, x)))
         if slot is not None:
             slot.replace("sums", last)
-        y = rows.unpack(self.o(self.shrink(gate * y.to(x.dtype))))
-        if ctx.capture is not None and ctx.capture.attentions:
-            ctx.capture.add("attentions", y)  # what the published class shows under this name
-        return y
+        y = ctx.tap(self.address, "mixed", self.shrink(gate * y.to(x.dtype)))
+        return ctx.tap(self.address, "out", rows.unpack(self.o(y)))
 
 
 class ChannelMixModule(ShiftModule):

@@ -5,6 +5,7 @@ B batch, T queries, S keys, H heads, K head width, W width of the sinusoids.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -19,6 +20,25 @@ from anyformer.spec import Site
 from anyformer.state import State
 
 
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """The segment of each token, where attention compares them."""
+
+    kinds: Tensor  # (B, T)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spacing:
+    """How many tokens of the text it is from one place of the row to the next, where that is not one."""
+
+    tokens: int
+
+
+def spacing_of(ctx: Context) -> int:
+    spacing = ctx.extra(Spacing)
+    return 1 if spacing is None else spacing.tokens
+
+
 class SegmentedText(TextEmbedding, sees="itself"):
     """Text whose segments have no vector of their own: they are left to the attention."""
 
@@ -31,8 +51,8 @@ class SegmentedText(TextEmbedding, sees="itself"):
 class SegmentedTextModule(TextEmbeddingModule):
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, ctx = super().forward({**inputs, "token_type_ids": None}, state)
-        ctx.segments = inputs.get("token_type_ids")
-        return x, ctx
+        kinds = inputs.get("token_type_ids")
+        return x, ctx if kinds is None else ctx.having(Segments(kinds))
 
 
 class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
@@ -66,7 +86,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         scores = self.by_distance((q + self.v[:, None]) * scale, places, ctx)
         other, same = torch.matmul((q + self.s[:, None]) * scale, self.kinds.permute(1, 2, 0)).unsqueeze(-1).unbind(3)
         # (B,H,T,1) each. What a query gives to all its keys changes no weight: `same` is taken off the others instead
-        if ctx.segments is not None:
+        if ctx.extra(Segments) is not None:
             apart = ctx.once(f"unrelated {self.part.joint}", lambda: self.unrelated(ctx).to(q.dtype))
             scores = torch.addcmul(scores, apart, other - same)
         elif not self.part.first_apart:
@@ -80,9 +100,10 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
 
     def unrelated(self, ctx: Context) -> Tensor:
         """(B, 1, T, S) whether query and key are of two segments."""
-        assert ctx.segments is not None
-        keys = ctx.segments[:, None, None]
-        queries = ctx.segments[:, ctx.index][:, None, :, None]
+        segments = ctx.extra(Segments)
+        assert segments is not None
+        keys = segments.kinds[:, None, None]
+        queries = segments.kinds[:, ctx.index][:, None, :, None]
         joint = self.part.joint
         apart = queries != keys
         return apart if joint is None else apart & (queries != joint) & (keys != joint)
@@ -112,12 +133,12 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
         count = torch.arange(self.step(ctx) * (ctx.index.shape[0] - 1) + places.shape[0], device=places.device)
-        waves = torch.cat(self.sines((ctx.index[-1] - places[0] - count) * ctx.spacing), dim=-1)
+        waves = torch.cat(self.sines((ctx.index[-1] - places[0] - count) * spacing_of(ctx)), dim=-1)
         return self.dropped(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:
         """sin(i - j) and cos(i - j) as sums of two products: (T, W) of the queries, twice, and (S, W) of the keys."""
-        (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * ctx.spacing) for at in (ctx.index, places))
+        (sin_i, cos_i), (sin_j, cos_j) = (self.sines(at * spacing_of(ctx)) for at in (ctx.index, places))
         queries = [self.dropped(wave.to(dtype)).repeat(1, 2) for wave in (sin_i, cos_i)]
         keys = [torch.cat(pair, dim=-1).to(dtype) for pair in ((cos_j, sin_j), (-sin_j, cos_j))]
         return tuple(queries), tuple(keys)

@@ -5,13 +5,13 @@ B batch, T tokens, N = about T / 2, D width.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from anyformer.context import Context
+from anyformer.parts.segments import Segments, Spacing, spacing_of
 from anyformer.spec import Part
 
 
@@ -53,10 +53,11 @@ class Halve(Part):
         short = self.shorten(x)
         index = torch.arange(short.shape[1], device=x.device)
         first = (2 * index - int(self.first_apart)).clamp(min=0)  # where each pair's first token stood
-        inner = dataclasses.replace(
-            ctx, index=index, positions=ctx.positions[:, first], spacing=2 * ctx.spacing, shared={},
+        segments = ctx.extra(Segments)
+        inner = ctx.having(
+            Spacing(2 * spacing_of(ctx)), *(() if segments is None else (Segments(segments.kinds[:, first]),)),
+            index=index, positions=ctx.positions[:, first], shared={},
             padding=None if ctx.padding is None else self.shorten(ctx.padding),
-            segments=None if ctx.segments is None else ctx.segments[:, first],
         )  # fmt: skip
-        looking = dataclasses.replace(ctx, index=first, fine=x, shared={}) if self.queries_only else inner
+        looking = ctx.having(index=first, fine=x, shared={}) if self.queries_only else inner
         return short, inner, looking

@@ -1,16 +1,18 @@
 """Block-sparse attention [Zaheer et al. 2020]: blocks of tokens look at their neighbours, at the first and the last
 block, and at a few random ones; the first and the last block look at all.
 
-Time and memory grow with the length: only the eager kernel, the reference, and captured weights hold T x T numbers.
+Time and memory grow with the length: only the eager kernel, the reference, and weights that are asked for hold T x T
+numbers.
 
 B batch, T tokens, H heads, K head width, b tokens of a block, n blocks, r random blocks, S keys of a block, D width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,9 +31,17 @@ from anyformer.parts.neck import Neck
 from anyformer.parts.op import Op
 from anyformer.spec import Part, Site
 from anyformer.state import State
+from anyformer.taps import Declared, Listener, through
 
-ALL_PAIRS, TEXT = "all pairs of tokens", "tokens of the text"  # in Context.shared, from the embedding to what follows
 OLD_PLANS, OLD_REACH = (1024, 3072, 4096), 1024  # lengths of pretraining, whose random blocks lie in the first tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockText:
+    """How a text is read, from the embedding to what follows."""
+
+    all_pairs: bool  # by all pairs of tokens
+    length: int  # without what fills up the last block
 
 
 def shortest(block_size: int, random_blocks: int) -> int:
@@ -68,8 +78,7 @@ class BlockTextEmbeddingModule(TextEmbeddingModule):
         whole = short or self.switched or self.all_short(inputs.get("document_ids"))
         more = 0 if whole else -T % self.part.block_size
         x, ctx = super().forward(self.filled(inputs, text, more) if more else inputs, state)
-        ctx.shared |= {ALL_PAIRS: whole, TEXT: T}
-        return x, ctx
+        return x, ctx.having(BlockText(whole, T))
 
     def short(self, length: int) -> bool:
         return length <= shortest(self.part.block_size, self.part.random_blocks)
@@ -106,20 +115,22 @@ class TextOnly(Neck, sees="itself"):
 
 
 class TextOnlyModule(nn.Module):
+    tapped: ClassVar[Declared] = {"text": "hidden_states"}
+
     def __init__(self, part: TextOnly, site: Site) -> None:
         super().__init__()
+        self.address = site.address
         self.rest = part.rest.build(site.child("rest")) if part.rest else None
 
-    def forward(self, states: list[Tensor], ctx: Context) -> Tensor:
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         x = states[-1]
-        T = ctx.shared.get(TEXT, x.shape[1])
+        text = ctx.extra(BlockText)
+        T = x.shape[1] if text is None else text.length
         if x.shape[1] > T:
-            x, ctx.index, ctx.positions = x[:, :T], ctx.index[:T], ctx.positions[:, :T]
-            if ctx.padding is not None:
-                ctx.padding = ctx.padding[:, :T]
-            if ctx.capture is not None and ctx.capture.hidden_states:
-                ctx.capture.seen["hidden_states"][-1] = x  # the others are shown with their pads, as published
-        return x if self.rest is None else self.rest(x)
+            padding = None if ctx.padding is None else ctx.padding[:, :T]
+            x, ctx = x[:, :T], ctx.having(index=ctx.index[:T], positions=ctx.positions[:, :T], padding=padding)
+        x = ctx.tap(self.address, "text", x)  # the states of the layers are shown with their pads, as published
+        return (x if self.rest is None else self.rest(x)), ctx
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -157,7 +168,8 @@ class BlockSparseModule(AttentionModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         (B, T), b = x.shape[:2], self.sparse.block_size
-        if ctx.shared.get(ALL_PAIRS) or x.shape[1] <= self.limit:
+        text = ctx.extra(BlockText)
+        if x.shape[1] <= self.limit or (text is not None and text.all_pairs):
             return super().forward(x, ctx)
         if not isinstance(self.part.mask, Full):
             raise ValueError(
@@ -170,20 +182,19 @@ class BlockSparseModule(AttentionModule):
         n = -(-T // b)
         fused = self.qkv is not None and self.qkv.covers(self.q, self.k, self.v)
         found = self.qkv(x) if fused and self.qkv is not None else (self.q(x), self.k(x), self.v(x))
+        found = (ctx.tap(self.address, name, t) for name, t in zip("qkv", found, strict=True))
         q, k, v = (F.pad(t, (0, 0, 0, n * b - T)).view(B, n, b, -1, self.head_width) for t in found)
         real = ctx.tokens
         if n * b > T:
             real = torch.ones(B, T, dtype=torch.bool, device=x.device) if real is None else real
             real = F.pad(real, (0, n * b - T))
-        shows = ctx.capture is not None and ctx.capture.attentions
-        if shows or ctx.kernel == "eager":
-            out, seen = self.dense(q, k, v, real)
-            if shows and ctx.capture is not None:
-                ctx.capture.add("attentions", seen)
-        else:
-            out = self.blocks(q, k, v, real, ctx)
+        weights = ctx.watched(self.address)
+        out = None if ctx.kernel == "eager" else self.blocks(q, k, v, real, ctx)
+        if out is None or weights is not None:
+            dense = self.dense(q, k, v, real, weights)
+            out = dense if out is None or (weights is not None and weights.changed) else out
         out = out if real is None else out * real[..., None]  # pads see nothing
-        return self.o(out[:, :T])
+        return self.o(ctx.tap(self.address, "mixed", out[:, :T]))
 
     def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(n - 2, 1 or H, 5 + r) the blocks that each but the first and last looks at, and (n - 2, 1, 5 + r) what is
@@ -226,17 +237,17 @@ class BlockSparseModule(AttentionModule):
             return t.index_select(1, chosen).view(B * (n - 2), H, S, K)
 
         inner = q[:, 1:-1].reshape(B * (n - 2), b, H, K).transpose(1, 2)
-        inner, _ = attend(inner, seen(k), seen(v), EVERYTHING, bias=bias, scale=self.scale)
+        inner = attend(inner, seen(k), seen(v), EVERYTHING, bias=bias, scale=self.scale)
         inner = inner.transpose(1, 2).reshape(B, n - 2, b, H * K)
         ends = torch.cat((q[:, 0], q[:, -1]), dim=1).transpose(1, 2)  # (B, H, 2 b, K)
         k, v = (t.flatten(1, 2).transpose(1, 2) for t in (k, v))
-        outer, _ = attend(ends, k, v, visible(real), scale=self.scale)
+        outer = attend(ends, k, v, visible(real), scale=self.scale)
         outer = outer.transpose(1, 2).reshape(B, 2, b, H * K)
         return torch.cat((outer[:, :1], inner, outer[:, 1:]), dim=1).flatten(1, 2)
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The same over all pairs of tokens, and the weights (B, H, n b, n b) of one of each block where it counts
-        more often, as published."""
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, weights: Listener | None) -> Tensor:
+        """The same over all pairs of tokens. Shown are the weights (B, H, n b, n b) of one of each block where it
+        counts more often, as published."""
         _, n, b, H, _ = q.shape
         chosen, times = self.table(n, q.device)
         counts = torch.ones(H, n, n, device=q.device)
@@ -246,9 +257,11 @@ class BlockSparseModule(AttentionModule):
         counts = counts.repeat_interleave(b, 1).repeat_interleave(b, 2)[None]
         q, k, v = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))
         bias = counts.log().to(q.dtype)
-        out, seen = attend(q, k, v, visible(real), bias=bias, scale=self.scale, weights=True)
-        assert seen is not None
-        return out.transpose(1, 2).flatten(2), seen / counts.clamp(min=1).to(seen.dtype)
+        if weights is not None:
+            often = counts.clamp(min=1).to(v.dtype)
+            weights = through(weights, lambda seen: seen / often, lambda used: used * often)
+        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", weights=weights)
+        return out.transpose(1, 2).flatten(2)
 
 
 def visible(real: Tensor | None) -> Visible:

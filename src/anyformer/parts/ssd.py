@@ -78,7 +78,7 @@ class DualStateModule(ConvolvingModule):
         assert slot is None or isinstance(slot, Recurrent)
         part, x = self.part, rows.pack(x)
         gate, step, dtype = self.gate(x), self.step(x), x.dtype
-        mixed = self.convolve(self.up(x), rows, slot)
+        mixed = self.convolve(self.up(x), rows, slot, ctx)
         # from here to the norm in fp32, whatever the model is
         x, b, c = mixed.float().split(self.sizes, dim=-1)
         x = x.unflatten(-1, (part.num_heads, -1))
@@ -96,4 +96,4 @@ class DualStateModule(ConvolvingModule):
         if slot is not None:
             slot.replace("state", last)
         y = torch.addcmul(y, x, self.skip.float()[:, None]).flatten(2) * F.silu(gate.float())
-        return rows.unpack(self.down(self.norm(y.to(dtype))))
+        return rows.unpack(self.down(ctx.tap(self.address, "mixed", self.norm(y.to(dtype)))))

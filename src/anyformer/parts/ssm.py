@@ -24,6 +24,7 @@ from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
 from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.taps import Declared
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
 
@@ -92,15 +93,17 @@ class SelectiveState(Op, sees="past"):
 class ConvolvingModule(nn.Module):
     """A short causal convolution before a recurrence, and the window of it that is remembered."""
 
+    tapped: ClassVar[Declared] = {"conv": None, "mixed": None}
     begins: ClassVar[dict[str, Any]] = {
         "rate": Rates(), "skip": 1.0, "conv.weight": Kaiming(gain=math.sqrt(1 / 3), normal=False),
     }  # fmt: skip
 
     part: Any
+    address: str
     conv: nn.Conv1d
     activation: Callable[[Tensor], Tensor]
 
-    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None) -> Tensor:
+    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None, ctx: Context) -> Tensor:
         """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
         K, bias, past = self.part.taps, self.conv.bias, None
         if slot is not None and K > 1:  # the last K - 1 tokens before, then these
@@ -117,7 +120,7 @@ class ConvolvingModule(nn.Module):
             y = y if bias is None else y + bias
         if slot is not None and past is not None:
             slot.replace("window", rows.last(past, K - 1))
-        y = self.activation(y)
+        y = self.activation(ctx.tap(self.address, "conv", y))
         return y if rows.real is None else y * rows.real.to(y.dtype)
 
 
@@ -149,7 +152,7 @@ class SelectiveStateModule(ConvolvingModule):
         slot = None if ctx.state is None else ctx.state.slots[self.address]
         assert slot is None or isinstance(slot, Recurrent)
         x = rows.pack(x)
-        gate, x = self.gate(x), self.convolve(self.up(x), rows, slot)
+        gate, x = self.gate(x), self.convolve(self.up(x), rows, slot, ctx)
         step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
         # from here to the gate in fp32, whatever the model is
         dt = F.softplus(self.step(step).float() + self.step_bias.float())
@@ -166,7 +169,7 @@ class SelectiveStateModule(ConvolvingModule):
         if slot is not None:
             slot.replace("state", last)
         y = torch.addcmul(y, inputs[0], self.skip.float()) * F.silu(gate)
-        return rows.unpack(self.down(y.to(x.dtype)))
+        return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
 
 
 # -- where tokens follow each other -----------------------------------------------------------------------------------

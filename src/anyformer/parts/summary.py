@@ -16,6 +16,7 @@ from anyformer.parts.check import at_least, chance
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, next_labels
 from anyformer.parts.labels import check_labels, class_loss, cross_entropy
 from anyformer.spec import Part, Site
+from anyformer.taps import Declared
 
 
 class Summary(Part):
@@ -73,12 +74,14 @@ class DoubleHead(Head):
 
 
 class DoubleHeadModule(HeadModule):
+    tapped: ClassVar[Declared] = {"lm": None, "text": "hidden_states"}
+
     lm: Any
 
     def __init__(self, part: DoubleHead, site: Site) -> None:
         super().__init__()
         self.lm = part.lm.build(site.child("lm"))
-        self.summary = part.summary.build(site.child("summary"))
+        self.summary, self.address = part.summary.build(site.child("summary")), site.address
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
         ids = inputs.get("input_ids")
@@ -89,15 +92,14 @@ class DoubleHeadModule(HeadModule):
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         choices = inputs.get("choices")  # (B, C)
-        logits = self.lm.scores(x)
+        logits = ctx.tap(self.address, "lm", self.lm.scores(x))
         loss, scores_loss, labels, answers = None, None, inputs.get("labels"), inputs.get("mc_labels")
         if labels is not None:
             check_labels("labels", labels, tuple(logits.shape[:2]))
             loss = cross_entropy(logits, next_labels(labels, ctx))
         if choices is not None:
             x, logits = x.unflatten(0, choices), logits.unflatten(0, choices)
-            if ctx.capture is not None and ctx.capture.hidden_states:
-                ctx.capture.seen["hidden_states"][-1] = x
+        x = ctx.tap(self.address, "text", x)  # by choice, as published
         scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
         scores = scores.squeeze(-1) if scores.shape[-1] == 1 else scores
         if answers is not None:

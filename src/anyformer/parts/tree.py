@@ -6,6 +6,8 @@ B batch, T tokens.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -13,17 +15,25 @@ from anyformer.context import Context
 from anyformer.kernels.recording import recording
 
 
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """The dependency tree of each row."""
+
+    parents: Tensor  # (B, T) place of each token's head, -1 for roots
+
+
 def parents_of(ctx: Context) -> Tensor:
     """(B, T) parents of the tokens of this call, roots pointing at themselves."""
-    if ctx.parents is None:
+    tree = ctx.extra(Tree)
+    if tree is None:
         raise ValueError("positions in a dependency tree need the input tree_parents: each token's head, -1 for roots")
-    T = ctx.index.shape[0]
-    if ctx.parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
-        raise ValueError(f"tree_parents covers {ctx.parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
-    own = torch.arange(T, device=ctx.parents.device)
-    if not recording() and int(ctx.parents.max()) >= T:
-        raise ValueError(f"tree_parents names place {int(ctx.parents.max())} in a row of {T} tokens")
-    return torch.where(ctx.parents < 0, own, ctx.parents)
+    T, parents = ctx.index.shape[0], tree.parents
+    if parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
+        raise ValueError(f"tree_parents covers {parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
+    own = torch.arange(T, device=parents.device)
+    if not recording() and int(parents.max()) >= T:
+        raise ValueError(f"tree_parents names place {int(parents.max())} in a row of {T} tokens")
+    return torch.where(parents < 0, own, parents)
 
 
 def depths(parents: Tensor) -> Tensor:

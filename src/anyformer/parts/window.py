@@ -5,8 +5,7 @@ B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D widt
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,13 @@ from anyformer.context import Context
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
 from anyformer.spec import Site
+
+
+class Grid(NamedTuple):
+    """How the tokens of an image are laid out, in reading order."""
+
+    rows: int
+    columns: int
 
 
 class Windows(Op, sees="all"):
@@ -48,11 +54,11 @@ class WindowsModule(nn.Module):
         self.mixer = part.mixer.build(site.child("mixer"))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        assert ctx.grid is not None and ctx.padding is None, "windows are cut from whole grids"
-        (rows, columns), size, shift = ctx.grid, self.size, self.shift
-        if min(ctx.grid) <= size:  # one window spans the shorter side: there is nothing to straddle
-            size, shift = min(ctx.grid), 0
-        x = x.unflatten(1, ctx.grid)
+        grid, size, shift = ctx.extra(Grid), self.size, self.shift
+        assert grid is not None and ctx.padding is None, "windows are cut from whole grids"
+        if min(grid) <= size:  # one window spans the shorter side: there is nothing to straddle
+            size, shift = min(grid), 0
+        (rows, columns), x = grid, x.unflatten(1, grid)
         below, right = -rows % size, -columns % size
         if below or right:  # zeros that are seen like any token, as published
             x = F.pad(x, (0, 0, 0, right, 0, below))
@@ -84,9 +90,7 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
             bands.append((place >= length - size).long() + (place >= length - shift).long())
         region = bands[0][:, None] * 3 + bands[1]
         documents = partition(region[None, :, :, None], size)[0, ..., 0].repeat(B, 1)  # (B N, T)
-    return dataclasses.replace(
-        ctx, index=index, positions=index[None], documents=documents, grid=(size, size), shared={}
-    )
+    return ctx.having(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
 
 class GridBias(AttentionPosition, sees="itself"):
@@ -113,8 +117,10 @@ class GridBiasModule(AttentionPositionModule):
 
     def rows(self, ctx: Context, places: Tensor) -> Tensor:
         """(T, T) the row of the table for each query and key."""
-        if ctx.grid is None or max(ctx.grid) > self.size:
-            raise ValueError(f"a position bias of {self.size} x {self.size} offsets cannot place a grid of {ctx.grid}")
-        row, column = places // ctx.grid[1], places % ctx.grid[1]
+        grid = ctx.extra(Grid)
+        if grid is None or max(grid) > self.size:
+            found = "no grid" if grid is None else f"a grid of {grid.rows} x {grid.columns}"
+            raise ValueError(f"a position bias of {self.size} x {self.size} offsets cannot place {found}")
+        row, column = places // grid.columns, places % grid.columns
         down, right = ((at[:, None] - at[None, :]) + self.size - 1 for at in (row, column))
         return down * (2 * self.size - 1) + right

@@ -1,0 +1,155 @@
+"""What happens inside a model while it runs: any value under its address, kept or changed.
+
+    run = trace(model, keep=["decoder.layers.*.attention.op.weights"], input_ids=ids)
+    run["decoder.layers.0.attention.op.weights"]                    # (B, H, T, S)
+    trace(model, change={"decoder.layers.3": lambda x, address: x + direction}, input_ids=ids).output.logits
+
+A module's address is its output. Inside a mixer stand its named values: `q`, `k`, `v`, `weights` after the softmax,
+`mixed` before the output projection; a sublayer's `branch` is what it adds, and `decoder.layers.3` is the residual
+stream after layer 3. In a pattern `*` stands for one name, `**` for any number of them, and `*` alone for everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.model import TransformerModule
+from anyformer.parts.moe import Routing
+from anyformer.spec import nearest
+
+Change = Callable[[Tensor, str], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace(Mapping[str, Any]):
+    """A run: its `output`, and the values that were kept, by address. What was computed more than once in the run (a
+    layer that several steps share) is a tuple."""
+
+    output: Any
+    kept: dict[str, list[Tensor]]
+
+    def __getitem__(self, address: str) -> Any:
+        if address not in self.kept:
+            raise KeyError(f"nothing was kept at {address!r}; {nearest(address, self.kept)}")
+        values = self.kept[address]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(f'{address}: {tuple(values[0].shape)}' for address, values in self.kept.items())})"
+
+
+def trace(
+    model: TransformerModule, *, keep: str | Sequence[str] = (), change: Mapping[str, Change] | None = None,
+    **inputs: Any,
+) -> Trace:  # fmt: skip
+    """Runs the model on `inputs`. Values at addresses that match a pattern of `keep` are kept; those that match one of
+    `change` are replaced by what its function makes of (value, address), and are kept as changed. Where nothing is
+    changed the output is exactly the model's own."""
+    listener = Tracer(model, (keep,) if isinstance(keep, str) else tuple(keep), change or {})
+    handles = [
+        module.register_forward_hook(listener.hook(address))
+        for address, module in model.named_modules()
+        if address not in model.shows and listener.wants(address)
+    ]
+    before, model.listener = model.listener, listener
+    try:
+        output = model(**inputs)
+    finally:
+        model.listener = before
+        for handle in handles:
+            handle.remove()
+    return Trace(output, listener.kept)
+
+
+def addresses(model: TransformerModule) -> list[str]:
+    """Every address of a model that can be traced, in order."""
+    found: dict[str, None] = {}
+    mute: tuple[str, ...] = ()  # below these are weights and tables that others read
+    for address, module in model.named_modules():
+        if getattr(module, "silent", False):
+            mute = (*mute, f"{address}.")
+        elif address and not address.startswith(mute) and not isinstance(module, nn.ModuleList):
+            found[address] = None
+    return list(found | dict.fromkeys(model.shows))
+
+
+class Tracer:
+    """Listens to one run."""
+
+    def __init__(self, model: TransformerModule, keep: Sequence[str], change: Mapping[str, Change]) -> None:
+        known = addresses(model)
+        for pattern in (*keep, *change):
+            if not any(matches(pattern, address) for address in known):
+                raise ValueError(f"nothing in this model is called {pattern!r}; {nearest(pattern, known)}")
+        self.keeping = {address for address in known if any(matches(pattern, address) for pattern in keep)}
+        self.changes = {
+            address: [function for pattern, function in change.items() if matches(pattern, address)]
+            for address in known
+        }
+        self.kept: dict[str, list[Tensor]] = {}
+
+    def wants(self, address: str) -> bool:
+        return address in self.keeping or bool(self.changes.get(address))
+
+    def __call__(self, address: str, value: Tensor) -> Tensor:
+        for function in self.changes.get(address, ()):
+            value = changed(function, value, address)
+        if address in self.keeping:
+            self.kept.setdefault(address, []).append(value)
+        return value
+
+    def hook(self, address: str) -> Callable[..., Any]:
+        def listen(module: nn.Module, args: Any, output: Any) -> Any:
+            value, put_back = main_tensor(output)
+            if value is None:
+                return None
+            used = self(address, value)
+            return None if used is value else put_back(used)
+
+        return listen
+
+
+def changed(function: Change, value: Tensor, address: str) -> Tensor:
+    new = function(value, address)
+    if not isinstance(new, Tensor) or new.shape != value.shape:
+        found = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
+        raise ValueError(f"change of {address}: it is {tuple(value.shape)}, and the function gave {found}")
+    return new.to(value.dtype)
+
+
+def main_tensor(output: Any) -> tuple[Tensor | None, Callable[[Tensor], Any]]:
+    """The tensor that a module's output is about, and how to put another in its place."""
+    if isinstance(output, Tensor):
+        return output, lambda new: new
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # an embedding gives its context too
+        return output[0], lambda new: (new, *output[1:])
+    if isinstance(output, dict):  # a head: its scores, or the first of its results
+        names = [name for name, value in output.items() if isinstance(value, Tensor) and value.dim()]
+        name = "logits" if "logits" in names else next(iter(names), None)
+        return (None if name is None else output[name]), lambda new: {**output, name: new}
+    if isinstance(output, Routing):
+        return output.weights, lambda new: dataclasses.replace(output, weights=new)
+    return None, lambda new: new
+
+
+def matches(pattern: str, address: str) -> bool:
+    return pattern == "*" or _names_match(tuple(pattern.split(".")), tuple(address.split(".")))
+
+
+def _names_match(pattern: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(_names_match(pattern[1:], names[i:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], pattern[0]) and _names_match(pattern[1:], names[1:])
