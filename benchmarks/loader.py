@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from anyformer.data import Loader, Plan, Split
+from anyformer.data.shards import Writer
 from anyformer.objectives.causal import NextToken
-from anyformer.train.data import Loader, Plan, Split
-from anyformer.train.data.shards import Writer
 
 GOAL = 20e6
 

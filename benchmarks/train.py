@@ -29,8 +29,8 @@ import torch
 import transformers
 
 import anyformer as af
+from anyformer.data import Bytes, Data, PythonDocs
 from anyformer.objectives.causal import NextToken
-from anyformer.train.data import Bytes, Data, PythonDocs
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup

@@ -1,7 +1,7 @@
 """Small mistakes, put into a copy of the sources one at a time: which of them does no test see?
 
     python tests/mutants.py --number 150 --seed 0 --jobs 2
-    python tests/mutants.py --only generate/beams.py --number 20
+    python tests/mutants.py --only generation/beams.py --number 20
     python tests/mutants.py --only state.py:171            every mistake on that line
 
 First every test runs as it is, once, and the lines that it runs are written down (kept in the temporary folder until
@@ -37,13 +37,13 @@ from mistakes import Mistake, mistakes
 
 REPO = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/anyformer")
-AREAS = ("generate/*.py", "train/**/*.py", "objectives/*.py", "state.py", "weights/rules.py")
+AREAS = ("generation/*.py", "data/*.py", "train/*.py", "objectives/*.py", "state.py", "weights/rules.py")
 TESTS = (
-    *(f"tests/{area}/test_*.py" for area in ("generate", "objectives", "train", "weights", "evaluate")),
+    *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights", "evaluate")),
     "tests/cli/test_generate.py", "tests/families/test_generation.py", "tests/families/test_loading.py",
 )  # fmt: skip
 # what compilers or other processes run cannot be watched: these are the tests of these files, whatever the line
-OWN = {"generate/fast.py": "tests/generate/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
+OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
        "train/shard.py": "tests/train/test_parallel.py"}  # fmt: skip
 # of all families a decoder, a pair and a recurrence; nothing compiled, which costs many seconds a test
 FEW = "(not test_generation and not test_loading or GPT2LMHeadModel or T5ForConditionalGeneration or MambaForCausalLM)"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.spec import Part, Site
+from anyformer.part import Part, Site
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:

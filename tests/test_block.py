@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.context import Memory
+from anyformer.mask import Causal
+from anyformer.part import Site
 from anyformer.parts.attention import Attention
 from anyformer.parts.bias import Alibi, DistanceBias, RelativeVectors
 from anyformer.parts.efficient import LinearAttention
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.residual import ADD, ReZero, Scaled
-from anyformer.spec import Site
 from small import close, compiled_equals_eager, context, filled, made
 
 D, H, T = 24, 4, 9

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer import families
-from anyformer.spec import Part, kinds, to_json
+from anyformer.codec import kinds, to_json
+from anyformer.part import Part
 
 REPO = Path(__file__).resolve().parents[1]
 EXAMPLE = REPO / "docs" / "examples" / "moving_average.py"
@@ -225,11 +226,11 @@ def install(site: Path, package: str, module: str, code: str, value: str | None 
     (information / "entry_points.txt").write_text(f"[anyformer.parts]\n{module} = {value or module}\n")
 
 
-CLASH = "from anyformer.spec import Part\nclass Half(Part): pass\nclass MLP(Part): pass\n"
+CLASH = "from anyformer.part import Part\nclass Half(Part): pass\nclass MLP(Part): pass\n"
 INSTALLED = """
 import json, sys, warnings
 import anyformer as af
-from anyformer.spec import kinds
+from anyformer.codec import kinds
 assert "moving_average" not in sys.modules
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -12,7 +12,7 @@ import torch
 
 import anyformer as af
 from anyformer import cli, machine, quickstart
-from anyformer.families import listing
+from anyformer.cli import listing
 from anyformer.recipes.quickstart import sizes
 from anyformer.train import deadline
 from anyformer.train.optim import Cosine
@@ -191,4 +191,4 @@ def test_a_step_is_really_measured() -> None:
 
 
 def test_the_table_of_names_is_what_counting_gives() -> None:
-    assert listing.listed() == listing.counted(), "python -m anyformer.families.listing writes it anew"
+    assert listing.listed() == listing.counted(), "python -m anyformer.cli.listing writes it anew"

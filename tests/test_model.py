@@ -9,6 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.mask import CAUSAL
 from anyformer.model import EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention import Attention
 from anyformer.parts.audio import ConvolutionStem, SpecAugment, SpeechOutput, WaveformEmbedding
@@ -18,7 +19,6 @@ from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PatchEmbedding, PixelHead
 from anyformer.parts.init import Normal
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
-from anyformer.parts.mask import CAUSAL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.vectors import Vectors

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import pickle
+import pkgutil
 import subprocess
 import sys
 import types
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.spec import to_json
+from anyformer.codec import to_json
 
 SMALL = {
     "width": 16, "decoder.depth": 2, "embedding.tokens.vocab_size": 30, "head.vocab_size": 30,
@@ -40,7 +40,7 @@ import sys, time
 start = time.perf_counter()
 import anyformer
 taken = time.perf_counter() - start
-heavy = {"torch", "numpy", "rich", "huggingface_hub", "safetensors", "anyformer.spec"} & set(sys.modules)
+heavy = {"torch", "numpy", "rich", "huggingface_hub", "safetensors", "anyformer.part"} & set(sys.modules)
 print(taken, sorted(heavy))
 """
 
@@ -56,23 +56,12 @@ def test_import_is_fast_and_light() -> None:
     assert min(taken) < 0.5
 
 
-@pytest.mark.parametrize("first", ["import anyformer.spec", "af.count(af.spec('gpt2'))"])
-def test_functions_win_over_modules_of_their_name(first: str) -> None:
-    """Whichever is met first: `anyformer.spec` is a module and `af.spec` is the function."""
-    code = f"""
-import anyformer as af
-{first}
-import anyformer.spec, anyformer.build, anyformer.count
-import sys, types
-from anyformer import build, count, spec
-from anyformer.spec import Part
-for name in ("spec", "build", "count"):
-    assert isinstance(getattr(af, name), types.FunctionType), name
-    assert isinstance(sys.modules[f"anyformer.{{name}}"], types.ModuleType), name
-assert spec is af.spec and build is af.build and count is af.count
-print(af.count(af.spec("gpt2")).parameters)
-"""
-    assert python(code) == "124439808"
+def test_no_module_is_called_like_a_public_function() -> None:
+    """Otherwise the module, once imported, would stand in the place of the function."""
+    for package, names in ((af, af.__all__), (af.tasks, dir(af.tasks))):
+        modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        functions = {name for name in names if not name.startswith("_") and callable(getattr(package, name))}
+        assert modules & functions == set()
 
 
 def test_public_names() -> None:
@@ -82,7 +71,6 @@ def test_public_names() -> None:
         assert callable(getattr(af, name)) and getattr(af, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = af.lod
-    assert isinstance(importlib.import_module("anyformer.spec"), types.ModuleType)
 
 
 # -- descriptions -----------------------------------------------------------------------------------------------------

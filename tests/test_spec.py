@@ -13,31 +13,16 @@ import pytest
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block, Parallel, Stack, Sublayer
+from anyformer.codec import FORMAT, decode, encode, from_json, override, to_json
+from anyformer.mask import Causal, Window
 from anyformer.model import DecoderModel
+from anyformer.part import Part, Table, at, conform, freeze, nearest, thaw, tree, walk
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position import Rope, YarnScaling
-from anyformer.spec import (
-    FORMAT,
-    Part,
-    Table,
-    at,
-    conform,
-    decode,
-    encode,
-    freeze,
-    from_json,
-    nearest,
-    override,
-    thaw,
-    to_json,
-    tree,
-    walk,
-)  # fmt: skip
 
 
 def model(**more: Any) -> DecoderModel:

@@ -14,19 +14,20 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.codec import _import_kinds, decode
 from anyformer.context import Context
 from anyformer.funnel import Funnel
+from anyformer.mask import Causal, Mask, Rows, Window
 from anyformer.model import DecoderModel, EncoderModel, Model
 from anyformer.objectives.causal import NextToken
+from anyformer.part import Part, Site, looking_ahead
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
 from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.mask import Causal, Mask, Rows, Window
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.op import Op
-from anyformer.spec import Part, Site, _import_kinds, decode, looking_ahead
 from small import close
 from tiny import CONFIGS
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.scan import scan
-from anyformer.parts.check import at_least, positive
+from anyformer.part import Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Site
 from anyformer.state import RecurrentSpec
 
 

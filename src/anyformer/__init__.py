@@ -8,30 +8,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from anyformer._version import __version__
-from anyformer.lazy import lazily
 
 if TYPE_CHECKING:
     from anyformer import tasks
-    from anyformer.build import build
     from anyformer.checkpoint import load, save
-    from anyformer.count import count
-    from anyformer.generate import generate
+    from anyformer.codec import override
+    from anyformer.construct import build
+    from anyformer.counting import count
+    from anyformer.generation import generate
     from anyformer.look.trace import trace
     from anyformer.names import spec
-    from anyformer.spec import override
 
 # public name -> the module it lives in (or is), imported on first use: `import anyformer` itself does not import torch
 _PUBLIC = {
     "spec": "anyformer.names",
-    "override": "anyformer.spec",
-    "build": "anyformer.build",
+    "override": "anyformer.codec",
+    "build": "anyformer.construct",
     "load": "anyformer.checkpoint",
     "save": "anyformer.checkpoint",
-    "count": "anyformer.count",
-    "generate": "anyformer.generate",
+    "count": "anyformer.counting",
+    "generate": "anyformer.generation",
     "tasks": "anyformer.tasks",
     "trace": "anyformer.look.trace",
 }
@@ -39,4 +39,12 @@ _PUBLIC = {
 __all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks", "trace"]
 
 
-lazily(__name__, _PUBLIC)
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_PUBLIC[name])
+    return globals().setdefault(name, getattr(module, name, module))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
-from anyformer.parts.check import at_least, chance
+from anyformer.part import Part, Site, Table, _edit, nearest, walk
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.parts.residual import ADD, Add, Residual
 from anyformer.parts.window import Grid
-from anyformer.spec import Part, Site, Table, _edit, nearest, walk
 from anyformer.taps import Declared, Shown
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import families, machine
-from anyformer.build import skeleton
+from anyformer.codec import FORMAT, encode, from_json
+from anyformer.construct import skeleton
 from anyformer.families import recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
+from anyformer.part import nearest, walk
 from anyformer.parts.init import computed, initialise
-from anyformer.spec import FORMAT, encode, from_json, nearest, walk
 from anyformer.weights import hub
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 from anyformer.weights.pieces import Pieces, has_weights, opened

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.parts.mask import FULL, Causal, Mask, see
+from anyformer.mask import FULL, Causal, Mask, see
 from anyformer.state import State
 from anyformer.taps import Listener, Taps, Watched
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from anyformer.block import Stack
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.part import Part, Site
 from anyformer.parts.segments import Segments
 from anyformer.parts.shorten import Halve
-from anyformer.spec import Part, Site
 from anyformer.taps import Declared, Shown
 
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ import anyformer as af
 from anyformer import cli
 from anyformer.cli.settings import device_flag, setting
 from anyformer.cli.train import train
+from anyformer.part import Part, walk
 from anyformer.recipes import recipe
-from anyformer.spec import Part, walk
 
 GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
 PROMPT = "The following functions"

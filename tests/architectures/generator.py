@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import hypothesis.strategies as st
 
+from anyformer.codec import _import_kinds, decode
+from anyformer.mask import Mask
+from anyformer.part import Part, default_values, hints
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head
-from anyformer.parts.mask import Mask
 from anyformer.parts.op import Op
-from anyformer.spec import Part, _defaults, _import_kinds, decode, hints
 
 _import_kinds()
 
@@ -112,7 +113,7 @@ def fields_once(draw: Draw, name: str, place: Place) -> dict[str, Any]:
     """About half of the fields that have a default keep it."""
     kind = Part.kinds[name]
     made: dict[str, Any] = {"kind": name}
-    defaults = _defaults(kind)
+    defaults = default_values(kind)
     for field, hint in hints(kind).items():
         own = rule(kind, field)
         told = (not place.careless and (kind.__name__, field) in UNFIT) or (field == "mask" and place.writes)

@@ -17,10 +17,11 @@ from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomi
 from torch import Tensor
 
 import anyformer as af
+from anyformer.codec import decode, encode
+from anyformer.part import walk
 from anyformer.parts.audio import FrameHead
 from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
-from anyformer.spec import decode, encode, walk
 from anyformer.transforms.recompute import recompute
 from architectures.generator import IMAGE, LENGTH, SAMPLES
 

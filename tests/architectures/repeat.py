@@ -8,7 +8,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from anyformer.spec import decode, tree
+from anyformer.codec import decode
+from anyformer.part import tree
 from architectures.lines import LINES, check, excused
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import anyformer as af
-from anyformer.spec import Part, decode
+from anyformer.codec import decode
+from anyformer.part import Part
 from architectures.generator import NEVER_DRAWN, concrete, description
 from architectures.lines import EXCUSED, LINES, broken
 

@@ -13,8 +13,8 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
+from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
-from anyformer.evaluate.alone import same_labels
 from anyformer.evaluate.predict import Job, predictions, right_answers
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.answer import Answer
@@ -23,7 +23,7 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes._encoder import SPECIAL
-from anyformer.train.data import CSV, Bytes, Data, JSONLines, TextFiles
+from anyformer.train.alone import same_labels
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup

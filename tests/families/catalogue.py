@@ -172,7 +172,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 
 
 def af_walk(spec: Any) -> Any:
-    from anyformer.spec import walk
+    from anyformer.part import walk
 
     return walk(spec)
 

@@ -11,8 +11,8 @@ from catalogue import Case, over_catalogue, published, spec_of
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block
-from anyformer.build import skeleton
-from anyformer.count.state import bytes_of
+from anyformer.construct import skeleton
+from anyformer.counting.state import bytes_of
 from anyformer.state import declarations
 
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
+from anyformer.mask import CAUSAL, SameBlock
 from anyformer.parts.attention import Attention
-from anyformer.parts.mask import CAUSAL, SameBlock
 from anyformer.state import State
 from anyformer.transforms.recompute import recompute
 

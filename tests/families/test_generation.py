@@ -26,7 +26,7 @@ from catalogue import (
 from torch import Tensor
 
 import anyformer as af
-from anyformer.generate import fast
+from anyformer.generation import fast
 from anyformer.parts.head import LMHead
 from anyformer.state import State
 

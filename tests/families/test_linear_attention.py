@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
+from anyformer.codec import encode
 from anyformer.context import Context
+from anyformer.mask import CAUSAL, FULL, Window
+from anyformer.part import Site
 from anyformer.parts.efficient import CHUNK, EluFeatures, Features, LinearAttention, OrthogonalRows, SoftmaxFeatures
-from anyformer.parts.mask import CAUSAL, FULL, Window
-from anyformer.spec import Site, encode
 from anyformer.state import RecurrentSpec
 from anyformer.transforms.recompute import recompute
 

@@ -31,8 +31,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.codec import from_json, to_json
 from anyformer.families.family import Field, UnknownFieldWarning
-from anyformer.spec import from_json, to_json
 
 
 def compare(theirs, mine, padded: Tensor | None = None) -> None:

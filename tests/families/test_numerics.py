@@ -27,8 +27,8 @@ from catalogue import (
 from torch import Tensor
 
 import anyformer as af
+from anyformer.mask import Window
 from anyformer.parts.head import CTCHead, LMHead, MultipleChoiceHead
-from anyformer.parts.mask import Window
 from anyformer.transforms.recompute import recompute
 
 KERNELS = ("eager", "sdpa")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anyformer import families
-from anyformer.count import count
+from anyformer.counting import count
 from anyformer.families.family import UnknownFieldWarning, tagged
 
 transformers = pytest.importorskip("transformers")

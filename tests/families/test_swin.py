@@ -12,7 +12,7 @@ from catalogue import Case, close, folder, make_inputs, ours, published, shared
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.spec import walk
+from anyformer.part import walk
 
 PLAIN, ABSOLUTE = (next(c for c in CASES if c.id == name) for name in ("SwinModel", "SwinModel-absolute"))
 MASKED = next(c for c in CASES if c.id == "SwinForMaskedImageModeling-absolute")

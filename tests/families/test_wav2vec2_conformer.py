@@ -15,16 +15,16 @@ import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.context import Context
 from anyformer.kernels.convolution import convolve, depthwise
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel
+from anyformer.part import Site
 from anyformer.parts.attention import Attention
 from anyformer.parts.audio import SpecAugment, spans
 from anyformer.parts.conv import ConvolutionModule
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.relative import InputRope, RelativeSinusoids
-from anyformer.spec import Site
 
 CASES = {case.id: case for case in cases() if case.model_type == "wav2vec2-conformer"}
 QUIET = {

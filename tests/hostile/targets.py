@@ -19,14 +19,14 @@ from mutate import bytes_damaged, json_damaged, safetensors_damaged
 import anyformer as af
 import vocabularies
 from anyformer import cli, families
+from anyformer.codec import to_json
+from anyformer.data.prepare import Data, prepare
+from anyformer.data.shards import Split
+from anyformer.data.table import CSV, JSONLines, Parquet
+from anyformer.data.text import TextFiles
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.causal import NextToken
-from anyformer.spec import to_json
 from anyformer.train.checkpoint import Checkpoints
-from anyformer.train.data.prepare import Data, prepare
-from anyformer.train.data.shards import Split
-from anyformer.train.data.table import CSV, JSONLines, Parquet
-from anyformer.train.data.text import TextFiles
 from anyformer.transforms import lora
 from anyformer.weights.io import write_checkpoint
 from tiny import CONFIGS
@@ -199,7 +199,7 @@ def learnt_from(kind: Any, file: str, **options: Any) -> Callable[[Path], None]:
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    from anyformer.train.data.vocabulary import Bytes
+    from anyformer.data.vocabulary import Bytes
 
     return Bytes().make([], Path(tempfile.mkdtemp(prefix="anyformer-hostile-")))
 

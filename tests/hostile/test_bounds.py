@@ -18,8 +18,8 @@ from targets import CONFIGS, model_types
 import anyformer as af
 from anyformer import families
 from anyformer.cli.texts import as_json
-from anyformer.generate.config import NAMES
-from anyformer.generate.settings import Settings
+from anyformer.generation.config import NAMES
+from anyformer.generation.settings import Settings
 from anyformer.inputs import chat
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**30)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import vocabularies
+from anyformer.data.text import TextFiles
+from anyformer.data.vocabulary import TrainedBPE, texts_of
 from anyformer.inputs import long
 from anyformer.inputs.text import Tokenizer
-from anyformer.train.data.text import TextFiles
-from anyformer.train.data.vocabulary import TrainedBPE, texts_of
 
 KINDS = {
     "gpt2": vocabularies.gpt2, "bert": vocabularies.bert, "llama": vocabularies.llama, "t5": vocabularies.t5,
@@ -72,8 +72,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.causal import NextToken
-from anyformer.train.data.prepare import Data, prepare
-from anyformer.train.data.text import TextFiles
+from anyformer.data.prepare import Data, prepare
+from anyformer.data.text import TextFiles
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -12,6 +12,9 @@ from torch import nn
 
 import anyformer as af
 from anyformer import families
+from anyformer.codec import decode, encode
+from anyformer.data import Data, Loader, Plan, prepare
+from anyformer.data.table import JSONLines
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
@@ -27,9 +30,6 @@ from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.objectives.span import SpanCorruption
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.spec import decode, encode
-from anyformer.train.data import Data, Loader, Plan, prepare
-from anyformer.train.data.table import JSONLines
 from small import close
 from tiny import CONFIGS
 

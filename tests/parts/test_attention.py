@@ -11,14 +11,14 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.context import Memory
+from anyformer.mask import Causal, Either, Global, Mask, Window
 from anyformer.model import DecoderModel
+from anyformer.part import Site
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal, Either, Global, Mask, Window
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position import BucketedBias, Rope
-from anyformer.spec import Site
 from small import Weights, close, compiled_equals_eager, context, filled, made
 
 D, H, T = 24, 4, 9

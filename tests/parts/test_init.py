@@ -11,16 +11,16 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel
+from anyformer.part import walk
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value, Xavier
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
-from anyformer.spec import walk
 
 D = 64
 

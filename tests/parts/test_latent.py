@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from anyformer.mask import Causal
 from anyformer.parts.latent import LatentAttention
-from anyformer.parts.mask import Causal
 from anyformer.parts.position import Alibi, Rope
 from anyformer.parts.relative import InputRope
 from anyformer.state import GrowingKeyValue, LatentSpec, State, StaticKeyValue

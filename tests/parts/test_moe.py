@@ -9,9 +9,9 @@ from torch import Tensor
 
 from anyformer.context import Context
 from anyformer.kernels.grouped import gathered_linear, grouped_linear
+from anyformer.part import Site
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.moe import MoE, NoisyTopK, Switch, TopK, rebalance
-from anyformer.spec import Site
 
 D, E, B, T = 12, 6, 2, 7
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel, EncoderModel
+from anyformer.part import Site
 from anyformer.parts import tree
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.position import (
     Alibi,
     Binary,
@@ -39,7 +40,6 @@ from anyformer.parts.position import (
     YarnScaling,
     add_position,
 )  # fmt: skip
-from anyformer.spec import Site
 from small import close, compiled_equals_eager, context, filled, made
 
 H, K, D, T = 4, 8, 32, 11

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.tasks.embed import pool_of
+from anyformer.tasks.each.embed import pool_of
 
 Folders = Callable[..., Path]
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "a", "It's a naïve café, isn't it?", "42 dogs"]

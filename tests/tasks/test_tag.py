@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import anyformer as af
-from anyformer.tasks.tag import AGGREGATIONS
+from anyformer.tasks.each.tag import AGGREGATIONS
 
 Folders = Callable[..., Path]
 LABELS = ("B-PER", "I-PER", "O", "B-LOC", "I-LOC", "MISC")

@@ -22,9 +22,9 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.data import Bytes, Data, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.train.checkpoint import Checkpoints
-from anyformer.train.data import Bytes, Data, TextFiles
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Run

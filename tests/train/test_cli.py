@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from anyformer import cli
+from anyformer.codec import to_json
 from anyformer.recipes import recipe, recipes
-from anyformer.spec import to_json
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
 from anyformer.weights import manifest

@@ -11,11 +11,11 @@ import torch
 
 import anyformer as af
 from anyformer import families
+from anyformer.data import CSV, Bytes, Data, JSONLines
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.recipes._encoder import SPECIAL
-from anyformer.tasks.classify import classify
-from anyformer.train.data import CSV, Bytes, Data, JSONLines
+from anyformer.tasks.each.classify import classify
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Pretrained, Run
 from anyformer.train.start import make_model, setup

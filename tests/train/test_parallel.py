@@ -21,7 +21,7 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.cli import main
-from anyformer.spec import override, to_json
+from anyformer.codec import override, to_json
 from anyformer.train import shard
 from anyformer.train.checkpoint import read
 from anyformer.train.parallel import Layout, Mesh

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.codec import override
+from anyformer.data import First
+from anyformer.part import walk
 from anyformer.recipes import recipe
-from anyformer.spec import override, walk
-from anyformer.train.data import First
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Batch, Pretrained
 from anyformer.train.start import pretrained, setup

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from anyformer.data.shards import Split, Writer
 from anyformer.train.baseline import WEIGHTS, baselines
-from anyformer.train.data.shards import Split, Writer
 from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
 from anyformer.train.trainer import Done

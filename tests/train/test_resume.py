@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.spec import override
+from anyformer.codec import override
+from anyformer.data import Bytes, TextFiles, TrainedBPE
 from anyformer.train.checkpoint import read
-from anyformer.train.data import Bytes, TextFiles, TrainedBPE
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.start import setup

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from anyformer._version import __version__
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
 def import_parts(module: str) -> None:
     """What --import names: only whoever types the command decides what runs."""
-    from anyformer.spec import kinds
+    from anyformer.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
     here = os.getcwd()

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.spec import nearest
+    from anyformer.part import nearest
 
     if options.dtype not in (None, *BYTES):
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, BYTES)}")
@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import bytes_of, table, working
 
     with working(f"counting {options.name}"):
-        from anyformer.count import count
+        from anyformer.codec import override
+        from anyformer.counting import count
         from anyformer.names import spec as find
-        from anyformer.spec import override
 
         spec = override(find(path if path.exists() else options.name), changes)
         counted = count(spec)

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.spec import nearest
+    from anyformer.part import nearest
 
     for name, valid in (("split", SPLITS), ("dtype", DTYPES)):
         given = getattr(options, name)
@@ -72,10 +72,10 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     with working(f"reading {options.model}"):
         from anyformer import machine
         from anyformer.checkpoint import load
+        from anyformer.data import First
         from anyformer.evaluate import Evaluation
-        from anyformer.evaluate.alone import chosen, evaluate, write_predictions
         from anyformer.inputs.text import Tokenizer
-        from anyformer.train.data import First
+        from anyformer.train.alone import chosen, evaluate, write_predictions
 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
@@ -102,7 +102,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
 
 
 def again(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
-    from anyformer.evaluate.alone import read_predictions
+    from anyformer.train.alone import read_predictions
 
     answered = read_predictions(path)
     facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}

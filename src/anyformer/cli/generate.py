@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.spec import nearest
+    from anyformer.part import nearest
 
     for name, valid in (("dtype", DTYPES), ("kernel", KERNELS)):
         given = getattr(options, name)
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     local = os.path.isdir(path)  # a download shows its own progress
     with working(f"reading {options.model}" if local else f"looking for {options.model}"):
         from anyformer import machine
-        from anyformer.generate.settings import Settings
+        from anyformer.generation.settings import Settings
         from anyformer.inputs.text import Tokenizer
 
         settings = {n: getattr(options, n) for n in ("max_new_tokens", "num_beams", "do_sample", "temperature", "top_k",
@@ -121,9 +121,9 @@ def write(
     """One text, printed as it grows unless it is told as JSON."""
     import torch
 
-    from anyformer.generate import generate
-    from anyformer.generate.config import settings_for
-    from anyformer.generate.prompt import position_limit
+    from anyformer.generation import generate
+    from anyformer.generation.config import settings_for
+    from anyformer.generation.prompt import position_limit
 
     table = getattr(model.spec.embedding, "tokens", None)
     most = getattr(table, "vocab_size", None)
@@ -132,7 +132,7 @@ def write(
     stored = settings_for(model, settings)
     if stored.max_new_tokens is None and stored.max_length is None:
         limit = position_limit(model.spec)
-        read = 1 if hasattr(model.spec, "decoder_embedding") else len(ids)
+        read = 1 if model.spec.pair else len(ids)
         settings = {**settings, "max_new_tokens": LENGTH if limit is None else max(min(LENGTH, limit + 1 - read), 1)}
     ends = set(stored.eos)
     decoder = tokenizer.stream(options.stop)

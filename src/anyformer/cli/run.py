@@ -15,7 +15,7 @@ from anyformer.cli import Mistake, Parser
 from anyformer.cli.generate import DTYPES, visible
 from anyformer.cli.settings import device_flag
 from anyformer.cli.texts import as_json, text_of
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.tasks import TASKS, About
 
 

@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.spec import nearest
+    from anyformer.part import nearest
 
     if options.list:
         show_recipes()
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
     description, out = described(options)
     if options.show:
-        from anyformer.spec import to_json
+        from anyformer.codec import to_json
 
         print(to_json(description))
         return
@@ -60,8 +60,8 @@ def show_recipes() -> None:
 
 def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
+    from anyformer.codec import override
     from anyformer.recipes import recipe
-    from anyformer.spec import override
 
     path = Path(os.path.expanduser(options.recipe))
     if path.suffix == ".json" or path.is_dir():

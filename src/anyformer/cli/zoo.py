@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +15,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from anyformer.cli.listing import listed
     from anyformer.cli.terminal import rounded, table
-    from anyformer.families.listing import listed
 
     rows: list[dict[str, Any]] = listed()
     if options.family is not None:

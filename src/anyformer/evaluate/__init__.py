@@ -8,25 +8,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from anyformer.data import Ready, Source, Split
+from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Job, kind_of, predictions, task_of
-from anyformer.generate.prompt import position_limit
+from anyformer.generation.prompt import position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.translate import Translate
-from anyformer.train.data import Ready, Source, Split
-from anyformer.train.data.encode import encode_row
-
-if TYPE_CHECKING:
-    from anyformer.train.run import Run
-    from anyformer.train.trainer import Trainer
 
 
 def mean_losses(
@@ -154,33 +150,3 @@ def check_lengths(model: Any, task: Objective, records: Sequence[Sequence[Record
     limit, longest = position_limit(model.spec), max(task.size(record) for own in records for record in own)
     if limit is not None and longest > limit:
         raise ValueError(f"an example has {longest:,} tokens, and this model takes at most {limit:,}")
-
-
-def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, pad: int) -> Any:
-    """`Trainer(metrics=...)` of a run: what `evaluate.metrics` asks for; None where that is nothing."""
-    if not run.evaluate.metrics or run.data.valid is None:
-        return None
-    some = run.evaluate.batches
-    most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
-    evaluation = Evaluation(
-        run.data.valid, objective, tokenizer, run.evaluate.metrics, split=split, most=most,
-        skip=run.data.unfit == "skip",
-    )  # fmt: skip
-
-    def score(trainer: Trainer, scores: dict[str, float]) -> dict[str, float]:
-        def mean_loss(plain: Objective) -> float:
-            if plain == trainer.objective:
-                return scores["loss"]
-            assert trainer.valid is not None
-            with trainer.valid() as batches, trainer.autocast():
-                means = mean_losses(
-                    lambda batch, _: plain.losses(trainer.model, batch), plain, batches, trainer.device, some,
-                    trainer.summed,
-                )  # fmt: skip
-            return sum(means.values())
-
-        size = 32 if trainer.device.type == "cpu" else 256
-        job = Job(trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast)
-        return evaluation(job, mean_loss)
-
-    return score

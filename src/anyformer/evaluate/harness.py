@@ -17,11 +17,11 @@ import torch
 from anyformer import families
 from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
-from anyformer.generate import check_writer, generate
-from anyformer.generate.prompt import position_limit
+from anyformer.generation import check_writer, generate
+from anyformer.generation.prompt import position_limit
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.weights import hub
 
 try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.generate import check_writer
+from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, padded, padded_texts, read

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyformer.spec import nearest
-from anyformer.train.data.source import need
+from anyformer.data.source import need
+from anyformer.part import nearest
 
 Values = Sequence[Any]
 Metric = Callable[[Values, Values], float]  # predicted, wanted

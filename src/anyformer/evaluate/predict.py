@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.generate import generate
-from anyformer.generate.config import settings_for
-from anyformer.generate.prompt import position_limit
+from anyformer.generation import generate
+from anyformer.generation.config import settings_for
+from anyformer.generation.prompt import position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 if TYPE_CHECKING:
     from anyformer.families.family import Family

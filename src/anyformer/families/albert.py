@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Stack
+from anyformer.codec import override
 from anyformer.families import encoder
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
 from anyformer.parts.embed import Tokens
-from anyformer.spec import override
 from anyformer.weights.rules import Rule
 
 _ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"

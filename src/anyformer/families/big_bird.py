@@ -10,6 +10,7 @@ from anyformer.families import encoder
 from anyformer.families.bert import LARGE
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
 from anyformer.families.heads import encoder_head
+from anyformer.mask import CAUSAL, FULL
 from anyformer.model import Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
@@ -17,7 +18,6 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.idle import Idle
-from anyformer.parts.mask import CAUSAL, FULL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.sparse import BlockSparseAttention, BlockTextEmbedding, TextOnly

@@ -7,13 +7,13 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, tied
 from anyformer.families.heads import decoder_head
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule

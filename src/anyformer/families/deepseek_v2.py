@@ -7,8 +7,8 @@ from typing import Any
 from anyformer.families.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.model import Model
+from anyformer.part import at
 from anyformer.parts.moe import TopK
-from anyformer.spec import at
 
 V2: dict[str, ConfigField] = {
     **FIELDS,

@@ -9,11 +9,11 @@ from anyformer.families import encoder
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
+from anyformer.part import nearest
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
 from anyformer.parts.detect import DetectHead
 from anyformer.parts.embed import Tokens
-from anyformer.spec import nearest
 from anyformer.weights.rules import Rule
 
 CHOOSE = "ElectraForMultipleChoice"

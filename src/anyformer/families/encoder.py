@@ -6,17 +6,17 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Gone, tied
+from anyformer.mask import CAUSAL, FULL
 from anyformer.model import DecoderModel, EncoderModel, Model
+from anyformer.part import at
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import CAUSAL, FULL
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
-from anyformer.spec import at
 from anyformer.weights.rules import Copies, Rename, Rule
 
 TOKENS = "embedding.tokens.weight"

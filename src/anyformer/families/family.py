@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.model import Model
+from anyformer.part import Part, Table, at, nearest, thaw, walk
 from anyformer.parts.activation import published_name
-from anyformer.spec import Part, Table, at, nearest, thaw, walk
 from anyformer.weights.rules import Rule
 
 
@@ -377,21 +377,3 @@ def first_difference(a: Part, b: Part) -> str:
             if not isinstance(value, (Part, Table, tuple)) and value != theirs and name not in ("source", "note"):
                 return f"{path + '.' if path else ''}{name} is {value!r}, expected {theirs!r}"
     return "the descriptions differ"
-
-
-def token_ids(spec: Model) -> dict[str, Any]:
-    """The special tokens of a description: as its config said, or the family's published defaults."""
-    from anyformer import families
-
-    known = families.find(spec.family).known if spec.family else COMMON
-    found = {}
-    for name in (n for n in known if n.endswith("_token_id")):
-        field = known[name]
-        try:
-            value = field.recover(spec) if isinstance(field, Field) else None
-        except Absent:
-            value = None
-        value = value if value is not None else thaw(Table(spec.source)).get(name, field.default)
-        if value is not None:
-            found[name] = value
-    return found

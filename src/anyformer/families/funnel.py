@@ -11,6 +11,7 @@ from anyformer.families.family import ConfigField, Family, Field, Inert, Size, a
 from anyformer.families.heads import encoder_head
 from anyformer.funnel import Funnel
 from anyformer.model import EncoderModel, Model
+from anyformer.part import at, nearest
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -21,7 +22,6 @@ from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.segments import SegmentedSinusoids, SegmentedText
 from anyformer.parts.shorten import Halve
-from anyformer.spec import at, nearest
 from anyformer.weights.rules import Heads, Rename, Rule
 
 SHORT = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")  # that have no decoder

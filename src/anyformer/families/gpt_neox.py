@@ -10,6 +10,7 @@ from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head, tag_dropout
 from anyformer.families.rope import ROPE, read_rope, write_rope
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
@@ -17,7 +18,6 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Rope
 from anyformer.weights.rules import Interleave, Rename, Rule

@@ -8,16 +8,16 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
 from anyformer.families.rope import ROPE, read_rope, write_rope
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel, Model
+from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import RMSNorm
-from anyformer.spec import at
 from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

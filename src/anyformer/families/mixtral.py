@@ -8,7 +8,9 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import decoder_head
 from anyformer.families.rope import ROPE, read_rope, write_rope
+from anyformer.mask import Causal, Window
 from anyformer.model import DecoderModel, Model
+from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.balance import PooledBalance
@@ -16,10 +18,8 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal, Window
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
-from anyformer.spec import at
 from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 

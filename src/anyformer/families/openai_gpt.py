@@ -9,18 +9,18 @@ from anyformer.families import summary
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
 from anyformer.families.heads import decoder_head
 from anyformer.families.summary import double_head
+from anyformer.mask import Causal
 from anyformer.model import DecoderModel, Model
+from anyformer.part import nearest
 from anyformer.parts.activation import Activation
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
 from anyformer.parts.summary import DoubleHead
-from anyformer.spec import nearest
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

@@ -10,7 +10,7 @@ from typing import Any
 from anyformer import families
 from anyformer.families.family import Family, Field
 from anyformer.model import Model
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.weights.rules import match
 
 Choice = tuple[Family, str | None]

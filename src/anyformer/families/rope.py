@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyformer.part import nearest
 from anyformer.parts.position import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
-from anyformer.spec import nearest
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 ROPE = frozenset({

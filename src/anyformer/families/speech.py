@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.family import ConfigField, Field, Inert, activation_at
+from anyformer.part import Part
 from anyformer.parts.activation import activation_named
 from anyformer.parts.audio import ConvolutionStem, SpecAugment, WaveformEmbedding
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value
 from anyformer.parts.norm import LayerNorm
-from anyformer.spec import Part
 from anyformer.weights.rules import Rename, Rule
 
 STEM, AUGMENT = "embedding.stem", "embedding.augment"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.family import Absent, ConfigField, Field
+from anyformer.part import nearest
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head import LMHead
 from anyformer.parts.summary import DoubleHead, Summary
-from anyformer.spec import nearest
 
 TAKES = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 

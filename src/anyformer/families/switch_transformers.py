@@ -7,7 +7,9 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import t5
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Only, Size, activation_at
+from anyformer.mask import FULL, Causal
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
+from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.balance import SwitchBalance
@@ -15,11 +17,9 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.moe import MoE, Switch
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position import BucketedBias
-from anyformer.spec import at
 from anyformer.weights.rules import Copies, Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 

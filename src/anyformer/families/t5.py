@@ -7,6 +7,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at, tied
 from anyformer.families.heads import end_head
+from anyformer.mask import FULL, Causal
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -14,7 +15,6 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.head import ClassifyHead, Head, LMHead, SpanHead, TagHead
 from anyformer.parts.init import Normal, Value
-from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position import BucketedBias
 from anyformer.weights.rules import Copies, Rename, Rule

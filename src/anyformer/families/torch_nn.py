@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.build import skeleton
+from anyformer.construct import skeleton
+from anyformer.mask import FULL, Causal
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.attention import Attention
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.init import Initializer, Uniform, Xavier
-from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.vectors import Vectors
 from anyformer.weights.rules import Rename, Rule, Split, plan

@@ -6,12 +6,12 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Inert, activation_at
+from anyformer.mask import FULL, Causal
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.mask import FULL, Causal
 from anyformer.parts.norm import LayerNorm
 from anyformer.weights.rules import Copies, Rename, Rule, Unwritten
 

@@ -9,6 +9,7 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import speech
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.model import EncoderModel, Model
+from anyformer.part import nearest
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.audio import ConvolutionAdapter, FrameHead, SpeechNeck, SpeechOutput
@@ -22,7 +23,6 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import AttentionPosition, Convolutional
 from anyformer.parts.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.spec import nearest
 from anyformer.weights.rules import Rename, Repeat, Reshape, Rule
 
 ATTENTION, CONVOLUTION = "encoder.layers.attention", "encoder.layers.convolution"

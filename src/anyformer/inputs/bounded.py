@@ -147,6 +147,7 @@ def strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
+@functools.cache
 def environment() -> Bounded:
     bounded = Bounded(
         trim_blocks=True, lstrip_blocks=True, finalize=finalize, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -157,3 +158,8 @@ def environment() -> Bounded:
         del bounded.globals[name]
     bounded.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
     return bounded
+
+
+@functools.lru_cache(maxsize=32)
+def compiled(source: str) -> Any:
+    return environment().from_string(source)

@@ -7,21 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from anyformer.inputs import sandbox
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.weights.io import read_json
 
-if TYPE_CHECKING:
-    from anyformer.inputs.text import Tokenizer
+
+class Speaker(Protocol):
+    """What a conversation needs of a tokenizer."""
+
+    folder: Path | None
+    config: dict[str, Any]
+    special: dict[str, str]
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
 
 TEMPLATE_CHARACTERS = 300_000  # ten times the longest published one
 DEPTH = 64  # of the data
 
 
 def encode(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+    tokenizer: Speaker, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
     template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
 ) -> list[int]:  # fmt: skip
     """The token ids of a conversation, with one beginning-of-text token where the model has one.
@@ -43,7 +54,7 @@ def encode(
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+    tokenizer: Speaker, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
     template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
 ) -> str:  # fmt: skip
     """The text of a conversation. `template` is a template or the name of one of the folder's; `more` are variables."""
@@ -54,7 +65,7 @@ def render(
     return run(source, {**data, "add_generation_prompt": add_generation_prompt})
 
 
-def choose(tokenizer: Tokenizer, template: str | None = None, tools: bool = False) -> str:
+def choose(tokenizer: Speaker, template: str | None = None, tools: bool = False) -> str:
     """The template that was asked for; else the one for tools, if there are any; else the folder's own."""
     if template is not None and ("{{" in template or "{%" in template):
         return template
@@ -67,7 +78,7 @@ def choose(tokenizer: Tokenizer, template: str | None = None, tools: bool = Fals
     return found[name]
 
 
-def templates(tokenizer: Tokenizer) -> dict[str, str]:
+def templates(tokenizer: Speaker) -> dict[str, str]:
     """name -> template: chat_template.jinja and its folder, chat_template.json, or in tokenizer_config.json."""
     stored: Any = tokenizer.config.get("chat_template")
     folder = tokenizer.folder
@@ -102,10 +113,12 @@ def run(source: str, data: Mapping[str, Any]) -> str:
         import jinja2
     except ImportError:
         raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'") from None
+    from anyformer.inputs import bounded  # Jinja is an extra
+
     sandbox.refill()
     pieces, size = [], 0
     try:
-        for piece in sandbox.compiled(source).generate(**plain):
+        for piece in bounded.compiled(source).generate(**plain):
             size += len(piece)
             if size > sandbox.CHARACTERS:
                 raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")

@@ -6,7 +6,6 @@ steps and seconds, and whatever would make a large value is refused before it is
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import threading
@@ -100,15 +99,3 @@ def foresee(name: str, value: Any, arguments: Sequence[Any]) -> None:
     own = len(value) if hasattr(value, "__len__") else 1
     if max(own, 1) * max(sizes, default=1) > CHARACTERS:
         raise TooMuch(f"{name} of {own} with {max(sizes)}")
-
-
-@functools.lru_cache(maxsize=32)
-def compiled(source: str) -> Any:
-    return environment().from_string(source)
-
-
-@functools.cache
-def environment() -> Any:
-    from anyformer.inputs import bounded
-
-    return bounded.environment()

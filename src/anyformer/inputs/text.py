@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from anyformer.inputs import languages, long, vocabulary
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, NLLB, between
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.weights.io import JSON_BYTES, read_json
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import decode
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
 

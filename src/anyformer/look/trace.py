@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from anyformer.model import TransformerModule
+from anyformer.part import nearest
 from anyformer.parts.moe import Routing
-from anyformer.spec import nearest
 
 Change = Callable[[Tensor, str], Tensor]
 

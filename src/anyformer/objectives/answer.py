@@ -14,9 +14,9 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, padded_texts, scalars
-from anyformer.parts.check import at_least
 from anyformer.parts.head import SpanModule
 
 

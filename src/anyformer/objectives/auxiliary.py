@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.kernels.loss import linear_cross_entropy
 from anyformer.objectives.around import Around
 from anyformer.objectives.causal import next_tokens, num_following
 from anyformer.objectives.objective import Batch, Read
-from anyformer.parts.check import at_least
 from anyformer.parts.head import next_labels
 
 
@@ -25,7 +25,7 @@ class Auxiliary(Around):
 
     def module(self, model: Any) -> nn.Module:
         table = getattr(getattr(model, "embedding", None), "tokens", None)
-        if table is None or not hasattr(model, "decoder") or hasattr(model, "encoder"):
+        if table is None or model.spec.pair or not model.spec.left_to_right:
             raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
         if table.weight.shape[1] != model.spec.width:
             raise ValueError(f"tokens of width {table.weight.shape[1]} cannot score states of {model.spec.width}")

@@ -9,9 +9,9 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.objectives.examples import field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded_texts, scalars
-from anyformer.parts.check import at_least
 from anyformer.parts.head import MultipleChoiceModule
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from anyformer.check import at_least, positive
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
 from anyformer.objectives.around import Around
 from anyformer.objectives.causal import NextToken
@@ -19,7 +20,6 @@ from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Batch, Read, language_head, logits_of, read
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
-from anyformer.parts.check import at_least, positive
 from anyformer.parts.head import LMHeadModule, PretrainingModule
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 Example = Mapping[str, Any]
 

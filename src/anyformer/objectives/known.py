@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from anyformer.objectives.objective import Objective
-from anyformer.spec import Part
+from anyformer.part import Part
 
 SENTINEL = "<extra_id_{}>"  # T5's names
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Batch, Read, Record, language_head, num_labels, padded, padded_texts
-from anyformer.parts.check import at_least, chance
 
 
 class Masked(Knowing):

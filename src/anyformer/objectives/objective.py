@@ -22,8 +22,8 @@ from anyformer.context import Context
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import flat, text_of
+from anyformer.part import Part
 from anyformer.parts.head import LMHeadModule, PretrainingModule
-from anyformer.spec import Part
 
 Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
 Batch = dict[str, Tensor]

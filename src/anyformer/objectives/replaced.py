@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import Model
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
-from anyformer.parts.check import at_least
 
 
 class ReplacedTokens(Masked):
@@ -47,14 +47,14 @@ class ReplacedTokens(Masked):
         return {**batch, "dice": torch.from_numpy(np.pad(dice, (0, rest)).astype(np.float32))}
 
     def module(self, model: nn.Module) -> nn.Module:
-        from anyformer.build import build
+        from anyformer.construct import build
 
         generator = build(self.generator, seed=self.seed)
         return self.beside(model, generator)
 
     def beside(self, model: Any, generator: Any) -> Replaced:
         super().module(generator)
-        if model.head is None or not hasattr(model, "encoder") or hasattr(model, "decoder"):
+        if model.head is None or model.spec.left_to_right:
             raise ValueError("replaced tokens need an encoder with one score a token (a TagHead with 1 label)")
         own, others = dict(model.named_parameters()), dict(generator.named_parameters(remove_duplicate=False))
         shared = [name for name in self.share if name in own and name in others]

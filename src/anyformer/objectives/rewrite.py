@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anyformer.check import chance
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import EncoderDecoderModule
 from anyformer.objectives.objective import (
@@ -19,7 +20,6 @@ from anyformer.objectives.objective import (
     padded,
     padded_texts,
 )
-from anyformer.parts.check import chance
 
 
 class Rewrite(Objective):

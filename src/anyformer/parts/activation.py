@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.gelu import gelu_tanh
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

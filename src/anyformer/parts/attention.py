@@ -9,16 +9,16 @@ import functools
 
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
+from anyformer.mask import FULL, All, Causal, Full, Mask, Window
+from anyformer.part import Sees, Site, farthest
 from anyformer.parts.bias import turned
-from anyformer.parts.check import at_least, chance, positive
 from anyformer.parts.joined import Joined
-from anyformer.parts.mask import FULL, All, Causal, Full, Mask, Window
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
-from anyformer.spec import Sees, Site, farthest
 from anyformer.state import CrossSpec, KeyValueSpec
 from anyformer.taps import MIXER, Declared
 

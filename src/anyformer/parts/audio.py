@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.convolution import convolve, convolve_over_time
+from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.check import at_least, chance
 from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.head import Head, HeadModule, Outputs
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import add_position
-from anyformer.spec import Part, Site
 from anyformer.state import State
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anyformer.check import at_least
 from anyformer.context import Context
-from anyformer.parts.check import at_least
-from anyformer.spec import Part
+from anyformer.part import Part
 
 
 class Balance(Part):

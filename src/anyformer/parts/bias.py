@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
+from anyformer.part import Part, Sees, Site
 from anyformer.parts import tree
-from anyformer.parts.check import at_least
 from anyformer.parts.constant import Constant
-from anyformer.spec import Part, Sees, Site
 
 
 class AttentionPosition(Part):

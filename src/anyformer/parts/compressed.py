@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
+from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
-from anyformer.parts.check import at_least, chance
-from anyformer.parts.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Site
 from anyformer.state import Recurrent, Slot
 from anyformer.taps import MIXER, Declared
 

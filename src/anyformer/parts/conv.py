@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
+from anyformer.part import Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op
-from anyformer.spec import Sees, Site, farthest
 from anyformer.taps import Declared
 
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Outputs
-from anyformer.spec import Site
 
 
 class DetectHead(Head):

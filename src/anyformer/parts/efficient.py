@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, attend
-from anyformer.parts.check import at_least, chance
+from anyformer.mask import FULL, Causal, Full, Mask
+from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
-from anyformer.parts.mask import FULL, Causal, Full, Mask
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Part, Site
 from anyformer.state import Recurrent, RecurrentSpec
 from anyformer.taps import MIXER, Declared, through
 

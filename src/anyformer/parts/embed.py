@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
-from anyformer.parts.check import at_least, chance
+from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.tree import Tree
-from anyformer.spec import Part, Sees, Site, farthest
 from anyformer.state import State
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
+from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.balance import Balance
 from anyformer.parts.labels import Problem, check_labels, class_loss, classification_loss, cross_entropy
 from anyformer.parts.norm import Norm
-from anyformer.spec import Part, Sees, Site, farthest
 from anyformer.taps import Declared
 
 Outputs = dict[str, Tensor | None]

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anyformer.part import Part, Sees, Site
 from anyformer.parts.op import Op
-from anyformer.spec import Part, Sees, Site
 
 
 class Idle(Op, sees="itself"):

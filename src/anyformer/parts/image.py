@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.part import Part, Site
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head, HeadModule, Outputs
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import Learned, LearnedModule
 from anyformer.parts.window import Grid
-from anyformer.spec import Part, Site
 from anyformer.state import State
 
 Size = tuple[int, int]  # rows, columns

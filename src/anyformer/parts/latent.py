@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
+from anyformer.mask import FULL, Mask
+from anyformer.part import Site
 from anyformer.parts import bias
-from anyformer.parts.check import at_least, chance
-from anyformer.parts.mask import FULL, Mask
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position import Rope
 from anyformer.parts.relative import InputRope
-from anyformer.spec import Site
 from anyformer.state import LatentSpec
 from anyformer.taps import MIXER, Declared, Listener, through
 

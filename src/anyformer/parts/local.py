@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.recording import recording
-from anyformer.parts.check import at_least, chance
+from anyformer.part import Sees, Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
 from anyformer.parts.op import Op
-from anyformer.spec import Sees, Site
 from anyformer.state import State
 from anyformer.taps import MIXER, Declared, Listener, through
 

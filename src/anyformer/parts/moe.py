@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.grouped import grouped_linear, takes_rest
+from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS
-from anyformer.parts.check import at_least
 from anyformer.parts.embed import first_of_document
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.op import Op
-from anyformer.spec import Part, Site
 from anyformer.state import LatentSpec
 from anyformer.taps import ROUTER, Declared
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.spec import Part, Site
+from anyformer.part import Part, Site
 
 
 class Neck(Part):

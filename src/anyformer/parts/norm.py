@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.check import at_least
-from anyformer.spec import Part, Site
+from anyformer.check import at_least
+from anyformer.part import Part, Site
 
 
 class Norm(Part):

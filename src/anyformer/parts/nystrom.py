@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import depthwise
-from anyformer.parts.check import at_least
-from anyformer.parts.mask import FULL
+from anyformer.mask import FULL
+from anyformer.part import Site
 from anyformer.parts.op import Op
-from anyformer.spec import Site
 from anyformer.taps import MIXER, Declared
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyformer.spec import Part
+from anyformer.part import Part
 
 
 class Op(Part):

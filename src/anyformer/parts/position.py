@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
+from anyformer.part import Part, Site
 from anyformer.parts import tree
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.bias import (
@@ -26,9 +28,7 @@ from anyformer.parts.bias import (
     DistanceBias,
     RelativeVectors,
 )
-from anyformer.parts.check import at_least, positive
 from anyformer.parts.constant import Constant
-from anyformer.spec import Part, Site
 
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Constant", "add_position",

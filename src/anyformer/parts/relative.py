@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.part import Site
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
-from anyformer.spec import Site
 
 
 class RelativeSinusoids(AttentionPosition, sees="itself"):

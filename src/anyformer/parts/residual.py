@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.spec import Part, Site
+from anyformer.part import Part, Site
 
 
 class Residual(Part):

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.wkv import wkv, wkv_last, wkv_step
-from anyformer.parts.check import at_least
+from anyformer.part import Site
 from anyformer.parts.init import Initializer, Value
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Residual
 from anyformer.parts.ssm import Rows
-from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 from anyformer.taps import Declared
 

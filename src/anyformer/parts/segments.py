@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import chance
 from anyformer.context import Context, leading_pads
-from anyformer.parts.check import chance
+from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, line_up
-from anyformer.spec import Site
 from anyformer.state import State
 
 

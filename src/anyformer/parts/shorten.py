@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from anyformer.context import Context
+from anyformer.part import Part
 from anyformer.parts.segments import Segments, Spacing, spacing_of
-from anyformer.spec import Part
 
 
 class Halve(Part):

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, Visible, attend
 from anyformer.kernels.recording import recording
+from anyformer.mask import FULL, Full, Mask
+from anyformer.part import Part, Site
 from anyformer.parts.attention import Attention, AttentionModule
-from anyformer.parts.check import at_least
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
 from anyformer.parts.local import Chunked
-from anyformer.parts.mask import FULL, Full, Mask
 from anyformer.parts.neck import Neck
 from anyformer.parts.op import Op
-from anyformer.spec import Part, Site
 from anyformer.state import State
 from anyformer.taps import Declared, Listener, through
 

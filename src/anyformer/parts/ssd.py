@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.ssd import ssd, ssd_step
+from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.check import at_least
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import ConvolvingModule, Rows, StepBias
-from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 
 

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.kernels.recording import recording
 from anyformer.kernels.scan import scan, scan_step
+from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.check import at_least, positive
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
-from anyformer.spec import Site
 from anyformer.state import Recurrent, RecurrentSpec
 from anyformer.taps import Declared
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
+from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.check import at_least, chance
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, next_labels
 from anyformer.parts.labels import check_labels, class_loss, cross_entropy
-from anyformer.spec import Part, Site
 from anyformer.taps import Declared
 
 

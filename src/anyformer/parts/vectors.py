@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.part import Site
 from anyformer.parts.embed import Embedding, text_context
 from anyformer.parts.position import AbsolutePosition, add_position
-from anyformer.spec import Site
 from anyformer.state import State
 
 

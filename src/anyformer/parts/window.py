@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
+from anyformer.part import Site
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
-from anyformer.spec import Site
 
 
 class Grid(NamedTuple):

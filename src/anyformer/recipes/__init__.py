@@ -11,7 +11,7 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 if TYPE_CHECKING:
     from anyformer.train.run import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer import families
+from anyformer.data import TrainedBPE
 from anyformer.model import Model
-from anyformer.train.data import TrainedBPE
 
 SIZE, LENGTH = 8000, 512
 SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}

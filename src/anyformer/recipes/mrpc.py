@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anyformer.data import TSV, Data, Held
 from anyformer.objectives.classify import Classify
-from anyformer.train.data import TSV, Data, Held
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anyformer import families
+from anyformer.data import Data, ParallelText, TrainedBPE
 from anyformer.objectives.translate import Translate
-from anyformer.train.data import Data, ParallelText, TrainedBPE
 from anyformer.train.optim import AdamW, Noam
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anyformer import families
+from anyformer.data import Bytes, Data, TextFiles
 from anyformer.objectives.causal import NextToken
-from anyformer.train.data import Bytes, Data, TextFiles
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anyformer.data import Data, JSONLines, SQuAD
 from anyformer.objectives.answer import Answer
-from anyformer.train.data import Data, JSONLines, SQuAD
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anyformer.data import CSV, Data
 from anyformer.objectives.classify import Classify
-from anyformer.train.data import CSV, Data
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anyformer.data import Columns, Data
 from anyformer.objectives.tag import Tag
-from anyformer.train.data import Columns, Data
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 

@@ -1,4 +1,4 @@
-"""What a person does with a model: one function a task, each in the file of its name.
+"""What a person does with a model: one function a task, each in the file of its name in `each/`.
 
 >>> import anyformer as af
 >>> af.tasks.fill_mask("a/model/folder", "Paris is the [MASK] of France.")  # doctest: +SKIP
@@ -6,142 +6,30 @@
 >>> af.tasks.classify(reader, ["A fine film.", {"text": "It rains.", "pair": "The street is wet."}])  # doctest: +SKIP
 
 One input gives one result, a list of them a list. `anyformer run TASK MODEL INPUT` does the same on a command line, and
-reads its help from the table below, without torch.
+reads its help from `table.py`, without torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from anyformer.lazy import lazily
+from anyformer.tasks.table import TASKS, About, Flag
 
 if TYPE_CHECKING:
     from anyformer.tasks.task import open_model
 
-
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """A keyword of a task's function, as a flag of the command line; its default is the function's."""
-
-    about: str
-    kind: type = str  # str, int, float, or bool for a flag without a value
-    several: bool = False  # it may be given again; the function gets a list
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """A task: in one line; the fields that an input has, in the order in which a command gives them; its flags."""
-
-    line: str
-    fields: tuple[str, ...] = ("text",)
-    optional: tuple[str, ...] = ()
-    flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
-
-    @property
-    def all_fields(self) -> tuple[str, ...]:
-        return (*self.fields, *self.optional)
-
-
-TRUNCATE = Flag("cut texts that are longer than the model takes", bool)
-
-LONGEST = Flag("of the longest text; the folder's, else twice what is read, and a little", int)
-BEAMS = {
-    "num_beams": Flag("the folder's, else 1", int),
-    "length_penalty": Flag("above 0 favours long texts; the folder's, else 1", float),
-}
-
-# task -> what it is; the function and its file have the same name, with _ for -
-TASKS: dict[str, About] = {
-    "fill-mask": About(
-        "likeliest words in the place of the mask token",
-        flags={
-            "top_k": Flag("how many; 5", int),
-            "targets": Flag("only this word; may be given again", several=True),
-            "truncate": TRUNCATE,
-        },
-    ),
-    "classify": About(
-        "a label for a text, or for a pair of texts",
-        optional=("pair",),
-        flags={
-            "top_k": Flag("how many labels, likeliest first; 1, and 0 for all", int),
-            "labels": Flag("a name for a label of the model, in its order; may be given again", several=True),
-            "truncate": TRUNCATE,
-        },
-    ),
-    "tag": About(
-        "what the words of a text are: entities, parts of speech, with their places",
-        flags={
-            "aggregation": Flag("how tokens become words: none, simple, first, average or max; simple"),
-            "stride": Flag("tokens that windows over a long text have in common; a quarter of one", int),
-        },
-    ),
-    "answer": About(
-        "the words of a text that answer a question",
-        fields=("question", "context"),
-        flags={
-            "top_k": Flag("how many answers, likeliest first; 1", int),
-            "length": Flag("tokens of a window over a long text; 384, or what the model takes", int),
-            "stride": Flag("tokens that two windows have in common; a third of one", int),
-            "max_answer_tokens": Flag("of the longest answer; 30", int),
-            "threshold": Flag("no answer where its score is above the best one's by more; never unless said", float),
-        },
-    ),
-    "embed": About(
-        "a vector for a text",
-        flags={
-            "pool": Flag("cls, mean or last; the folder's own, else mean, and last for a decoder"),
-            "raw": Flag("as long as they come out, not of length 1", bool),
-            "truncate": TRUNCATE,
-        },
-    ),
-    "translate": About(
-        "a text in another language",
-        optional=("source", "target"),
-        flags={
-            "source": Flag("code of the language that is read, where the model has several; the folder's"),
-            "target": Flag("code of the language to write, where the model has several"),
-            "prefix": Flag("text before every text; the one that the config has for these languages"),
-            **BEAMS,
-            "max_new_tokens": LONGEST,
-            "truncate": TRUNCATE,
-        },
-    ),
-    "summarize": About(
-        "a short text that says what a long one says",
-        flags={
-            "prefix": Flag("text before every text; the config's"),
-            **BEAMS,
-            "no_repeat_ngram_size": Flag("so many words are never written twice; the folder's, else 0", int),
-            "min_new_tokens": Flag("of the shortest summary", int),
-            "max_new_tokens": LONGEST,
-            "truncate": TRUNCATE,
-        },
-    ),
-    "few-shot": About(
-        "answers after zero, one or a few examples",
-        optional=("choices", "answer"),
-        flags={
-            "examples": Flag("JSON lines, each with a text and its answer"),
-            "shots": Flag("how many of the examples; all of them", int),
-            "template": Flag(r"how a text and its answer are written; '{text}\n{answer}'"),
-            "instruction": Flag("what stands before everything else"),
-            "separator": Flag(r"what stands between examples; '\n\n'"),
-            "choices": Flag("a possible answer; may be given again", several=True),
-            "per_token": Flag("the likeliest choice by its mean token, not as a whole", bool),
-            "stop": Flag("an answer that is written ends before this; may be given again; a line's end", several=True),
-            "max_new_tokens": Flag("of the longest answer that is written; 32", int),
-        },
-    ),
-    "next-sentence": About(
-        "does the second text follow the first?", fields=("text", "pair"), flags={"truncate": TRUNCATE}
-    ),
-    "detect-replaced": About("the words that were not in the original text", flags={"truncate": TRUNCATE}),
-}
-
 __all__ = ["TASKS", "About", "Flag", "open_model"]
 
-_FUNCTIONS = {task.replace("-", "_"): f"{__name__}.{task.replace('-', '_')}" for task in TASKS}
-lazily(__name__, {"open_model": f"{__name__}.task", **_FUNCTIONS})
+_PUBLIC = {task.replace("-", "_"): f"{__name__}.each.{task.replace('-', '_')}" for task in TASKS}
+_PUBLIC["open_model"] = f"{__name__}.task"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(importlib.import_module(_PUBLIC[name]), name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from anyformer.checkpoint import load
 from anyformer.evaluate.predict import Job
-from anyformer.generate.prompt import position_limit
+from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Output, TransformerModule
 from anyformer.objectives.examples import joined
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
-from anyformer.spec import nearest
-from anyformer.tasks import TASKS
+from anyformer.part import nearest
+from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name

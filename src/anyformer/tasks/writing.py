@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.evaluate.predict import written
-from anyformer.generate import check_writer
-from anyformer.generate.settings import ONLY_BEAMS
+from anyformer.generation import check_writer
+from anyformer.generation.settings import ONLY_BEAMS
 from anyformer.objectives.objective import Record
 from anyformer.tasks.task import Asked, Texts
 

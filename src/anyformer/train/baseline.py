@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from anyformer.data import Split
 from anyformer.objectives.causal import NextToken
-from anyformer.train.data import Split
 from anyformer.train.trainer import Callback, Trainer
 
 MOST = 20_000_000  # tokens that are counted

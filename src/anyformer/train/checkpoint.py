@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from anyformer.build import skeleton
 from anyformer.checkpoint import plain_state, save, save_description
+from anyformer.construct import skeleton
 from anyformer.train import parallel
 from anyformer.weights import manifest
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json

@@ -141,12 +141,12 @@ class Samples(Callback):
 
 def sample(model: Any, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
     """A drawn continuation, with its prompt; what could steer a terminal is left out."""
-    from anyformer.generate import generate
-    from anyformer.generate.prompt import position_limit
+    from anyformer.generation import generate
+    from anyformer.generation.prompt import position_limit
 
     ids = torch.tensor([tokenizer.encode(prompt)], device=model.device)
     limit = position_limit(model.spec)
-    if limit is not None and not hasattr(model.spec, "encoder"):
+    if limit is not None and not model.spec.pair:
         length = max(min(length, limit + 1 - ids.shape[1]), 1)
     out: Any = generate(
         model, input_ids=ids, seed=seed, do_sample=True, temperature=0.8, top_k=50, max_new_tokens=length
@@ -262,7 +262,7 @@ class WeightsAndBiases(Callback):
             import wandb
         except ImportError:
             raise ValueError("--log wandb needs it: pip install wandb") from None
-        from anyformer.spec import encode
+        from anyformer.codec import encode
 
         name = trainer.folder.resolve().name
         self.run = wandb.init(

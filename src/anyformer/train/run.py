@@ -10,11 +10,12 @@ import pkgutil
 from pathlib import Path
 from typing import Any, Literal
 
+from anyformer.check import at_least, chance
+from anyformer.codec import encode, from_json
+from anyformer.data import Data, Vocabulary
 from anyformer.model import Model
 from anyformer.objectives.objective import Objective
-from anyformer.parts.check import at_least, chance
-from anyformer.spec import Part, encode, from_json
-from anyformer.train.data import Data, Vocabulary
+from anyformer.part import Part
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA

@@ -16,18 +16,20 @@ import torch
 
 from anyformer import families, machine
 from anyformer._version import __version__
-from anyformer.build import build, skeleton
 from anyformer.checkpoint import fill, load, read_spec
-from anyformer.evaluate import check, during
-from anyformer.generate.prompt import position_limit
+from anyformer.codec import override, to_json
+from anyformer.construct import build, skeleton
+from anyformer.data import Loader, Plan, Split, prepare, texts_of, tokenizer_digest
+from anyformer.data.lock import Lock, only_one
+from anyformer.evaluate import check
+from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model
+from anyformer.part import Table, thaw, walk
 from anyformer.parts.init import initialise
-from anyformer.spec import Table, override, thaw, to_json, walk
 from anyformer.train import parallel
-from anyformer.train.data import Loader, Plan, Split, prepare, texts_of, tokenizer_digest
-from anyformer.train.lock import Lock, only_one
 from anyformer.train.run import Pretrained, Run, differences, read_run
+from anyformer.train.scoring import during
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.weights import hub

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import machine
+from anyformer.data import Ready
+from anyformer.data.lock import Lock
 from anyformer.evaluate import mean_losses
-from anyformer.look.nonfinite import first_nonfinite
+from anyformer.nonfinite import first_nonfinite
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
-from anyformer.train.data import Ready
-from anyformer.train.lock import Lock
 from anyformer.train.optim import clip
 from anyformer.train.run import Run
 from anyformer.transforms.fuse import fuse

@@ -16,10 +16,10 @@ from typing import Any
 from torch import nn
 
 from anyformer.kernels.gelu import gelu_tanh
+from anyformer.part import nearest
 from anyformer.parts.attention import AttentionModule
 from anyformer.parts.feedforward import GatedMLPModule, MLPModule
 from anyformer.parts.joined import Joined, JoinedInTraining, LinearThenGELU
-from anyformer.spec import nearest
 
 # where the joined layer stands, and what it joins
 SITES: dict[type, tuple[str, tuple[str, ...]]] = {

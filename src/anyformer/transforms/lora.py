@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.parts.check import at_least, chance, positive
+from anyformer.check import at_least, chance, positive
+from anyformer.codec import FORMAT, encode, from_json
+from anyformer.part import Part, nearest
 from anyformer.parts.init import Kaiming, Value, initialise
-from anyformer.spec import FORMAT, Part, encode, from_json, nearest
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from anyformer import machine
 from anyformer.kernels import matvec
 from anyformer.kernels.packed import Packed
+from anyformer.part import nearest
 from anyformer.parts.joined import Joined
-from anyformer.spec import nearest
 
 ROWS = range(2, 65)  # for which a packed product is used
 

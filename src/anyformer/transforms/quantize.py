@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from anyformer import machine
 from anyformer.kernels.packed import Packed
-from anyformer.spec import nearest
+from anyformer.part import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.spec import nearest
+from anyformer.part import nearest
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:

@@ -1,0 +1,40 @@
+"""Every named description in one table, so that `anyformer zoo` need not import them all to list them.
+
+    python -m anyformer.cli.listing        # writes zoo.json anew; a test says when that is due
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("zoo.json")
+
+
+def listed() -> list[dict[str, Any]]:
+    """The rows of the table, as they were when it was written."""
+    return json.loads(TABLE.read_text())
+
+
+def counted() -> list[dict[str, Any]]:
+    """The same rows, from the descriptions themselves."""
+    from anyformer import families
+    from anyformer.counting import count
+
+    return [
+        {
+            "name": name, "family": family.name, "parameters": count(family.named(name)).parameters,
+            "published": size.published, "about": family.about, "note": size.note,
+        }
+        for family in families.catalogue().values()
+        for name, size in family.sizes.items()
+    ]  # fmt: skip
+
+
+def write() -> None:
+    TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in counted()) + "\n]\n")
+
+
+if __name__ == "__main__":
+    write()

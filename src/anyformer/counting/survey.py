@@ -1,0 +1,61 @@
+"""A model to be looked at, in which layers that are alike are one module."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from anyformer.part import Part, Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey(Site):
+    """A site that hears whether a layer asks which one it is: one that does not is like every other of its block."""
+
+    asked: set[str] = dataclasses.field(default_factory=set)  # by what is being built
+    made: dict[tuple[int, int], tuple[Part, nn.Module]] = dataclasses.field(default_factory=dict)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("layer", "depth"):
+            object.__getattribute__(self, "asked").add(name)
+        return object.__getattribute__(self, name)
+
+    def child(self, name: str, **changes: Any) -> Site:
+        before = set(self.asked)
+        child = super().child(name, **changes)  # copies what it was not asked for
+        self.asked.intersection_update(before)
+        return child
+
+    def layer_of(self, block: Part) -> nn.Module:
+        key = id(block), self.width
+        if key in self.made:
+            return Like(self.made[key][1])
+        self.asked.clear()
+        module = super().layer_of(block)
+        if not self.asked:
+            self.made[key] = block, module  # the block too: while it lives, nothing else has its id
+        return module
+
+
+class Like(nn.Module):
+    """Stands where a layer would be that is like this one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["module"] = module  # not a child
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["module"], name)
+
+
+def everywhere(module: nn.Module, address: str = "", copy: str = "") -> Iterator[tuple[str, nn.Module, str]]:
+    """(address, module, the layer that stands for another it is in) of a surveyed model and all that is in it."""
+    if isinstance(module, Like):
+        module, copy = module.__dict__["module"], address
+    yield address, module, copy
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from everywhere(child, f"{address}.{name}" if address else name, copy)

@@ -1,0 +1,138 @@
+"""Rows to records, in order: here, and by all cores once it takes longer than a moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from anyformer.data.source import Row
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import array
+from anyformer.objectives.objective import Objective, Record
+
+MOMENT = 3.0  # seconds after which other processes are worth their start
+CHUNK = 32  # rows that go to a process at once
+
+
+class Encoded(NamedTuple):
+    place: str
+    records: list[Record]
+    problem: str = ""  # why there are none
+    unread: bool = False  # the source could not read the row; otherwise the objective refused it
+    more: bool = False  # the next one is the rest of this record
+
+
+def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
+    if row.example is None:
+        return Encoded(row.place, [], row.problem, unread=True)
+    try:
+        found = objective.encode(row.example, tokenizer)
+    except ValueError as error:
+        return Encoded(row.place, [], str(error))
+    records = found if isinstance(found, list) else [found]
+    if not any(value.size for record in records for value in record.values()):
+        return Encoded(row.place, [], "nothing is left of it")
+    return Encoded(row.place, records)
+
+
+def is_long(row: Row, objective: Objective) -> bool:
+    return objective.packs and row.example is not None and isinstance(row.example.get("text"), LongText)
+
+
+def encode_long(row: Row, objective: Objective, tokenizer: Any) -> Iterator[Encoded]:
+    """A text that is too long to hold, a part at a time."""
+    assert row.example is not None
+    for ids in objective.ids(row.example["text"], tokenizer):
+        if ids:
+            yield Encoded(row.place, [{"input_ids": array(ids)}], more=True)
+    yield Encoded(row.place, [{"input_ids": array([])}])
+
+
+def encoded(
+    rows: Iterator[Row], objective: Objective, tokenizer: Any, workers: int | None = None, moment: float = MOMENT
+) -> Generator[Encoded, None, None]:
+    """Each row encoded, in the same order. Several processes do it once `moment` has passed, where there are cores for
+    them and they can be forked."""
+    workers = cores() if workers is None else workers
+    alone = workers < 2 or "fork" not in multiprocessing.get_all_start_methods()
+    until = time.monotonic() + moment
+    for row in rows:
+        if not alone and time.monotonic() >= until:
+            yield from _together(chain([row], rows), objective, tokenizer, workers)
+            return
+        if is_long(row, objective):
+            yield from encode_long(row, objective, tokenizer)
+        else:
+            yield encode_row(row, objective, tokenizer)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_shared: tuple[Objective, Any]
+
+
+def _begin(objective: Objective, tokenizer: Any, parent: int) -> None:
+    """In a new process: Ctrl-C is the parent's business, and its end is the end of this one."""
+    global _shared
+    _shared = (objective, tokenizer)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _encode_rows(rows: list[Row]) -> list[Encoded]:
+    return [encode_row(row, *_shared) for row in rows]
+
+
+def _chunks(rows: Iterable[Row], objective: Objective) -> Iterator[list[Row] | Row]:
+    """Some rows at a time; a long one is alone."""
+    chunk: list[Row] = []
+    for row in rows:
+        if is_long(row, objective):
+            yield from filter(None, (chunk, row))
+            chunk = []
+            continue
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    yield from filter(None, (chunk,))
+
+
+def _together(rows: Iterable[Row], objective: Objective, tokenizer: Any, workers: int) -> Iterator[Encoded]:
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("fork"), initializer=_begin, initargs=(objective, tokenizer, os.getpid())
+    )
+    waiting: deque[Future[list[Encoded]] | Row] = deque()
+    together = _chunks(rows, objective)
+    try:
+        while True:
+            for chunk in islice(together, max(4 * workers - len(waiting), 0)):
+                waiting.append(chunk if isinstance(chunk, Row) else pool.submit(_encode_rows, chunk))
+            if not waiting:
+                return
+            first = waiting.popleft()
+            if isinstance(first, Row):  # here, since its parts would not fit a process's answer
+                yield from encode_long(first, objective, tokenizer)
+            else:
+                yield from first.result()
+    except BrokenProcessPool:
+        raise ValueError("a process that encodes examples was killed, perhaps for lack of memory") from None
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,116 @@
+"""Batches made ready in the background, while the last ones are learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch
+
+from anyformer.data.plan import Chosen, Dice, Plan, share
+from anyformer.objectives.objective import Batch, Objective, Record
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What this process learns from in one step. A batch that is not `real` repeats an example so that all processes
+    do the same number of passes, and must count nothing."""
+
+    step: int
+    batches: list[Batch]
+    real: list[bool]
+    examples: int  # of the step, over all processes
+    tokens: int  # without padding, over all processes
+
+
+class Loader:
+    """Steps from `start_step` on, `stop_step` excluded where given: `with Loader(...) as loader: for ready in loader`.
+
+    `micro` examples (tokens where the plan is in tokens) go into one batch. Which examples a step sees and what chance
+    does to them depends on the plan alone, not on the number of processes.
+    """
+
+    def __init__(
+        self, plan: Plan, objective: Objective, *, rank: int = 0, world_size: int = 1, micro: int | None = None,
+        pad: int = 0, start_step: int = 0, stop_step: int | None = None, ahead: int = 4, pin: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
+        self.micro, self.pad = micro, pad
+        self.start, self.stop = start_step, len(plan) if plan.once and stop_step is None else stop_step
+        self.pin = torch.cuda.is_available() if pin is None else pin
+        self._varies = type(objective).vary is not Objective.vary
+        self._dice = Dice(plan.seed)
+        self._queue: queue.Queue[Ready | BaseException | None] = queue.Queue(ahead)
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- one step
+
+    def make(self, step: int) -> Ready:
+        """The step's batches for this process, made here and now."""
+        chosen = self.plan.step(step)
+        pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
+        batches = [self._batch(chosen.part(piece if len(piece) else slice(0, 1))) for piece in pieces]  # type: ignore
+        real = [len(piece) > 0 for piece in pieces]
+        return Ready(step, batches, real, len(chosen.items), int(chosen.sizes.sum()))
+
+    def _batch(self, chosen: Chosen) -> Batch:
+        records = self.plan.records(chosen)
+        if self._varies:
+            numbers = zip(chosen.places.tolist(), chosen.items.tolist())
+            records = [self._vary(record, *where) for record, where in zip(records, numbers)]
+        batch = self.objective.collate(records, self.pad)
+        return {name: tensor.pin_memory() for name, tensor in batch.items()} if self.pin else batch
+
+    def _vary(self, record: Record, place: int, item: int) -> Record:
+        random, split = self._dice.at(place), self.plan.split
+        num = self.objective.partners
+        others = random.integers(1, max(len(split), 2), size=num).tolist() if num else ()
+        here = 0 if self.plan.packs else item
+        return self.objective.vary(record, random, *(split.record((here + other) % len(split)) for other in others))
+
+    # -- all of them, ahead of time
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Ready]:
+        if self._thread is not None:
+            raise RuntimeError("a loader is gone through once; make another with start_step")
+        self._thread = threading.Thread(target=self._work, name="anyformer-loader", daemon=True)
+        self._thread.start()
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _work(self) -> None:
+        step = self.start
+        try:
+            while not self._over.is_set() and (self.stop is None or step < self.stop):
+                self._put(self.make(step))
+                step += 1
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Ready | BaseException | None) -> None:
+        while not self._over.is_set():
+            try:
+                return self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def close(self) -> None:
+        """Ends the background work; what was made ready is dropped."""
+        self._over.set()
+        while self._thread is not None and self._thread.is_alive():
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._thread.join(0.05)

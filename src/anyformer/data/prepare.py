@@ -1,0 +1,162 @@
+"""Raw data to records on disk, once: a second run, or another process of this one, finds them by their fingerprint."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from anyformer.codec import encode
+from anyformer.data.encode import encoded
+from anyformer.data.lock import only_one
+from anyformer.data.shards import FORMAT, Split, Writer
+from anyformer.data.source import Source
+from anyformer.objectives.objective import Objective
+from anyformer.part import Part
+
+Progress = Callable[[str, int], object]  # ("train", examples so far)
+
+
+class Data(Part):
+    """What is learnt from, and what is kept to see whether it was.
+
+    Rows that cannot be read are left out, counted and reported. One that can be read but not used (too long, a label
+    that is not known) stops the preparation, or with `unfit` "skip" is left out, counted and reported as well."""
+
+    train: Source
+    valid: Source | None = None
+    test: Source | None = None
+    unfit: Literal["error", "skip"] = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    train: Split
+    valid: Split | None = None
+    test: Split | None = None
+
+    def items(self) -> Iterator[tuple[str, Split]]:
+        for name in ("train", "valid", "test"):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
+    @property
+    def digest(self) -> str:
+        """Of everything learnt from and evaluated on: a run is resumed only where this is the same."""
+        return hashlib.sha256(" ".join(f"{name} {split.digest}" for name, split in self.items()).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Raises where records are not those that were prepared."""
+        for _, split in self.items():
+            split.verify()
+
+    def report(self) -> list[str]:
+        """A line for each split with rows that could not be used, and the first of these."""
+        lines = []
+        for name, split in self.items():
+            if split.bad:
+                lines.append(f"{name}: {split.bad:,} of {len(split) + split.bad:,} rows left out")
+                lines += [f"  {problem}" for problem in split.problems]
+                more = split.bad - len(split.problems)
+                lines += [f"  and {more:,} more"] if more else []
+        return lines
+
+
+def prepare(
+    data: Data, objective: Objective, tokenizer: Any, folder: Path | str, length: int | None = None,
+    progress: Progress | None = None,
+) -> Splits:  # fmt: skip
+    """The records of all splits, from `folder` where they are already.
+
+    `length` is the longest record that can be used; texts that are packed may have any length. Several processes may
+    call this at once: one does the work and the others wait for it.
+    """
+    folder, objective = Path(folder), objective.ready(tokenizer)
+    made = {}
+    for name in ("train", "valid", "test"):
+        source = getattr(data, name)
+        if source is not None:
+            made[name] = prepare_split(name, source, data.unfit, objective, tokenizer, folder, length, progress)
+    return Splits(**made)
+
+
+def prepare_split(
+    name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, folder: Path,
+    length: int | None, progress: Progress | None,
+) -> Split:  # fmt: skip
+    """The records of one split alone; the objective is ready."""
+    limit = None if objective.packs else length
+    place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
+    if not (place / "index.json").is_file():
+        with written_to(folder), only_one(folder / ".lock"):
+            if not (place / "index.json").is_file():  # another process may have made it meanwhile
+                _write(name, source, unfit, objective, tokenizer, place, limit, progress)
+    return Split(place)
+
+
+def _write(
+    name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, place: Path,
+    limit: int | None, progress: Progress | None,
+) -> None:  # fmt: skip
+    count = 0
+    rows = encoded(source.rows(objective.columns), objective, tokenizer)
+    with Writer(place) as writer, contextlib.closing(rows):
+        for where, records, problem, unread, more in rows:
+            size = max(map(objective.size, records), default=0)
+            if limit is not None and size > limit:
+                problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
+            if problem and not unread and unfit == "error":
+                raise ValueError(f"{where}: {problem}; data.unfit='skip' leaves such rows out")
+            if problem:
+                writer.problem(where, problem)
+                continue
+            for record in records:
+                writer.add(record, more)
+            count += not more
+            if progress is not None and not more and count % 256 == 0:
+                progress(name, count)
+        if not count:
+            first = f"; the first: {writer.problems[0]}" if writer.problems else ""
+            raise ValueError(f"the {name} data has no example: {writer.bad:,} rows that cannot be used{first}")
+    if progress is not None:
+        progress(name, count)
+
+
+def fingerprint(source: Source, objective: Objective, tokenizer: Any, limit: int | None, unfit: str) -> str:
+    """Of all that decides the records: the content, the vocabulary, the objective and its code."""
+    parts = [
+        FORMAT, encode(source), source.digest(), encode(objective), _code(objective), tokenizer_digest(tokenizer),
+        limit, unfit,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Equal for tokenizers that read alike; "" for none."""
+    if tokenizer is None:
+        return ""
+    what = [tokenizer.core.to_str(), tokenizer.writer.to_str(), tokenizer.special]
+    what += [] if tokenizer.target is None else [tokenizer.target.to_str()]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def _code(objective: Objective) -> str:
+    """The text of the class, so that records are made again when how they are made was changed."""
+    with contextlib.suppress(OSError, TypeError):  # typed at a prompt
+        return "".join(inspect.getsource(kind) for kind in type(objective).__mro__ if kind is not object)
+    return ""
+
+
+@contextlib.contextmanager
+def written_to(folder: Path | str) -> Iterator[None]:
+    """A folder that is there, or one line about what the disk says."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"prepared data cannot be written to {folder}: {error.strerror or error}") from None

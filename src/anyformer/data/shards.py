@@ -1,0 +1,242 @@
+"""Records on disk: for every field one flat file a shard, mapped into memory, and where each record ends.
+
+    folder/index.json             fields, shards, what could not be read, digest of all records
+    folder/00000.input_ids        the numbers of all records in a row, integers as narrow as they fit
+    folder/00000.input_ids.sizes  how many belong to each record; absent where a field is one number
+
+A folder is written beside its place and renamed at the end: it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyformer.objectives.objective import Record
+from anyformer.part import conform
+from anyformer.weights.io import read_json, write_json
+
+FORMAT = 1
+SHARD_BYTES = 64 * 2**20  # of a shard before its integers are narrowed
+SHOWN = 20  # problems that are told in full; all are counted
+NARROW = [np.dtype(kind) for kind in ("uint8", "uint16", "int16", "int32", "int64")]
+
+
+@dataclasses.dataclass
+class Field:
+    """One field of all records, as if in one array."""
+
+    name: str
+    dtype: np.dtype  # as the objective gave it, and as it is read
+    scalar: bool
+    starts: np.ndarray  # (shards + 1,) in the numbers of this field
+    parts: list[np.ndarray]  # mapped
+    ends: np.ndarray  # (records + 1,) record i is [ends[i], ends[i + 1])
+
+    def __post_init__(self) -> None:
+        self.bounds: list[int] = self.starts.tolist()
+
+    def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Numbers [start, stop), which may lie in several shards."""
+        out = np.empty(stop - start, self.dtype) if out is None else out
+        shard, done = bisect.bisect_right(self.bounds, start) - 1, 0
+        while start + done < stop:
+            first = start + done - self.bounds[shard]
+            piece = self.parts[shard][first : first + stop - start - done]
+            out[done : done + len(piece)] = piece
+            done += len(piece)
+            shard += 1
+        return out
+
+    def rows(self, starts: np.ndarray, out: np.ndarray) -> list[int]:
+        """Fills out (B, T) with the T numbers from each start on, and says which rows it did not: those that do not lie
+        in one shard."""
+        T = out.shape[1]
+        shards = np.searchsorted(self.starts, starts, side="right") - 1
+        whole = starts + T <= self.starts[shards + 1]
+        for shard in set(shards[whole].tolist()):
+            here = np.flatnonzero(whole & (shards == shard))
+            part = self.parts[shard]
+            windows = np.lib.stride_tricks.as_strided(part, (len(part) - T + 1, T), part.strides * 2, writeable=False)
+            out[here] = windows[starts[here] - self.starts[shard]]
+        return np.flatnonzero(~whole).tolist()
+
+
+class Split:
+    """The records of one part of the data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = read_json(folder / "index.json")
+        if index.get("format") != FORMAT:
+            raise ValueError(f"{folder}: shards of format {index.get('format')!r}, not {FORMAT}; delete the folder")
+        try:
+            self.digest = conform(index["digest"], str, "digest")  # of the records: equal where the same is learnt from
+            self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
+            self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # the first: "file:line: why"
+            self.counts = list(conform(index["shards"], tuple[int, ...], "shards"))
+            self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, why: str) -> ValueError:
+        return ValueError(f"{self.folder} is damaged; delete it and it is made again ({why})")
+
+    def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Field:
+        parts, sizes = [], []
+        if any(np.dtype(kind).kind not in "biuf" for kind in (dtype, *stored)) or os.sep in name:
+            raise ValueError(f"{name[:50]} holds no numbers")
+        for i, kind in enumerate(stored):
+            path = self.folder / f"{i:05d}.{name}"
+            # a plain array over the mapped file: np.memmap's own indexing is slow
+            parts.append(np.asarray(np.memmap(path, kind, "r")) if path.stat().st_size else np.empty(0, kind))
+            sizes.append(np.ones(len(parts[i]), np.int64) if scalar else np.fromfile(f"{path}.sizes", np.int64))
+        starts = np.cumsum([0, *map(len, parts)])
+        ends = np.concatenate([np.zeros(1, np.int64), *sizes]).cumsum()
+        if ends[-1] != starts[-1] or len(ends) != len(self) + 1 or (np.diff(ends) < 0).any():
+            raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
+        return Field(name, np.dtype(dtype), scalar, starts, parts, ends)
+
+    def verify(self) -> None:
+        """Raises where the records are not those that were written, a shard at a time: `digest` is only a promise."""
+        found = hashlib.sha256()
+        for shard in range(len(self.counts)):
+            first = sum(self.counts[:shard])
+            for name, field in self.fields.items():
+                sizes = np.diff(field.ends[first : first + self.counts[shard] + 1])
+                _digest(found, name, sizes, field.parts[shard].astype(field.dtype))
+        if found.hexdigest() != self.digest:
+            raise self._damaged("its records are not those that were prepared: their digest is another")
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def record(self, i: int) -> Record:
+        out = {}
+        for name, field in self.fields.items():
+            start, stop = field.ends[i : i + 2].tolist()
+            numbers = field.read(start, stop)
+            out[name] = numbers.reshape(()) if field.scalar else numbers
+        return out
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self.record, range(len(self)))
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """(records,) the length of each: of its longest field."""
+        longest = np.ones(len(self), np.int64)
+        for field in self.fields.values():
+            np.maximum(longest, np.diff(field.ends), out=longest)
+        return longest
+
+    @property
+    def tokens(self) -> int:
+        """Together, by the longest field."""
+        return int(self.sizes.sum())
+
+
+class Writer:
+    """Writes records as a Split; `with` it, one at a time for a folder, and `problem` what gives none."""
+
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self.shard_bytes = folder, shard_bytes
+        self.work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        self.kinds: dict[str, dict[str, Any]] = {}
+        self.buffer: list[tuple[Record, bool]] = []  # whether the record goes on in the next
+        self.begun: dict[str, int] = {}  # the size so far of a record that goes on in the next shard
+        self.bytes, self.bad = 0, 0
+        self.counts: list[int] = []
+        self.problems: list[str] = []
+        self.hash = hashlib.sha256()
+
+    def __enter__(self) -> Writer:
+        for left in self.folder.parent.glob(f".{self.folder.name}.*.tmp"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def add(self, record: Record, more: bool = False) -> None:
+        """`more`: the next one is the rest of this record, which may be longer than memory."""
+        arrays = {name: np.asarray(value) for name, value in record.items()}
+        if not self.kinds:
+            self.kinds = {
+                name: {"dtype": a.dtype.str, "scalar": a.ndim == 0, "stored": []} for name, a in arrays.items()
+            }
+        if arrays.keys() != self.kinds.keys():
+            raise TypeError(f"records differ in their fields: {sorted(arrays)} and {sorted(self.kinds)}")
+        for name, array in arrays.items():
+            kind = self.kinds[name]
+            if array.ndim > 1 or (array.ndim == 0) != kind["scalar"] or array.dtype.kind not in "biuf":
+                raise TypeError(f"field {name!r} of a record: {array.dtype} of shape {array.shape}")
+            arrays[name] = array.astype(kind["dtype"], casting="same_kind")
+            self.bytes += array.nbytes
+        self.buffer.append((arrays, more))
+        if self.bytes >= self.shard_bytes:
+            self._flush()
+
+    def problem(self, place: str, why: str) -> None:
+        self.bad += 1
+        if len(self.problems) < SHOWN:
+            self.problems.append(f"{place}: {why}")
+
+    def _flush(self) -> None:
+        for name, kind in self.kinds.items():
+            path = self.work / f"{len(self.counts):05d}.{name}"
+            flat = np.concatenate([record[name].reshape(-1) for record, _ in self.buffer])
+            ends = self.begun.get(name, 0) + np.cumsum([record[name].size for record, _ in self.buffer])
+            sizes = np.diff(ends[[not more for _, more in self.buffer]], prepend=0).astype(np.int64)
+            self.begun[name] = int(ends[-1] - sizes.sum())
+            _digest(self.hash, name, sizes, flat)
+            flat = narrowed(flat)
+            kind["stored"].append(flat.dtype.str)
+            flat.tofile(path)
+            if not kind["scalar"]:
+                sizes.tofile(f"{path}.sizes")
+        self.counts.append(sum(not more for _, more in self.buffer))
+        self.buffer, self.bytes = [], 0
+
+    def _finish(self) -> None:
+        if self.buffer:
+            self._flush()
+        for path in self.work.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        write_json(self.work / "index.json", {
+            "format": FORMAT, "digest": self.hash.hexdigest(), "shards": self.counts, "fields": self.kinds,
+            "bad": self.bad, "problems": self.problems,
+        })  # fmt: skip
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.work.rename(self.folder)
+
+
+def _digest(hash: hashlib._Hash, name: str, sizes: np.ndarray, flat: np.ndarray) -> None:
+    """Takes in one field of one shard, as wide as its objective gave it."""
+    hash.update(f"{name} {flat.dtype.str}".encode() + sizes.tobytes() + flat.tobytes())
+
+
+def narrowed(numbers: np.ndarray) -> np.ndarray:
+    """The same integers in as few bytes as they fit; other numbers as they are."""
+    if numbers.dtype.kind not in "iu" or not numbers.size:
+        return numbers
+    low, high = int(numbers.min()), int(numbers.max())
+    for kind in NARROW:
+        if kind.itemsize < numbers.itemsize and np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return numbers.astype(kind)
+    return numbers

@@ -1,0 +1,228 @@
+"""Tables: JSON lines, comma- or tab-separated values, Parquet, Hugging Face datasets, NumPy arrays, SQuAD's files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from anyformer.data.source import (
+    BROKEN,
+    LONGEST_LINE,
+    TOO_LONG,
+    Files,
+    Row,
+    Source,
+    lines,
+    need,
+    open_bytes,
+    raw_lines,
+)
+from anyformer.part import Table, nearest
+
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python keeps a byte that is no text
+
+
+class JSONLines(Files):
+    """An object a line."""
+
+    def endings(self) -> tuple[str, ...]:
+        return (".jsonl", ".ndjson", ".json")
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            for number, line, problem in lines(file):
+                place = f"{file}:{number}"
+                if line is None:
+                    yield Row(place, None, problem)
+                elif line.strip():
+                    yield _parsed(place, line)
+
+
+def _parsed(place: str, line: str) -> Row:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        return Row(place, None, f"not JSON ({error})")
+    except RecursionError:
+        return Row(place, None, "nested too deeply")
+    if not isinstance(value, dict):
+        return Row(place, None, f"a {type(value).__name__}, not an object")
+    return Row(place, value)
+
+
+class CSV(Files):
+    """Values between commas. The first line has the names, unless `names` gives them. `quote` None: marks are text."""
+
+    delimiter: str = ","
+    quote: str | None = '"'
+    names: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        if len(self.delimiter) != 1 or (self.quote is not None and len(self.quote) != 1):
+            raise ValueError(f"{type(self).__name__}: delimiter and quote are single characters")
+
+    def endings(self) -> tuple[str, ...]:
+        return (".csv", ".tsv", ".txt")
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            names = self.names
+            for place, cells, problem in self._cells(file):
+                if problem:
+                    yield Row(place, None, problem)
+                elif not names:
+                    names = tuple(cells)
+                    if len(set(names)) < len(names):
+                        raise ValueError(f"{place}: two columns have one name: {', '.join(names)}")
+                elif len(cells) != len(names):
+                    yield Row(place, None, f"{len(cells)} values for {len(names)} columns")
+                else:
+                    yield Row(place, dict(zip(names, cells)))
+
+    def _cells(self, file: Path) -> Iterator[tuple[str, list[str], str]]:
+        csv.field_size_limit(LONGEST_LINE)  # a document may be long
+        with open_bytes(file) as stream:
+            text = _lines_of_cells(file, stream)
+            reader = csv.reader(
+                text, delimiter=self.delimiter, quotechar=self.quote, strict=True,
+                quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+            )  # fmt: skip
+            while True:
+                begin = reader.line_num + 1
+                try:
+                    cells = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield f"{file}:{begin}", [], f"lines {begin} to {reader.line_num}: {error}"
+                    continue
+                except BROKEN as error:
+                    raise ValueError(f"{file}, after line {begin - 1}: cannot be read ({error})") from None
+                bad = any(_NOT_UTF8.search(cell) for cell in cells if not cell.isascii())
+                if cells:  # an empty line is no example
+                    yield f"{file}:{begin}", cells, "not UTF-8" if bad else ""
+
+
+def _lines_of_cells(file: Path, stream: IO[bytes]) -> Iterator[str]:
+    for number, raw in enumerate(raw_lines(stream), 1):
+        if raw is None:
+            raise ValueError(f"{file}:{number}: {TOO_LONG}")
+        yield raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+
+
+class TSV(CSV):
+    """Values between tabs, where quotation marks are text, as GLUE's files have them."""
+
+    delimiter: str = "\t"
+    quote: str | None = None
+
+
+class Parquet(Files):
+    def endings(self) -> tuple[str, ...]:
+        return (".parquet",)
+
+    def raw(self) -> Iterator[Row]:
+        parquet = need("pyarrow.parquet", "data", "Parquet")
+        for file in self.files():
+            number = 0
+            try:
+                with parquet.ParquetFile(file) as table:
+                    for batch in table.iter_batches(batch_size=4096):
+                        for example in batch.to_pylist():
+                            number += 1
+                            yield Row(f"{file}:{number}", example)
+            except (OSError, need("pyarrow", "data", "Parquet").ArrowException) as error:
+                raise ValueError(f"{file}, after row {number}: {str(error).splitlines()[0]}") from None
+
+
+class HFDataset(Source):
+    """A data set of the Hugging Face hub, or a folder that `datasets` wrote."""
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+
+    def _dataset(self) -> Any:
+        datasets = need("datasets", "data", "a Hugging Face data set")
+        if not sys.stderr.isatty():
+            datasets.disable_progress_bars()
+        try:
+            if (Path(self.name) / "dataset_dict.json").is_file() or (Path(self.name) / "state.json").is_file():
+                found = datasets.load_from_disk(self.name)
+                if isinstance(found, dict):
+                    if self.split not in found:
+                        raise ValueError(f"no split {self.split!r}; {nearest(self.split, found)}")
+                    return found[self.split]
+                return found
+            return datasets.load_dataset(self.name, self.config, split=self.split)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"data set {self.name}: {str(error).splitlines()[0]}") from None
+
+    def raw(self) -> Iterator[Row]:
+        for number, example in enumerate(self._dataset(), 1):
+            yield Row(f"{self.name}/{self.split}:{number}", example)
+
+    def digest(self) -> str:
+        return str(self._dataset()._fingerprint)  # `datasets` keeps it by content and by what was done to it
+
+
+class Arrays(Files):
+    """NumPy's .npz: each row of the arrays named in `fields` (all of equal length, unless said) is an example."""
+
+    fields: Mapping[str, str] = Table()  # name in the example -> name in the file
+
+    def endings(self) -> tuple[str, ...]:
+        return (".npz",)
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            try:
+                with np.load(file, allow_pickle=False) as stored:
+                    names = dict(self.fields) or {name: name for name in stored.files}
+                    for name in names.values():
+                        if name not in stored.files:
+                            raise ValueError(f"no array {name!r}; {nearest(name, stored.files)}")
+                    arrays = {key: stored[name] for key, name in names.items()}
+            except (OSError, ValueError, EOFError) as error:
+                raise ValueError(f"{file}: {error}") from None
+            if len({a.shape[:1] for a in arrays.values()}) != 1:
+                shapes = ", ".join(f"{key} {a.shape}" for key, a in arrays.items())
+                raise ValueError(f"{file}: arrays of unequal length ({shapes}); choose with fields")
+            for i in range(len(next(iter(arrays.values())))):
+                yield Row(f"{file}:{i + 1}", {key: a[i] for key, a in arrays.items()})
+
+
+class SQuAD(Files):
+    """SQuAD's files and their kin: {"id", "question", "context", "answers": {"text": [..], "answer_start": [..]}}."""
+
+    def endings(self) -> tuple[str, ...]:
+        return (".json",)
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            try:
+                with open_bytes(file) as stream:
+                    articles = json.load(stream)["data"]
+                paragraphs = list(chain.from_iterable(article["paragraphs"] for article in articles))
+            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}: not a file like SQuAD's ({type(error).__name__}: {error})") from None
+            number = 0
+            for paragraph in paragraphs:
+                for entry in paragraph.get("qas", ()):
+                    number += 1
+                    try:
+                        answers = entry.get("answers", [])
+                        yield Row(f"{file}:{number}", {
+                            "id": entry["id"], "question": entry["question"], "context": paragraph["context"],
+                            "answers": {key: [answer[key] for answer in answers] for key in ("text", "answer_start")},
+                        })  # fmt: skip
+                    except (KeyError, TypeError) as error:
+                        yield Row(f"{file}:{number}", None, f"question {number} lacks {error}")

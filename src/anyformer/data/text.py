@@ -1,0 +1,224 @@
+"""Text files: plain, in lines that belong together, and the running Python's own documentation."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Literal
+
+from anyformer.data.source import (
+    LONGEST_LINE,
+    TOO_LONG,
+    Files,
+    Line,
+    NotText,
+    Row,
+    Source,
+    decoded,
+    digest_of,
+    find,
+    lines,
+)
+from anyformer.inputs.long import LongText
+from anyformer.part import Table
+
+LONG = 2**22  # characters of a text that is not held whole
+
+
+class TextFiles(Files):
+    """Plain text: each file, paragraph (between empty lines) or line is one example, {"text": ...}.
+
+    `start` and `stop` take a part of each file: shares of its lines, or of its characters up to where a line ends."""
+
+    unit: Literal["file", "paragraph", "line"] = "file"
+    start: float = 0.0
+    stop: float = 1.0
+
+    def check(self) -> None:
+        if not 0 <= self.start < self.stop <= 1:
+            raise ValueError(f"TextFiles: 0 <= start < stop <= 1 must hold, not {self.start} and {self.stop}")
+
+    def endings(self) -> tuple[str, ...]:
+        return (".txt", ".md", ".rst", ".text")
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            if self.unit == "line":
+                yield from self._lines(file)
+            else:
+                yield from self._texts(file)
+
+    def _lines(self, file: Path) -> Iterator[Row]:
+        numbered: Iterable[Line] = lines(file)
+        if (self.start, self.stop) != (0, 1):
+            total = sum(1 for _ in numbered)
+            numbered = islice(lines(file), round(self.start * total), round(self.stop * total))
+        for number, line, problem in numbered:
+            if line is None:
+                yield Row(f"{file}:{number}", None, problem)
+            elif line.strip():  # an empty line is no example
+                yield Row(f"{file}:{number}", {"text": line})
+
+    def _texts(self, file: Path) -> Iterator[Row]:
+        try:
+            total = sum(map(len, decoded(file)))
+        except NotText as error:
+            yield Row(f"{file}:{error.line}", None, str(error))
+            return
+        start, stop = (_line_end(file, share, total) for share in (self.start, self.stop))
+        number = sum(part.count("\n") for part in _between(file, 0, start)) + 1
+        if self.unit == "file":
+            if any(part.strip() for part in _between(file, start, stop)):
+                text = LongText(partial(_between, file, start, stop))
+                yield Row(f"{file}:{number}", {"text": text if stop - start > LONG else str(text)})
+            return
+        for paragraph, size in _paragraphs(_between(file, start, stop)):
+            if paragraph is None:
+                yield Row(f"{file}:{number}", None, TOO_LONG)
+            elif paragraph.strip():
+                yield Row(f"{file}:{number}", {"text": paragraph.strip("\n")})
+            number += size + 2
+
+
+def _between(file: Path, start: int, stop: int) -> Iterator[str]:
+    """The characters [start, stop) of a file."""
+    seen = 0
+    for part in decoded(file):
+        if seen < stop and seen + len(part) > start:
+            yield part[max(start - seen, 0) : stop - seen]
+        seen += len(part)
+        if seen >= stop:
+            return
+
+
+def _line_end(file: Path, share: float, total: int) -> int:
+    """Where the line ends that this share of the characters falls into."""
+    if share in (0, 1):
+        return round(share * total)
+    place = int(share * total)
+    for part in _between(file, place, total):
+        if "\n" in part:
+            return place + part.index("\n") + 1
+        place += len(part)
+    return total
+
+
+def _paragraphs(parts: Iterable[str]) -> Iterator[tuple[str | None, int]]:
+    """What stands between empty lines, None where that is too long to hold, and how many line ends are in it."""
+    waiting, dropped, skipped = "", False, 0
+    for part in parts:
+        *whole, waiting = (waiting + part).split("\n\n")
+        for paragraph in whole:
+            yield None if dropped else paragraph, paragraph.count("\n") + skipped
+            dropped, skipped = False, 0
+        if len(waiting) > LONGEST_LINE:  # its last character may begin an empty line
+            dropped, skipped, waiting = True, skipped + waiting.count("\n", 0, -1), waiting[-1:]
+    yield None if dropped else waiting, waiting.count("\n") + skipped
+
+
+class ParallelText(Source):
+    """Files whose lines belong together, as {"source": ..., "target": ...} of a translation: name -> file."""
+
+    paths: Mapping[str, str]
+
+    def check(self) -> None:
+        if len(self.paths) < 2:
+            raise ValueError("ParallelText: paths names two files at least, {'source': ..., 'target': ...}")
+
+    def files(self) -> list[Path]:
+        return [find(path)[0] for path in self.paths.values()]
+
+    def raw(self) -> Iterator[Row]:
+        files = self.files()
+        for together in zip_longest(*map(lines, files)):
+            if None in together:  # to go on would pair what does not belong together
+                number = next(line for line in together if line is not None).number
+                raise ValueError(f"{files[together.index(None)]}: ends before line {number}, and others do not")
+            number = together[0].number
+            for file, (_, text, problem) in zip(files, together):
+                if not text or not text.strip():
+                    yield Row(f"{file}:{number}", None, problem or "an empty line")
+                    break
+            else:
+                yield Row(f"{files[0]}:{number}", {name: line.text for name, line in zip(self.paths, together)})
+
+    def digest(self) -> str:
+        return digest_of(self.files())
+
+
+class Columns(Files):
+    """A word a line with its columns, an empty line between sentences (CoNLL): each sentence is one example, of lists.
+
+    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over."""
+
+    fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
+    comment: str | None = None
+
+    def endings(self) -> tuple[str, ...]:
+        return (".conll", ".conllu", ".bio", ".txt")
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            yield from self._sentences(file)
+
+    def _sentences(self, file: Path) -> Iterator[Row]:
+        words: list[list[str]] = []
+        begin, problem = 1, ""
+        for number, line, unread in chain(lines(file), [Line(0, "")]):
+            if line is None:
+                problem = problem or f"line {number} is {unread}"
+            elif self.comment is not None and line.startswith(self.comment):
+                continue
+            elif line.strip():
+                begin = begin if words or problem else number
+                cells = line.split("\t") if "\t" in line else line.split()
+                try:
+                    words.append([cells[place].strip() for place in self.fields.values()])
+                except IndexError:
+                    problem = problem or f"line {number} has {len(cells)} columns"
+            elif words or problem:
+                columns = {name: [word[i] for word in words] for i, name in enumerate(self.fields)}
+                yield Row(f"{file}:{begin}", None if problem else columns, problem)
+                words, problem = [], ""
+
+
+class PythonDocs(Source):
+    """Text that every machine with Python has: the language's documentation by topic (465,000 characters of English)
+    and the source of the standard library (some 11 million), each topic and file one example."""
+
+    documentation: bool = True
+    library: bool = True
+
+    def files(self) -> list[Path]:
+        """Of the library without its tests, which are much and repeat themselves."""
+        left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
+        found: list[Path] = []
+        for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+            inner[:] = set(inner) - left_out
+            found += [Path(folder, name) for name in names if name.endswith(".py")]
+        return sorted(found)
+
+    def raw(self) -> Iterator[Row]:
+        if self.documentation:
+            from pydoc_data.topics import topics
+
+            for name in sorted(topics):
+                yield Row(f"pydoc_data.topics:{name}", {"text": topics[name]})
+        for file in self.files() if self.library else ():
+            try:
+                text = file.read_text("utf-8")
+            except (UnicodeDecodeError, OSError) as error:
+                yield Row(f"{file}:1", None, f"cannot be read ({error})")
+                continue
+            if text.strip():
+                yield Row(f"{file}:1", {"text": text})
+
+    def digest(self) -> str:
+        import pydoc_data.topics
+
+        topics = [Path(pydoc_data.topics.__file__)] if self.documentation else []
+        return digest_of(topics + (self.files() if self.library else []))

@@ -1,0 +1,127 @@
+"""Where a run's tokenizer comes from: trained on its own text, single bytes, or a folder that has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyformer.inputs.long import LongText, worded
+from anyformer.inputs.vocabulary import NAMES
+from anyformer.part import Part, Table, nearest
+
+if TYPE_CHECKING:
+    from anyformer.data.source import Source
+    from anyformer.inputs.text import Tokenizer
+
+
+class Vocabulary(Part):
+    def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
+        """The tokenizer; one that was made here is written to `folder` as a model folder has it."""
+        raise NotImplementedError
+
+
+class Stored(Vocabulary):
+    """The tokenizer of a model folder or hub id."""
+
+    path: str
+
+    def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
+        from anyformer.inputs.text import Tokenizer
+
+        return Tokenizer.load(self.path)
+
+
+class ByteLevel(Vocabulary):
+    """A vocabulary over bytes, so that there is nothing it cannot write. `special` names its special tokens, which have
+    the first ids; those called `begin` and `end` stand around every text (and `end` after each of a pair)."""
+
+    special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
+    begin: str | None = None
+    end: str | None = None
+
+    def check(self) -> None:
+        for name in self.special:
+            if name not in NAMES:
+                raise ValueError(f"{type(self).__name__}.special: no token is called {name!r}; {nearest(name, NAMES)}")
+        for end in (self.begin, self.end):
+            if end is not None and end not in self.special:
+                raise ValueError(f"{type(self).__name__}: {end!r} is not in special; {nearest(end, self.special)}")
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        """The `tokenizers.Tokenizer`, special tokens first."""
+        raise NotImplementedError
+
+    def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
+        from tokenizers import decoders, processors
+
+        from anyformer.inputs.text import Tokenizer
+        from anyformer.weights.io import write_json
+
+        core = self.core(texts, list(dict.fromkeys(self.special.values())))
+        core.decoder = decoders.ByteLevel()
+        begin = [self.special[self.begin]] if self.begin else []
+        end = [self.special[self.end]] if self.end else []
+        if begin or end:
+            core.post_processor = processors.TemplateProcessing(
+                single=[*begin, "$A", *end], pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
+                special_tokens=[(token, core.token_to_id(token)) for token in dict.fromkeys(begin + end)],
+            )  # fmt: skip
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "tokenizer.json", json.loads(core.to_str()))
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self.special})
+        return Tokenizer.load(folder)
+
+
+class Bytes(ByteLevel):
+    """Each byte of UTF-8 a token [Xue et al. 2021, ByT5]."""
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        return _byte_pairs(tokens)
+
+
+class TrainedBPE(ByteLevel):
+    """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
+
+    size: int = 8192
+
+    def check(self) -> None:
+        super().check()
+        if self.size < 256 + len(self.special):
+            raise ValueError(f"TrainedBPE.size is {self.size}; 256 bytes and the special tokens must fit")
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        from tokenizers import pre_tokenizers, trainers
+
+        core = _byte_pairs(tokens)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.size, special_tokens=tokens, initial_alphabet=alphabet, show_progress=False
+        )
+        core.train_from_iterator(texts, trainer)
+        return core
+
+
+def _byte_pairs(tokens: list[str]) -> Any:
+    """No merges: the special tokens, then the 256 bytes."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    letters = [*tokens, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    core = tokenizers.Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+    return core
+
+
+def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
+    """Every text in these columns, words of a list included; long ones in parts that have the same words."""
+    for row in source.rows(columns):
+        for name in columns if row.example is not None else ():
+            value = row.example[name]  # type: ignore[index]
+            if isinstance(value, (str, LongText)):
+                yield from worded(value)
+            elif isinstance(value, (list, tuple)):
+                yield " ".join(item for item in value if isinstance(item, str))

@@ -1,0 +1,112 @@
+"""Drafting: a smaller model, or the text so far, proposes tokens that the model then reads all at once.
+
+The text is the one that the model alone would write. Draft and model choose with the same noise (`Dice`), so that a
+draft is right exactly when it is the token that would have been drawn: the target's distribution is kept
+[Leviathan et al. 2023], and even its sample [Daliri et al. 2024].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.generation.job import Job, Report
+from anyformer.generation.stepper import Stepper
+
+
+def write(job: Job) -> dict[str, Any]:
+    """Rows go on together: by as many tokens as were right in all of those that have not ended."""
+    s, model, P = job.settings, job.stepper, job.prompt_length
+    report = Report(job)
+    drafter: Any = ModelDrafter(job) if job.draft is not None else LookupDrafter(job)
+    processed = job.process(job.ids, job.scores)
+    ids = report.add(job.ids, job.scores, processed, job.choose(processed, 0))
+    while bool(report.going.any()):
+        room = job.max_length - ids.shape[1] - 1  # the token after the last right one is free
+        most = min(s.prompt_lookup_num_tokens or s.num_assistant_tokens, room)
+        draft = drafter.propose(ids, most) if most > 0 else ids[:, :0]
+        before = None if model.can_rewind else model.fork()
+        raw = model.read(torch.cat((ids[:, -1:], draft), dim=1), draft.shape[1] + 1)
+        right = 0
+        while True:
+            processed = job.process(ids, raw[:, right])
+            tokens = job.choose(processed, ids.shape[1] - P)
+            ids = report.add(ids, raw[:, right], processed, tokens)
+            if right == draft.shape[1] or not bool(report.going.any()):
+                break
+            if not bool((draft[:, right] == tokens)[report.going].all()):
+                break
+            right += 1
+        extra = draft.shape[1] - right
+        model = job.stepper = back(model, before, ids[:, :-1], extra)
+        drafter.keep(ids)
+    return report.fields(ids)
+
+
+def back(stepper: Stepper, before: Stepper | None, ids: Tensor, extra: int) -> Stepper:
+    """The stepper as if it had never read its last `extra` tokens; `ids` are those it should have read."""
+    if extra == 0:
+        return stepper
+    if before is None:
+        stepper.rewind(extra)
+        return stepper
+    missing = stepper.length - extra - before.length
+    before.read(ids[:, ids.shape[1] - missing :], 1)
+    return before
+
+
+class ModelDrafter:
+    """A smaller model writes ahead."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.draft is not None
+        self.job, self.stepper = job, job.draft
+        self.before: Stepper | None = None
+
+    def propose(self, ids: Tensor, count: int) -> Tensor:
+        P, start = self.job.prompt_length, ids.shape[1]
+        self.before = None if self.stepper.can_rewind else self.stepper.fork()
+        raw = self.stepper.read(ids[:, self.stepper.length :], 1)[:, -1]
+        for n in range(count):
+            tokens = self.job.choose(self.job.process(ids, raw), ids.shape[1] - P)
+            ids = torch.cat((ids, tokens[:, None]), dim=1)
+            if n < count - 1:
+                raw = self.stepper.step(tokens)
+        return ids[:, start:]
+
+    def keep(self, ids: Tensor) -> None:
+        """Forgets what was not right: it may have read all of ids but the last."""
+        extra = self.stepper.length - (ids.shape[1] - 1)
+        if extra > 0:
+            self.stepper = back(self.stepper, self.before, ids[:, :-1], extra)
+
+
+class LookupDrafter:
+    """What followed the last few tokens where they stood before [Saxena 2023]: in the text, or in what was read."""
+
+    def __init__(self, job: Job) -> None:
+        self.size = job.settings.max_matching_ngram_size
+        self.vocab_size = job.scores.shape[1]
+        self.source = job.source_ids
+
+    def propose(self, ids: Tensor, count: int) -> Tensor:
+        texts = ids if self.source is None else torch.cat((self.source, ids), dim=1)
+        found = [self.find(row, count) for row in texts.tolist()]
+        longest = max(map(len, found))
+        # a row that has nothing to propose, or less, guesses that its last token comes again
+        rows = [(row + ids[n, -1:].tolist() * longest)[:longest] for n, row in enumerate(found)]
+        return torch.tensor(rows, dtype=ids.dtype, device=ids.device).view(len(rows), longest)
+
+    def find(self, row: list[int], count: int) -> list[int]:
+        for size in range(min(self.size, len(row) - 1), 0, -1):
+            tail = row[-size:]
+            for start in range(len(row) - size - 1, -1, -1):
+                if row[start : start + size] == tail:
+                    after = row[start + size : start + size + count]
+                    return [token for token in after if token < self.vocab_size]
+        return []
+
+    def keep(self, ids: Tensor) -> None:
+        pass

@@ -1,0 +1,90 @@
+"""Text from frames: scores that CTC trained, read by the likeliest path or by beams of prefixes.
+
+A path gives every frame a token or the blank; its text is the path with repeats merged and blanks dropped. The best
+path is quick to find, but a text is as likely as all its paths together [Graves et al. 2006]: a beam of prefixes adds
+up, for every beginning of a text, the paths that end in a blank and those that end in its last token [Hannun et al.
+2014].
+
+B rows, T frames, V alphabet, N beams.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.generation.settings import Settings
+
+ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
+TRIED = 32  # tokens a frame at least, the likeliest first, that a prefix is continued with
+
+
+def write(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Sequences (B * num_return_sequences, longest) without blanks and repeats, filled up on the right, and the
+    log-probability of each: of its best path, or with beams of all its paths that were kept."""
+    for name in options:
+        if name not in ALLOWED:
+            raise ValueError(f"{name}: frames are read at once, and only {', '.join(sorted(ALLOWED))} apply")
+    s = Settings(**options)
+    s.check(model.spec.head.vocab_size)
+    x, ctx, _ = model.hidden(inputs)
+    scores = model.head.out(x).float().log_softmax(-1)
+    lengths = [x.shape[1]] * x.shape[0] if ctx.tokens is None else ctx.tokens.sum(-1).tolist()
+    blank = model.spec.head.blank
+    texts: list[tuple[list[int], float]] = []
+    for row, length in zip(scores, lengths, strict=True):
+        frames = row[: int(length)]
+        found = [best_path(frames, blank)] if s.num_beams == 1 else prefixes(frames, blank, s.num_beams)
+        texts += found[: s.num_return_sequences]
+    fill = blank if s.pad_token_id is None else s.pad_token_id
+    longest = max(len(text) for text, _ in texts)
+    ids = torch.tensor([text + [fill] * (longest - len(text)) for text, _ in texts], device=x.device).long()
+    return {
+        "sequences": ids.view(len(texts), longest), "sequences_scores": torch.tensor([score for _, score in texts]),
+        "finish_reasons": ["stop"] * len(texts),
+    }  # fmt: skip
+
+
+def best_path(scores: Tensor, blank: int) -> tuple[list[int], float]:
+    """(T, V) log-probabilities -> the text of the likeliest path."""
+    values, path = scores.max(-1)
+    merged = path.unique_consecutive()
+    return merged[merged != blank].tolist(), float(values.sum())
+
+
+def prefixes(scores: Tensor, blank: int, beams: int) -> list[tuple[list[int], float]]:
+    """(T, V) log-probabilities -> the likeliest texts, best first."""
+    likely = scores.topk(min(scores.shape[1], max(TRIED, 2 * beams)), dim=-1)
+    silent, frames = scores[:, blank].tolist(), zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
+    # text -> log-probability of its paths that end in a blank, and of those that end in its last token
+    running: dict[tuple[int, ...], list[float]] = {(): [0.0, -math.inf]}
+    for quiet, frame in zip(silent, frames, strict=True):
+        after: dict[tuple[int, ...], list[float]] = {}
+        for text, (ends_blank, ends_token) in running.items():
+            whole = plus(ends_blank, ends_token)
+            add(after, text, 0, whole + quiet)
+            for p, c in zip(*frame, strict=True):
+                if c == blank:
+                    continue
+                if text and text[-1] == c:  # the same token again is a new one only behind a blank
+                    add(after, text, 1, ends_token + p)
+                    add(after, (*text, c), 1, ends_blank + p)
+                else:
+                    add(after, (*text, c), 1, whole + p)
+        running = dict(sorted(after.items(), key=lambda item: -plus(*item[1]))[:beams])
+    return [(list(text), plus(*ends)) for text, ends in running.items()]
+
+
+def add(sums: dict[tuple[int, ...], list[float]], text: tuple[int, ...], ending: int, score: float) -> None:
+    if score > -math.inf:
+        found = sums.setdefault(text, [-math.inf, -math.inf])
+        found[ending] = plus(found[ending], score)
+
+
+def plus(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))"""
+    high, low = max(a, b), min(a, b)
+    return high if low == -math.inf else high + math.log1p(math.exp(low - high))

@@ -1,0 +1,159 @@
+"""From a caller's inputs to what is read and what is written after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.generation.settings import Settings
+from anyformer.generation.stepper import align_right
+from anyformer.part import walk
+from anyformer.parts.given import hides_nothing
+
+NOT_HERE = {
+    "labels": "training reads labels, writing does not",
+    "position_ids": "positions follow from attention_mask",
+    "decoder_position_ids": "positions follow from decoder_attention_mask",
+    "document_ids": "one prompt a row",
+    "decoder_document_ids": "one prompt a row",
+    "decoder_inputs_embeds": "a text starts from decoder_input_ids",
+    "logits_to_keep": "only the last scores are computed",
+}
+
+
+@dataclasses.dataclass
+class Prompt:
+    """`ids` (B, P) as given; `aligned` with the real tokens of each row at its end, `mask` (B, P) saying which they are
+    (None: all). `embeds` (B, T, D) may stand in their place; `source` is what else the model takes."""
+
+    ids: Tensor
+    aligned: Tensor
+    mask: Tensor | None
+    embeds: Tensor | None
+    source: dict[str, Any]
+
+    @property
+    def num_read(self) -> int:
+        return self.ids.shape[1] if self.embeds is None else self.embeds.shape[1]
+
+    def places(self) -> Tensor:
+        """(B,) how many real tokens each prompt has."""
+        if self.mask is None:
+            return torch.full((self.ids.shape[0],), self.num_read, device=self.ids.device)
+        return self.mask.sum(1)
+
+    def written(self, pad: int | None, vocab_size: int) -> Tensor:
+        """The aligned ids with pads as the id after the vocabulary, which no rule counts."""
+        if self.mask is None or pad is None or self.embeds is not None:
+            return self.aligned
+        return self.aligned.masked_fill(~self.mask.bool() & (self.aligned == pad), vocab_size)
+
+
+def prompt_of(model: Any, inputs: dict[str, Any], s: Settings) -> Prompt:
+    """Sorts a caller's inputs (None left out) into the prompt and the rest."""
+    for name, why in NOT_HERE.items():
+        if name in inputs:
+            raise ValueError(f"{name}: {why}")
+    first = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if first is not None:
+        name, dims = ("input_ids", 2) if "input_ids" in inputs else ("inputs_embeds", 3)
+        if not isinstance(first, Tensor) or first.dim() != dims:
+            raise ValueError(f"{name} is a tensor of shape (batch, tokens{', width' if dims == 3 else ''})")
+        if first.shape[0] == 0 or first.shape[1] == 0:
+            raise ValueError(f"the prompt is empty: {name} has shape {tuple(first.shape)}")
+    if "attention_mask" not in inputs and "input_ids" in inputs and "inputs_embeds" not in inputs:
+        mask = guess_mask(inputs["input_ids"], s)
+        inputs = inputs if mask is None else {**inputs, "attention_mask": mask}
+    if model.spec.pair:
+        return decoder_prompt(model, inputs, s)
+    if first is None:
+        raise ValueError("give a prompt: input_ids (or inputs_embeds)")
+    rest = dict(inputs)
+    ids, mask, embeds = rest.pop("input_ids", None), rest.pop("attention_mask", None), rest.pop("inputs_embeds", None)
+    if ids is None:
+        ids = torch.zeros(embeds.shape[0], 0, dtype=torch.long, device=embeds.device)
+    return aligned(ids, mask, embeds, rest, "attention_mask")
+
+
+def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
+    """Where no mask is given, pad tokens are padding, unless they also end a text (as published)."""
+    if s.pad_token_id is None or s.pad_token_id in s.eos:
+        return None
+    mask = ids != s.pad_token_id
+    return None if bool(mask.all()) or not bool(mask.any(1).all()) else mask.long()
+
+
+def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[str, Any], name: str) -> Prompt:
+    read = ids if embeds is None else embeds
+    if mask is not None:
+        if mask.shape != read.shape[:2]:
+            raise ValueError(f"{name} is {tuple(mask.shape)}, the prompt {tuple(read.shape[:2])}")
+        if not bool(mask.any(1).all()):
+            raise ValueError(f"{name} hides a whole prompt: row {int((~mask.bool().any(1)).nonzero()[0])}")
+        mask = None if hides_nothing(mask, name) else mask.bool()
+    if mask is None:
+        return Prompt(ids, ids, None, embeds, rest)
+    moved = ids if embeds is not None else align_right(ids, mask)
+    embeds = None if embeds is None else align_right(embeds, mask)
+    segments = {n: align_right(v, mask) for n, v in rest.items() if n == "token_type_ids"}
+    return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **segments})
+
+
+def decoder_prompt(model: Any, inputs: dict[str, Any], s: Settings) -> Prompt:
+    """What the decoder of an encoder-decoder starts from: its start token, and what the caller wants after it."""
+    rest = dict(inputs)
+    ids, mask = rest.pop("decoder_input_ids", None), rest.pop("decoder_attention_mask", None)
+    start = s.decoder_start_token_id if s.decoder_start_token_id is not None else model.spec.start_token
+    start = start if start is not None else s.bos_token_id
+    if ids is None:
+        if start is None:
+            raise ValueError("decoder_start_token_id=None: an encoder-decoder needs a token to start from")
+        given = next((v for v in rest.values() if v is not None), None)
+        if given is None:
+            raise ValueError(f"give what the encoder reads: {model.spec.embedding.inputs[0]} (or encoder_outputs)")
+        rows = (given if isinstance(given, Tensor) else given[0]).shape[0]
+        ids = torch.full((rows, 1), start, dtype=torch.long, device=model.device)
+    elif start is not None and bool((ids[:, 0] != start).all()):  # every text starts so, as published
+        ids = F.pad(ids, (1, 0), value=start)
+        mask = None if mask is None else F.pad(mask, (1, 0), value=1)
+    return aligned(ids, mask, None, rest, "decoder_attention_mask")
+
+
+def room(model: Any, s: Settings, prompt: Prompt, state: Any) -> int:
+    """How long the ids may get, prompt included."""
+    P, read = prompt.ids.shape[1], prompt.num_read
+    asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)
+    if s.max_new_tokens is not None:
+        new = s.max_new_tokens
+    elif s.max_length is not None:
+        s.need(s.max_length > read, "max_length", f"the prompt alone has {read} tokens; use max_new_tokens")
+        new = s.max_length - read
+    else:
+        new = 20
+    longest = read if prompt.mask is None else int(prompt.places().max())  # pads take no position
+    limits = [(position_limit(model.spec), longest, "the model's {} positions")]
+    if state is not None:
+        limits.append((state.capacity, read, "the {} tokens that past_key_values has room for"))
+    for limit, used, what in limits:
+        if limit is None:
+            continue
+        if used > limit:
+            raise ValueError(f"input_ids: a prompt of {used} tokens does not fit {what.format(limit)}")
+        if used + new - 1 > limit:  # the last token is never read
+            if asked is not None:
+                raise ValueError(f"{asked}={getattr(s, asked)}: {used + new} tokens do not fit {what.format(limit)}")
+            new = limit + 1 - used
+    return P + new
+
+
+def position_limit(spec: Any) -> int | None:
+    """The longest text a model can read, where there is one."""
+    embedding = spec.decoder_embedding if spec.pair else spec.embedding
+    limit = getattr(getattr(embedding, "position", None), "length", None)
+    if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
+        limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
+    return limit

@@ -1,0 +1,198 @@
+"""What is done to the scores of the next token before one is chosen, in the published order.
+
+Each step maps (ids written so far (B, T), scores (B, V)) to new scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.generation.settings import Settings, as_list
+
+Step = Callable[[Tensor, Tensor], Tensor]
+NEVER = -math.inf
+
+
+def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | None, device: Any) -> list[Step]:
+    """The steps that these settings ask for; `source` (B, S) is what was read: the encoder's ids, or the prompt."""
+    eos = torch.tensor(s.eos, device=device, dtype=torch.long)
+    out: list[Step] = []
+    if biases := s.biases:
+        out.append(lambda ids, scores: biased(ids, scores, biases))
+    if source is not None and s.encoder_repetition_penalty != 1.0:
+        out.append(lambda ids, scores: repeated(rows_like(source, scores), scores, 1 / s.encoder_repetition_penalty))
+    if s.repetition_penalty != 1.0:
+        out.append(lambda ids, scores: repeated(ids, scores, s.repetition_penalty))
+    if s.presence_penalty or s.frequency_penalty:
+        out.append(lambda ids, scores: counted(ids[:, prompt_length:], scores, s.presence_penalty, s.frequency_penalty))
+    if s.no_repeat_ngram_size:
+        out.append(lambda ids, scores: no_repeat(ids, ids, scores, s.no_repeat_ngram_size))
+    if source is not None and s.encoder_no_repeat_ngram_size:
+        size = s.encoder_no_repeat_ngram_size
+        out.append(lambda ids, scores: no_repeat(rows_like(source, scores), ids, scores, size))
+    if s.bad_words_ids:
+        words = [(tuple(w), NEVER) for w in s.bad_words_ids if not (len(w) == 1 and w[0] in s.eos)]
+        out.append(lambda ids, scores: biased(ids, scores, words))
+    at_least = max(s.min_length, 0 if s.min_new_tokens is None else prompt_length + s.min_new_tokens)
+    if at_least and s.eos:
+        out.append(lambda ids, scores: scores.index_fill(1, eos, NEVER) if ids.shape[1] < at_least else scores)
+    if s.prefix_allowed_tokens_fn is not None:
+        out.append(lambda ids, scores: allowed(ids, scores, s.prefix_allowed_tokens_fn, s.num_beams, s.pad or 0))  # type: ignore[arg-type]
+    if s.forced_bos_token_id is not None:
+        out.append(lambda ids, scores: forced(scores, [s.forced_bos_token_id]) if ids.shape[1] == 1 else scores)
+    if last := as_list(s.forced_eos_token_id):
+        out.append(lambda ids, scores: forced(scores, last) if ids.shape[1] == max_length - 1 else scores)
+    if s.remove_invalid_values:
+        out.append(lambda ids, scores: torch.nan_to_num(scores, nan=0.0))
+    if s.exponential_decay_length_penalty is not None and s.eos:
+        start, factor = s.exponential_decay_length_penalty
+        out.append(lambda ids, scores: hastened(scores, eos, factor, ids.shape[1] - prompt_length - start))
+    if s.suppress_tokens:
+        unwanted = torch.tensor(s.suppress_tokens, device=device)
+        out.append(lambda ids, scores: scores.index_fill(1, unwanted, NEVER))
+    if s.begin_suppress_tokens:
+        not_first = torch.tensor(s.begin_suppress_tokens, device=device)
+        begin = prompt_length if prompt_length > 1 or s.forced_bos_token_id is None else prompt_length + 1
+        out.append(lambda ids, scores: scores.index_fill(1, not_first, NEVER) if ids.shape[1] == begin else scores)
+    if s.do_sample:
+        keep = len(s.eos) + 1 if s.num_beams > 1 else 1
+        if s.temperature != 1.0:
+            out.append(lambda ids, scores: scores / s.temperature)
+        if s.top_k:
+            out.append(lambda ids, scores: top_k(scores, max(s.top_k, keep)))
+        if s.top_p < 1.0:
+            out.append(lambda ids, scores: top_p(scores, s.top_p, keep))
+        if s.min_p is not None:
+            out.append(lambda ids, scores: min_p(scores, s.min_p, keep))  # type: ignore[arg-type]
+        if s.typical_p < 1.0:
+            out.append(lambda ids, scores: typical(scores, s.typical_p, keep))
+        if s.epsilon_cutoff:
+            out.append(lambda ids, scores: unlikely(scores, torch.tensor(s.epsilon_cutoff), keep))
+        if s.eta_cutoff:
+            out.append(lambda ids, scores: unlikely(scores, eta(scores, s.eta_cutoff), keep))
+    if s.renormalize_logits:
+        out.append(lambda ids, scores: scores.log_softmax(-1))
+    return out
+
+
+def rows_like(source: Tensor, scores: Tensor) -> Tensor:
+    """What was read, once for each beam."""
+    return source.repeat_interleave(scores.shape[0] // source.shape[0], dim=0)
+
+
+def repeated(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
+    """Scores of tokens already there made less likely, whatever their sign [Keskar et al. 2019]."""
+    scores = F.pad(scores, (0, 1))  # ids beyond the vocabulary are pads
+    seen = scores.gather(1, ids)
+    return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))[:, :-1]
+
+
+def counted(ids: Tensor, scores: Tensor, presence: float, frequency: float) -> Tensor:
+    times = torch.zeros_like(scores).scatter_add_(1, ids, torch.ones_like(ids, dtype=scores.dtype))
+    return scores - presence * (times > 0) - frequency * times
+
+
+def no_repeat(text: Tensor, ids: Tensor, scores: Tensor, size: int) -> Tensor:
+    """No n-gram of `text` is completed: tokens that followed the last n - 1 of `ids` there are out."""
+    if text.shape[1] < size or ids.shape[1] < size - 1:
+        return scores
+    windows = text.unfold(1, size, 1)  # (B, W, n)
+    prefix = ids[:, ids.shape[1] + 1 - size :]
+    found = (windows[..., :-1] == prefix[:, None]).all(-1)
+    V = scores.shape[1]
+    banned = torch.zeros(scores.shape[0], V + 1, dtype=torch.bool, device=scores.device)
+    banned.scatter_(1, torch.where(found, windows[..., -1], V), True)
+    return scores.masked_fill(banned[:, :V], NEVER)
+
+
+def biased(ids: Tensor, scores: Tensor, sequences: list[tuple[tuple[int, ...], float]]) -> Tensor:
+    """Adds a bias to the last token of a sequence where what comes before it has just been written."""
+    bias = torch.zeros_like(scores)
+    for (*prefix, last), value in sequences:
+        if prefix and len(prefix) >= ids.shape[1]:  # as published, something has to stand before it
+            continue
+        before = torch.tensor(prefix, dtype=ids.dtype, device=ids.device)
+        here = (ids[:, ids.shape[1] - len(prefix) :] == before).all(1)
+        bias[:, last] = torch.where(here, bias[:, last] + value, bias[:, last])
+    return scores + bias
+
+
+Choose = Callable[[int, Tensor], list[int]]
+
+
+def allowed(ids: Tensor, scores: Tensor, choose: Choose, num_beams: int, pad: int) -> Tensor:
+    out = torch.full_like(scores, NEVER)
+    ids = torch.where(ids < scores.shape[1], ids, pad)
+    for row in range(scores.shape[0]):
+        tokens = choose(row // num_beams, ids[row])
+        if not len(tokens):
+            raise ValueError(f"prefix_allowed_tokens_fn allows no token for row {row // num_beams}")
+        out[row, tokens] = scores[row, tokens]
+    return out
+
+
+def forced(scores: Tensor, tokens: list[Any]) -> Tensor:
+    out = torch.full_like(scores, NEVER)
+    out[:, tokens] = 0
+    return out
+
+
+def hastened(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
+    """The end gets exponentially likelier after a point."""
+    if late <= 0:
+        return scores
+    end = scores[:, eos]
+    push = (end.abs() * (factor**late - 1)).masked_fill(~end.isfinite(), 0.0)
+    return scores.index_add(1, eos, push)
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    return scores.masked_fill(scores < scores.topk(min(k, scores.shape[1])).values[:, -1:], NEVER)
+
+
+def top_p(scores: Tensor, share: float, keep: int) -> Tensor:
+    """The fewest tokens that hold `share` of the probability [Holtzman et al. 2020]."""
+    ordered, index = scores.sort(descending=False)
+    out = ordered.softmax(-1).cumsum(-1) <= 1 - share
+    out[:, -keep:] = False
+    return scores.masked_fill(out.scatter(1, index, out), NEVER)
+
+
+def min_p(scores: Tensor, share: float, keep: int) -> Tensor:
+    """Tokens at least `share` as likely as the likeliest."""
+    p = scores.softmax(-1)
+    out = p < share * p.amax(-1, keepdim=True)
+    out.scatter_(1, p.topk(min(keep, p.shape[1])).indices, False)
+    return scores.masked_fill(out, NEVER)
+
+
+def typical(scores: Tensor, mass: float, keep: int) -> Tensor:
+    """Tokens whose surprise is nearest to the expected one [Meister et al. 2022]."""
+    log_p = scores.log_softmax(-1)
+    entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)
+    distance, index = (-log_p - entropy).abs().sort()
+    cumulative = scores.gather(1, index).softmax(-1).cumsum(-1)
+    last = (cumulative < mass).sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)
+    out = distance > distance.gather(1, last)
+    out[:, :keep] = False
+    return scores.masked_fill(out.scatter(1, index, out), NEVER)
+
+
+def unlikely(scores: Tensor, least: Tensor, keep: int) -> Tensor:
+    """Without tokens less likely than `least` [Hewitt et al. 2022]."""
+    out = scores.softmax(-1) < least.to(scores.device)
+    top = scores.topk(min(keep, scores.shape[1])).values[:, -1:]
+    return scores.masked_fill(out & (scores < top), NEVER)
+
+
+def eta(scores: Tensor, epsilon: float) -> Tensor:
+    """(B, 1) the least probability: lower where the choice is open [Hewitt et al. 2022]."""
+    log_p = scores.log_softmax(-1)
+    entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)
+    return torch.minimum(torch.tensor(epsilon, device=scores.device), epsilon**0.5 * torch.exp(-entropy))

@@ -1,0 +1,191 @@
+"""Runs a model over a prompt and then token by token, whatever it remembers.
+
+Prompts of unequal length are moved to the right end of their rows first: pads on the left change nothing in any model
+here, and then the next token is always predicted at the last place.
+
+B rows, T tokens of a row, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.state import State
+
+MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
+
+
+def align_right(ids: Tensor, mask: Tensor) -> Tensor:
+    """Rows (B, T, ...) with their real tokens at the end."""
+    order = mask.int().argsort(dim=1, stable=True)
+    return ids.gather(1, order if ids.dim() == 2 else order[..., None].expand_as(ids))
+
+
+class Stepper:
+    """A model, what it read, and what it remembers."""
+
+    def __init__(self, model: Any, source: dict[str, Any], use_cache: bool, chunk: int | None = None) -> None:
+        self.model, self.source = model, dict(source)
+        self.pair = model.spec.pair  # an encoder read the source
+        self.prefix = "decoder_" if self.pair else ""
+        self.segments: Tensor | None = self.source.pop("token_type_ids", None) if not self.pair else None
+        self.use_cache, self.chunk = use_cache and model.remembers, chunk
+        self.state: State | None = None
+        self.mask: Tensor | None = None  # (B, T) of the decoder's row; None when nothing is padded
+        self.read_ids: Tensor | None = None  # (B, T) kept where nothing is remembered
+        self.embeds: Tensor | None = None  # (B, T, D) in their place
+        self.rows = self.length = 0  # of tokens read, pads counted
+        self.recording: Any = None  # of single steps (generation/fast.py), where one was made
+        self.wants_hidden = False
+        self.hidden: Tensor | None = None  # (B, tokens of the last call, D) the last layer's, where they are wanted
+
+    def begin(
+        self, ids: Tensor, mask: Tensor | None, embeds: Tensor | None = None, state: State | None = None
+    ) -> Tensor:
+        """Reads the prompt; the scores of the token after it (B, V)."""
+        self.rows, self.mask = ids.shape[0], mask
+        if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
+            reading = {n: v for n, v in self.source.items() if n in self.model.spec.embedding.inputs}
+            self.source["encoder_outputs"], read = self.model.encode(reading, None)
+            if read.padding is not None:  # of what the encoder says: a frame of sound stands for many samples
+                self.source["attention_mask"] = read.padding
+        if self.pair:
+            self.source = {n: v for n, v in self.source.items() if n in ("attention_mask", "encoder_outputs")}
+            memory = self.source.get("encoder_outputs")
+            if memory is not None and not isinstance(memory, Tensor):
+                self.source["encoder_outputs"] = memory[0]
+        if not self.use_cache:
+            self.read_ids = ids[:, :0]
+            self.embeds = embeds
+            return self.read(ids, 1)[:, -1]
+        self.state = state if state is not None else self.model.new_state()
+        self.length = int(self.state.length)
+        T = ids.shape[1] if embeds is None else embeds.shape[1]
+        hidden, scores = [], None
+        for start in range(self.length, T, self.chunk or T):
+            end = min(start + (self.chunk or T), T)
+            scores = self._run(ids[:, start:end], None if embeds is None else embeds[:, start:end], end - start, 1)
+            hidden.append(self.hidden)
+        if scores is None:
+            raise ValueError(
+                f"past_key_values already holds {self.length} tokens: nothing of the prompt's {T} is left to read"
+            )
+        if self.wants_hidden:
+            self.hidden = torch.cat(hidden, dim=1)  # type: ignore[arg-type]
+        if self.state.memory is not None:
+            read_once = (*MEMORY, "attention_mask") if self.pair else MEMORY
+            self.source = {n: v for n, v in self.source.items() if n not in read_once}
+        return scores[:, -1]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """The scores (B, V) after one more token (B,) of each row."""
+        return self.read(tokens[:, None], 1)[:, -1]
+
+    def read(self, tokens: Tensor, keep: int) -> Tensor:
+        """Reads more tokens (B, n); the scores after each of the last `keep` of them (B, keep, V)."""
+        n = tokens.shape[1]
+        if self.mask is not None and self.length:
+            self.mask = F.pad(self.mask, (0, n), value=True)
+        if self.segments is not None:  # what is written belongs to the segment that the prompt ended in
+            more = max(self.length + n - self.segments.shape[1], 0)
+            self.segments = torch.cat((self.segments, self.segments[:, -1:].expand(-1, more)), dim=1)
+        if self.recording is not None and n == keep == 1:
+            self.length += 1
+            return self.recording.read(tokens[:, 0])[:, None]
+        if self.state is not None:
+            return self._run(tokens, None, n, keep)
+        assert self.read_ids is not None
+        self.read_ids = torch.cat((self.read_ids, tokens), dim=1)
+        if self.embeds is None:
+            return self._run(self.read_ids, None, n, keep)
+        if self.length:
+            self.embeds = torch.cat((self.embeds, self.model.embedding.tokens(tokens)), dim=1)
+        return self._run(self.read_ids, self.embeds, self.embeds.shape[1] - self.length, keep)
+
+    def _run(self, ids: Tensor, embeds: Tensor | None, new: int, keep: int) -> Tensor:
+        self.length += new
+        inputs: dict[str, Any] = dict(self.source)
+        name, given = ("input_ids", ids) if embeds is None else ("inputs_embeds", embeds)
+        inputs[self.prefix + name] = given
+        if self.mask is not None:
+            row = self.mask[:, : self.length]
+            if self.state is not None and self.state.capacity is not None:  # a static state wants the whole row
+                row = F.pad(row, (0, self.state.capacity - row.shape[1]), value=True)
+            inputs[f"{self.prefix}attention_mask"] = row
+        if self.segments is not None:
+            inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
+        if self.state is not None:
+            inputs["past_key_values"] = self.state
+        else:
+            inputs["use_cache"] = False
+        out = self.model(**inputs, logits_to_keep=keep, output_hidden_states=self.wants_hidden)
+        if self.wants_hidden:
+            layers = out.decoder_hidden_states if self.pair else out.hidden_states
+            self.hidden = layers[-1]
+        return out.logits.float()
+
+    def check_finite(self, ids: Tensor) -> None:
+        """A recorded step cannot stop at a NaN: where there was one, the text (B, T) is read again to say where."""
+        if self.recording is not None and bool(self.recording.buffers.broken):
+            memory = self.state.memory if self.pair and self.state is not None else None
+            memory = None if memory is None else memory[: ids.shape[0]]
+            self.model(**{f"{self.prefix}input_ids": ids}, encoder_outputs=memory, use_cache=False)
+            raise FloatingPointError("a recorded step gave scores that are NaN")
+
+    def result(self) -> State | None:
+        """The state to go on from: the caller's own, whatever is written next."""
+        if self.recording is None or self.state is None:
+            return self.state
+        state = self.state.growing()
+        state.padding = self.mask
+        return state
+
+    # -- going back, and to other rows ----------------------------------------------------------------------------
+
+    def fork(self) -> Stepper:
+        """A copy that goes its own way."""
+        copy = object.__new__(Stepper)
+        state = None if self.state is None else self.state.fork()
+        copy.__dict__ = {**self.__dict__, "state": state, "recording": None}
+        return copy
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.state is None or self.state.can_truncate
+
+    def rewind(self, count: int) -> None:
+        """Forgets the last `count` tokens."""
+        if count == 0:
+            return
+        if self.state is not None:
+            self.state.truncate(self.length - count)
+        self.length -= count
+        if self.mask is not None:
+            self.mask = self.mask[:, : self.length]
+        if self.segments is not None:
+            self.segments = self.segments[:, : self.length]
+        if self.read_ids is not None:
+            self.read_ids = self.read_ids[:, :-count]
+        if self.embeds is not None:
+            self.embeds = self.embeds[:, : self.length]
+
+    def reorder(self, rows: Tensor, same_memory: bool = False) -> None:
+        """Row i goes on from old row rows[i]; `same_memory`: both read the same source."""
+        if self.state is not None:
+            self.state.reorder(rows, same_memory)
+        self.rows = rows.shape[0]
+        for name in ("mask", "segments", "read_ids", "embeds", "hidden"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value.index_select(0, rows))
+        if not same_memory:
+            self.source = {n: v.index_select(0, rows) if isinstance(v, Tensor) else v for n, v in self.source.items()}
+
+    def repeat(self, times: int) -> None:
+        """Every row `times` times, one copy after the other."""
+        if times > 1:
+            device = self.model.device
+            self.reorder(torch.arange(self.rows, device=device).repeat_interleave(times))

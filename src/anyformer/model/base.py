@@ -1,0 +1,374 @@
+"""What every model shape shares: the description, its module, and named outputs.
+
+A shape is a Part like any other; its module takes the keyword inputs and gives the output fields of the published class
+it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from anyformer.block import Stack
+from anyformer.context import Context
+from anyformer.kernels.attention import KERNELS
+from anyformer.kernels.recording import recording
+from anyformer.nonfinite import explain
+from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, walk
+from anyformer.parts.embed import GIVERS
+from anyformer.parts.given import check_given, check_shape, hides_nothing
+from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
+from anyformer.parts.init import Initializer, initialise
+from anyformer.parts.moe import MoE
+from anyformer.state import State
+from anyformer.taps import OUTPUTS, Shown, Taps
+
+
+class Output(Mapping):
+    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            if value is not None:
+                self.__dict__[name] = value
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return self.__dict__[key] if isinstance(key, str) else tuple(self.__dict__.values())[key]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None  # as published classes do: a field that was not asked for is None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+    def __repr__(self) -> str:
+        shown = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for k, v in self.items()}
+        return f"Output({', '.join(f'{k}: {v}' for k, v in shown.items())})"
+
+
+class Model(Part):
+    """What every model description has. `family`, `architecture` and `source` say where it came from and let it go back
+    there: `source` keeps the published config's fields that do not change the mathematics (token ids, labels, ...)."""
+
+    width: int
+    length: int | None = None  # the longest text it was made for, where no position table sets the limit
+    head: Head | None = None
+    state_name: str = "past_key_values"  # what the published class calls the decoding state
+    init: Mapping[str, Initializer] = Table()
+    ties: tuple[tuple[str, str], ...] = ()  # (parameter, the one whose storage it shares), by address
+    family: str = ""
+    architecture: str = ""
+    source: Mapping[str, Any] = Table()
+    note: str = ""
+
+    # the fields that a text goes through from left to right where the head scores its tokens
+    left_to_right: ClassVar[tuple[str, ...]] = ()
+    pair: ClassVar[bool] = False  # an encoder reads one text and a decoder writes another
+
+    @property
+    def writes(self) -> bool:
+        """Whether this model scores next tokens, so that none may see a later one."""
+        heads = (part for _, part in walk(self.head))
+        return bool(self.left_to_right) and any(isinstance(part, (LMHead, VocabularyOutput)) for part in heads)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of a classifier's or tagger's labels, by their numbers; none where its config has none but
+        numbers ("LABEL_0")."""
+        stored = self.source.get("id2label") or {}
+        names = tuple(str(stored[number]) for number in sorted(stored, key=int))
+        return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+    def labelled(self, labels: Sequence[str]) -> Self:
+        """The same model under these names of its labels."""
+        others = {name: value for name, value in self.source.items() if name not in ("num_labels", "_num_labels")}
+        numbers = {label: i for i, label in enumerate(labels)}
+        table = {"id2label": {str(i): label for label, i in numbers.items()}, "label2id": numbers}
+        return self.replace(source=Table({**others, **table}))
+
+    def check(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"{type(self).__name__}.width is {self.width}")
+        layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
+        if layers > 10_000:  # a hostile file must not keep a machine busy for hours
+            raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
+        experts = max((part.num_experts for _, part in walk(self) if isinstance(part, MoE)), default=0)
+        if layers * experts > 1_000_000:
+            raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
+        self.check_vocabulary()
+        self.check_needs()
+        if self.writes:
+            self.check_writing(*self.left_to_right)
+
+    def check_vocabulary(self) -> None:
+        """A head over the vocabulary scores the tokens that the embedding before it reads."""
+        name = self.left_to_right[0] if self.left_to_right else "embedding"
+        tokens = getattr(getattr(self, name), "tokens", None)
+        for path, part in walk(self.head, "head"):
+            if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
+                if part.vocab_size != tokens.vocab_size and not getattr(part, "foreign", False):
+                    raise ValueError(
+                        f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
+                        " they count the same tokens, so change both together"
+                    )
+
+    def check_writing(self, *names: str) -> None:
+        """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
+        written = [(name, getattr(self, name)) for name in names]
+        written += [(path, part) for path, part in walk(self.head, "head") if isinstance(part, LMHead)]
+        for address, part in (found for path, each in written for found in looking_ahead(each, path)):
+            kind = type(part).__name__
+            if part.said is None:
+                raise ValueError(
+                    f"{address}: {kind} does not say what a token sees by it, and this model writes from left to right;"
+                    f' say so where it is defined: class {kind}(..., sees="past"), or "itself" or "all"'
+                )
+            fix = f"; {part.instead} does not" if part.instead else ""
+            raise ValueError(f"{address}: {kind} lets a token see the future{fix}")
+
+    def check_needs(self) -> None:
+        """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
+        fields = dict(super().items())
+        for name in ("encoder", "decoder", "head"):
+            own = "embedding" if name == "encoder" else "decoder_embedding"
+            source = fields.get(own, fields.get("embedding"))
+            for address, part in walk(fields.get(name), name):
+                for need in getattr(part, "needs", ()):
+                    if source is not None and need not in source.gives:
+                        found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
+                        raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
+
+    # -- from a description to a module -------------------------------------------------------------------------------
+
+    def skeleton(self, kind: type[Site] = Site) -> TransformerModule:
+        """The model on the meta device: shapes and addresses, no memory. It is built at a site of this kind."""
+        try:
+            with torch.device("meta"), _Unfilled():
+                model = self.build(kind(width=self.width))
+        except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
+            raise ValueError(f"this description cannot be built: {str(error).splitlines()[0]}") from error
+        model.tie()
+        return model
+
+    def make(self, seed: int, device: torch.device, dtype: torch.dtype | None) -> TransformerModule:
+        """A model with the weights that the initialisation gives for this seed; on `meta` nothing is allocated."""
+        model = self.skeleton()
+        if dtype is not None:
+            model = model.to(dtype)
+        if device.type == "meta":
+            return model
+        model.to_empty(device=device)
+        model.tie()
+        initialise(model, self.init, seed)
+        return model
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """In the order data flows: width, embedding, stacks, then head and the rest."""
+        last = Model.__annotations__.keys() - {"width", "length"}
+        yield from sorted(super().items(), key=lambda item: item[0] in last)
+
+
+class _Unfilled(TorchFunctionMode):
+    """On meta there is nothing to fill; and torch's random fills there import its whole compiler first (seconds)."""
+
+    fills = frozenset(("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_"))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in self.fills:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+class TransformerModule(nn.Module):
+    """What the modules of all shapes share: inputs by name, state, what is shown, kernels, ties."""
+
+    common: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states", "return_dict")
+    caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
+
+    spec: Any
+    inputs: tuple[str, ...]  # the names forward takes
+    shows: dict[str, str | None]  # every tapped address, and the output that shows it
+    head: HeadModule | None
+    folder: Path | None = None  # where it was loaded from: tokenizer files are found there
+    fresh: frozenset[str] = frozenset()  # parameters that no checkpoint had, beside those that one had: a new head
+    forgotten: tuple[str, ...]  # where tokens meet and nothing is remembered, in what goes from left to right
+    listener: Taps | None = None  # while a run is traced
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        self.spec = spec
+        tree = any(getattr(part, "tree", False) for _, part in walk(spec))
+        self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
+        if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
+            self.common = (*self.common, "output_router_logits")  # type: ignore[misc]
+        self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
+
+    # -- inputs and outputs ---------------------------------------------------------------------------------------
+
+    def known_inputs(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def hidden(
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        """The last hidden states (B, T, D) that a head reads, with their context and what else was said on the way."""
+        raise NotImplementedError
+
+    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
+        x, ctx, said = self.hidden(inputs, taps, state)
+        out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
+        return {**out, **said}
+
+    def forward(self, *args: Tensor, **inputs: Any) -> Any:
+        known, state_name = self.inputs, self.spec.state_name
+        if len(args) > len(known):
+            raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
+        if args:
+            inputs = {**dict(zip(known, args, strict=False)), **inputs}
+        if state_name in inputs:
+            inputs["past_key_values"] = inputs.pop(state_name)
+        for name in inputs:
+            if name not in known:
+                raise TypeError(f"this model takes no input {name!r}; {nearest(name, known)}")
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        check_given(inputs)
+        if self.kernel not in KERNELS:
+            raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
+        defaults = self.spec.source
+        asked = [name for name in OUTPUTS if inputs.pop(name, defaults.get(name) or False)]
+        shown = Shown(self.shows, asked, self.listener) if asked else None
+        as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
+        # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
+        asked_for = inputs.pop("use_cache", None)
+        keep = defaults.get("use_cache", True) and not torch.is_grad_enabled() if asked_for is None else asked_for
+        state = inputs.pop("past_key_values", None)
+        if state is not None or asked_for:
+            self.check_memory()
+        if state is None and keep and self.remembers:
+            state = self.new_state()
+        if isinstance(self.head, HeadModule):
+            inputs = self.head.arrange(inputs)
+            inputs["output_router_logits"] = "output_router_logits" in asked
+        resumed = state is not None and (state.capacity is not None or state.length > 0)
+        out = self.run(inputs, shown or self.listener, state)
+        if state is not None:
+            out["past_key_values"] = out[state_name] = state
+        self._check_finite(out, inputs, resumed)
+        fields = {**out, **(self.shown(shown) if shown else {})}
+        # what the encoder of a pair said comes last, as published
+        result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
+        if as_output:
+            return result
+        return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        """What else published classes return, of what was seen on the way."""
+        raise NotImplementedError
+
+    def _check_finite(self, out: Outputs, inputs: dict[str, Any], resumed: bool) -> None:
+        """Half precision never returns NaN silently: the first module whose output has one is named."""
+        if recording():
+            return
+        half = [v for v in out.values() if isinstance(v, Tensor) and v.dtype in (torch.float16, torch.bfloat16)]
+        if any(bool(v.isnan().any()) for v in half):
+            raise FloatingPointError(explain(self, inputs, resumed))
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def forgets(self) -> tuple[str, ...]:
+        names = self.spec.left_to_right
+        return tuple(at for name in names for at in forgetting(getattr(self.spec, name), getattr(self, name), name))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether decoding step by step is possible; where it is not, a text is read again for each token."""
+        return bool(self.spec.left_to_right) and not self.forgotten
+
+    def check_memory(self) -> None:
+        if not self.spec.left_to_right:
+            raise ValueError("this model does not write from left to right: it has no past to remember")
+        if self.forgotten:
+            raise ValueError(f"{self.forgotten[0]} remembers nothing of the tokens before: give use_cache=False")
+
+    def new_state(self, batch_size: int = 1, capacity: int | None = None) -> State:
+        """An empty memory for decoding: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
+        self.check_memory()
+        return State.allocate(self, batch_size, capacity=capacity)
+
+    # -- ties and vocabulary --------------------------------------------------------------------------------------
+
+    def tie(self) -> None:
+        """Makes the parameters that the description ties share storage."""
+        for name, owner in self.spec.ties:
+            path, _, leaf = name.rpartition(".")
+            try:
+                tied, shared = self.get_parameter(name), self.get_parameter(owner)
+            except AttributeError:
+                raise ValueError(f"ties: no parameters {name} and {owner} in this model that could be one") from None
+            if tied.shape != shared.shape:
+                shapes = f"{name} is {tuple(tied.shape)} and {owner} is {tuple(shared.shape)}"
+                raise ValueError(f"ties: {shapes}: they cannot be one")
+            setattr(self.get_submodule(path), leaf, shared)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, vocab_size: int, seed: int = 0) -> None:
+        """Another vocabulary size: old rows stay, new ones are initialised as described; ties, frozen parameters and
+        the mode are kept."""
+        tables = [path for path, part in walk(self.spec) if hasattr(part, "vocab_size")]
+        spec = edited(self.spec, {f"{path}.vocab_size": vocab_size for path in tables})
+        fresh = spec.make(seed, self.device, self.dtype).train(self.training)
+        old, learns = self.state_dict(), {name: p.requires_grad for name, p in self.named_parameters()}
+        for name, tensor in fresh.state_dict().items():
+            rows = min(tensor.shape[0], old[name].shape[0]) if tensor.dim() else None
+            tensor[:rows].copy_(old[name][:rows]) if rows is not None else tensor.copy_(old[name])
+        for name, parameter in fresh.named_parameters():
+            parameter.requires_grad_(learns[name])
+        for name, module in fresh.named_children():
+            setattr(self, name, module)
+        self.spec = spec
+        self.tie()
+
+
+def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
+    """The addresses in a module at which a token's result depends on others and no state is declared for them."""
+    if part.sees == "itself":
+        return
+    if part.said != "itself":  # by what its own module does
+        declared = (getattr(inner, "state_spec", lambda: None)() for inner in module.modules())
+        if part.sees != "past" or all(state is None for state in declared):
+            yield path
+    elif isinstance(part, Stack) and len(part.steps) > part.depth:
+        yield f"{path}.layers"  # what runs more than once has no memory for each time
+    else:
+        layers = [(f"layers.{i}", part.layer(i)) for i in range(part.depth)] if isinstance(part, Stack) else []
+        others = [(name, inner) for name, inner in parts_in(part) if not (layers and name.startswith("layers"))]
+        for name, inner in (*layers, *others):
+            if inner.sees != "itself":
+                yield from forgetting(inner, module.get_submodule(name), f"{path}.{name}")
+
+
+def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor | None:
+    """A padding mask of the memory (B, M, D) as booleans, or None where it hides nothing."""
+    if mask is None:
+        return None
+    if memory is not None:
+        check_shape(name, mask, tuple(memory.shape[:2]))
+    return None if hides_nothing(mask, name) else mask.bool()

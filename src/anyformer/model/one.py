@@ -1,0 +1,86 @@
+"""One stack: an encoder, or a decoder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.block import Stack, Stages
+from anyformer.context import Context, Memory
+from anyformer.funnel import Funnel
+from anyformer.model.base import Model, TransformerModule, memory_mask
+from anyformer.part import Site, walk
+from anyformer.parts.embed import Embedding
+from anyformer.parts.head import Outputs
+from anyformer.state import State
+from anyformer.taps import Shown, Taps, declared
+
+
+class EncoderModel(Model):
+    """One stack that sees both sides."""
+
+    embedding: Embedding
+    encoder: Stack | Stages | Funnel
+
+    def build(self, site: Site) -> nn.Module:
+        return OneStackModule(self, "encoder", site)
+
+
+class DecoderModel(Model):
+    """One stack that writes from left to right."""
+
+    left_to_right: ClassVar[tuple[str, ...]] = ("embedding", "decoder")
+
+    embedding: Embedding
+    decoder: Stack
+
+    def build(self, site: Site) -> nn.Module:
+        return OneStackModule(self, "decoder", site)
+
+
+class OneStackModule(TransformerModule):
+    embedding: nn.Module
+
+    def __init__(self, spec: EncoderModel | DecoderModel, stack: str, site: Site) -> None:
+        super().__init__(spec)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        part = getattr(spec, stack)
+        self.add_module(stack, part.build(site.child(stack)))
+        self.stack_name = stack
+        width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
+        self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
+        self.inputs, self.shows = self.known_inputs(), declared(self)
+        self.forgotten = self.forgets()
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        found = getattr(self, self.stack_name).shown(seen)
+        for kind, values in seen.under("head").items():  # a head's own form of the last state
+            found[kind][-1:] = values
+        return {kind: tuple(values) for kind, values in found.items()}
+
+    def known_inputs(self) -> tuple[str, ...]:
+        spec = self.spec
+        reads = any(getattr(part, "memory", False) for _, part in walk(spec))
+        memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
+        caching = self.caching if spec.left_to_right else ()
+        return (
+            *spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *self.tree_inputs, *caching,
+            *self.common,
+        )  # fmt: skip
+
+    def hidden(
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        x, ctx = self.embedding(inputs, state)
+        memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
+        if state is not None and state.memory is None:
+            state.memory, state.memory_padding = memory, padding
+        elif state is not None and memory is None:
+            memory, padding = state.memory, state.memory_padding
+        seen = None if memory is None else Memory(memory, memory_mask(padding, memory, "encoder_attention_mask"))
+        ctx = ctx.having(kernel=self.kernel, taps=taps, memory=seen)
+        x, ctx = getattr(self, self.stack_name)(x, ctx)
+        if state is not None:
+            state.advance(ctx.index.shape[0])
+        return x, ctx, {}

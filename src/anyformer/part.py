@@ -1,0 +1,373 @@
+"""Descriptions: frozen Parts and their dotted addresses.
+
+A Part says what one thing is; `build` makes the module that does it. Parts nest, and the dotted path of a Part in its
+description is the dotted name of its module, so weights, overrides, hooks and error messages speak one language:
+
+>>> from anyformer.parts.norm import LayerNorm
+>>> norm = LayerNorm(eps=1e-6)
+>>> norm.replace(bias=False)
+LayerNorm(eps=1e-06, bias=False)
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import difflib
+import functools
+import html
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
+
+Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
+REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a Part is being built: what it may know of its surroundings."""
+
+    width: int  # D, of the residual stream here
+    layer: int = 0  # index of this block among `depth` blocks, counted through all stages
+    depth: int = 1
+    address: str = ""  # dotted name of the module, from the model down
+
+    def child(self, name: str, **changes: Any) -> Site:
+        address = f"{self.address}.{name}" if self.address else name
+        return dataclasses.replace(self, address=address, **changes)
+
+    def layer_of(self, block: Part) -> Any:
+        """The module of one layer of a Stack; whoever only looks at layers may give one module for equal ones."""
+        return block.build(self)
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """The end of an error message: the closest valid name, or all of them where nothing is close."""
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"valid: {', '.join(known[:40])}" if known else "nothing is valid here"
+
+
+class Table(Mapping):
+    """A mapping that is frozen and hashable, so that it can stand in a description."""
+
+    def __init__(self, items: Mapping | typing.Iterable = ()):
+        self._items = {str(key): freeze(value) for key, value in dict(items).items()}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and list(self._items.items()) == list(other._items.items())
+
+    def __repr__(self) -> str:
+        return f"Table({self._items!r})"
+
+
+def freeze(value: Any) -> Any:
+    """Lists become tuples and dicts become Tables, all the way down."""
+    if isinstance(value, dict):
+        return Table(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """The inverse of `freeze`, for JSON."""
+    if isinstance(value, Table):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [thaw(item) for item in value]
+    return value
+
+
+_TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Part:
+    """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
+
+    kinds: ClassVar[dict[str, type[Part]]] = {}
+    open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
+    said: ClassVar[Sees | None] = None  # what a class says of itself: `class Shift(Part, sees="past")`
+
+    def __init_subclass__(cls, sees: Sees | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # who writes what runs speaks for it
+            cls.said = sees
+        own = cls.open_fields
+        dataclasses.dataclass(frozen=True, kw_only=True, repr=False, init=not own, eq=not own)(cls)
+        other = cls.kinds.get(cls.__name__, cls).__module__
+        if other != cls.__module__:  # a file cannot say which of them it means
+            raise ValueError(f"two kinds of Part are called {cls.__name__}, in {other} and in {cls.__module__}")
+        cls.kinds[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            value = conform(getattr(self, name), hint, f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
+        if not _TOGETHER.get():
+            self.check()
+
+    def check(self) -> None:
+        """Raises ValueError where the fields contradict each other."""
+
+    def build(self, site: Any) -> Any:
+        """The torch module of this Part, at a `Site` (width, layer, address)."""
+        raise TypeError(f"{type(self).__name__} builds no module of its own")
+
+    # -- what a token sees ----------------------------------------------------------------------------------------
+
+    @property
+    def sees(self) -> Sees | None:
+        """What a token's result depends on along the text, with all that is in this Part: the token itself, what came
+        before it too, or also what comes after. None where a kind does not say, which a model that writes refuses."""
+        return None if self.said is None else self.reaches()
+
+    def reaches(self) -> Sees | None:
+        """For kinds whose fields decide: what is said of the class, or more where a Part in it sees more."""
+        return farthest(self.said, *(part for _, part in parts_in(self)))
+
+    @property
+    def instead(self) -> str:
+        """The nearest description that does not look ahead, where this one does."""
+        return ""
+
+    # -- fields, by name ------------------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of every field, in order: what addresses, JSON and trees are made of."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            yield field.name, getattr(self, field.name)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other fields; unknown names raise."""
+        values = dict(self.items())
+        for name in changes:
+            if name not in values:
+                raise ValueError(f"{type(self).__name__} has no field {name!r}; {nearest(name, values)}")
+        return type(self)(**{**values, **changes})
+
+    def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Self:
+        """A copy where the value at the path `steps` went through `change`."""
+        name, *rest = steps
+        values = dict(self.items())
+        if name not in values:
+            raise KeyError(f"{type(self).__name__} has no {name!r}; {nearest(name, values)}")
+        new = _edit(values[name], tuple(rest), change)
+        return self if new is values[name] else type(self)(**{**values, name: new})
+
+    def __repr__(self) -> str:
+        defaults = default_values(type(self))
+        shown = ", ".join(f"{k}={v!r}" for k, v in self.items() if k not in defaults or defaults[k] != v)
+        return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(tree(self))}</pre>"
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """Field name -> type, for the fields of a Part."""
+    found = typing.get_type_hints(cls)
+    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+
+
+def _defaults_of(cls: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
+hints: Callable[[Any], dict[str, Any]] = functools.cache(_hints)
+default_values: Callable[[Any], dict[str, Any]] = functools.cache(_defaults_of)
+
+
+def conform(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type `hint` asks (lists as tuples, dicts as Tables, ints as floats), or one clear ValueError."""
+    value = freeze(value)
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for exact in (True, False):  # 1 stays an int where int | float is asked
+            for option in args:
+                if not exact or type(value) is (type(None) if option is None else typing.get_origin(option) or option):
+                    try:
+                        return conform(value, option, where)
+                    except ValueError:
+                        continue
+    elif origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{where}: {value!r} is not valid; {nearest(str(value), map(str, args))}")
+    elif origin is tuple:
+        if isinstance(value, tuple):
+            kinds = args[:1] * len(value) if args[1:] == (...,) else args
+            if len(kinds) == len(value):
+                return tuple(conform(v, k, f"{where}.{i}") for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+    elif origin in (Mapping, Table):
+        if isinstance(value, Table):
+            return Table({k: conform(v, args[1], f"{where}.{k}") for k, v in value.items()})
+    elif hint is float and type(value) in (int, float):
+        if abs(value) > sys.float_info.max or value != value:
+            raise ValueError(f"{where}: expected a finite number, got {value!r:.40}")
+        return float(value)
+    elif hint is float and type(value) is float and value == value:
+        return value  # infinity
+    elif hint is int and type(value) is int:
+        if abs(value) < 2**63:
+            return value
+        raise ValueError(f"{where}: {str(value)[:20]}... is no size or number of anything")
+    elif hint is int and type(value) is float and value.is_integer():
+        return int(value)  # 1e6 typed on a command line
+    elif hint is None:
+        if value is None:
+            return None
+    elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    if isinstance(hint, type) and issubclass(hint, Part) and isinstance(value, Part):
+        fitting = [name for name, kind in Part.kinds.items() if issubclass(kind, hint) and kind is not hint]
+        kind = type(value).__name__
+        raise ValueError(f"{where}: {kind} is no {hint.__name__}; {nearest(kind, fitting)}")
+    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
+    raise ValueError(f"{where}: expected {wanted}, got {value!r}")
+
+
+# -- paths ------------------------------------------------------------------------------------------------------------
+
+
+def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
+    if not steps:
+        return change(node)
+    if isinstance(node, Part):
+        return node.edit(steps, change)
+    name, rest = steps[0], steps[1:]
+    if isinstance(node, Table) and name in node:
+        new = _edit(node[name], rest, change)
+        return node if new is node[name] else Table({**node, name: new})
+    if isinstance(node, tuple) and name.isdecimal() and int(name) < len(node):
+        i = int(name)
+        new = _edit(node[i], rest, change)
+        return node if new is node[i] else (*node[:i], new, *node[i + 1 :])
+    valid = list(node) if isinstance(node, Table) else map(str, range(len(node))) if isinstance(node, tuple) else ()
+    raise KeyError(f"nothing named {name!r} here; {nearest(name, valid)}")
+
+
+def at(spec: Part, path: str) -> Any:
+    """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
+    found: list[Any] = []
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    try:
+        spec.edit(tuple(path.split(".")), keep)
+    except KeyError as error:
+        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    return found[0]
+
+
+def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
+    """A copy of `spec` with other values at dotted paths. The order of changes that are only valid together (heads and
+    key/value heads) does not matter: what is made of all of them is checked at the end."""
+    waiting = _TOGETHER.set(True)
+    old = spec
+    try:
+        for path, value in changes.items():
+            spec = spec.edit(tuple(path.split(".")), _always(value))
+    except KeyError as error:
+        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    finally:
+        _TOGETHER.reset(waiting)
+    if spec is not old:
+        for _, part in reversed([*walk(spec)]):  # the innermost first, as where each is made by itself
+            part.check()
+    return spec
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda old: value
+
+
+def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of a description and every Part in it, outermost first."""
+    if isinstance(spec, Part):
+        yield path, spec
+    for address, child in values_in(spec, path):
+        yield from walk(child, address)
+
+
+def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(address, value) of what stands directly in a Part, a Table or a tuple."""
+    if isinstance(node, (Part, Table)):
+        items: Any = node.items()
+    else:
+        items = ((str(i), item) for i, item in enumerate(node)) if isinstance(node, tuple) else ()
+    for name, value in items:
+        yield f"{path}.{name}" if path else name, value
+
+
+def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of the Parts directly in a Part."""
+    for address, part in values_in(node, path):
+        if isinstance(part, Part):
+            yield address, part
+        else:
+            yield from parts_in(part, address)
+
+
+def farthest(*parts: Part | Sees | None) -> Sees | None:
+    """The most that one of them sees. Parts that are not there (None) are left out; a kind that says nothing is not."""
+    found = [part.sees if isinstance(part, Part) else part for part in parts if part is not None]
+    return max(found, key=REACH.index)
+
+
+def looking_ahead(part: Part, path: str = "") -> Iterator[tuple[str, Part]]:
+    """(address, Part) of the innermost Parts by which a token sees later ones, or that do not say what it sees."""
+    if part.sees in ("itself", "past"):
+        return
+    children = [] if part.said is None else parts_in(part, path)
+    yield from [found for at, child in children for found in looking_ahead(child, at)] or [(path, part)]
+
+
+def tree(spec: Part, name: str = "") -> str:
+    """A description as indented text, one Part a line, fields at their default left out."""
+    lines: list[str] = []
+
+    def show(label: str, part: Part, depth: int) -> None:
+        defaults = default_values(type(part))
+        plain, nested = [], []
+        for key, value in part.items():
+            if key in defaults and defaults[key] == value:
+                continue
+            parts = [(key, value)] if isinstance(value, Part) else []
+            if isinstance(value, (tuple, Table)) and any(isinstance(p, Part) for _, p in walk(value)):
+                pairs = value.items() if isinstance(value, Table) else enumerate(value)
+                parts = [(f"{key}.{k}", v) for k, v in pairs if isinstance(v, Part)]
+            leaf = parts and not any(True for _, p in walk(value) for _, v in p.items() if v is not None)
+            nested += [] if leaf else parts
+            plain += [] if parts and not leaf else [f"{key}={value!r}"]
+        head = f"{type(part).__name__}({', '.join(plain)})"
+        lines.append("  " * depth + (f"{label}: {head}" if label else head))
+        for key, child in nested:
+            show(key, child, depth + 1)
+
+    show(name, spec, 0)
+    return "\n".join(lines)

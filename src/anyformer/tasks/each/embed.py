@@ -1,0 +1,79 @@
+"""A vector for a text: of texts that mean the same, vectors that point the same way."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.objectives.objective import Batch, read, taken
+from anyformer.part import nearest
+from anyformer.tasks.task import Asked, How, Inputs, Source, ask
+from anyformer.weights.io import read_json
+
+POOLS = ("cls", "mean", "last")
+
+
+def embed(
+    model: Source, inputs: Inputs, *, pool: str | None = None, raw: bool = False, truncate: bool = False,
+    **how: Unpack[How],
+) -> Tensor:  # fmt: skip
+    """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`.
+
+    `pool` says which of the last hidden states speak for the text: "cls", the first; "mean", all; "last". Unless it
+    is given it is what the folder says (1_Pooling/config.json), else "mean", and "last" for a decoder, whose last token
+    alone has seen the whole text. Of a pair of stacks it is the encoder that is asked.
+
+    >>> a, b = embed("a/model/folder", ["A dog barks.", "A dog is barking."])  # doctest: +SKIP
+    >>> float(a @ b)  # doctest: +SKIP
+    0.92
+    """
+    if pool is not None and pool not in POOLS:
+        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+    asked = ask("embed", model, inputs, how)
+    pool = pool or usual(asked)
+    records = asked.each(lambda row: asked.record(row["text"], truncate=truncate))
+    vectors: list[Any] = [None] * len(records)
+    for which, batch in asked.batches(records):
+        pooled = pool_of(hidden(asked, batch), batch.get("attention_mask"), pool).cpu()
+        for i, vector in zip(which, pooled):
+            vectors[i] = vector if raw else F.normalize(vector, dim=-1)
+    return vectors[0] if asked.one else torch.stack(vectors) if vectors else torch.empty(0, asked.model.spec.width)
+
+
+@torch.inference_mode()
+def hidden(asked: Asked, batch: Batch) -> Tensor:
+    """(B, T, D) the last hidden states of what reads."""
+    model = asked.model
+    inputs = taken(model, batch)
+    x = model.encode(inputs, None)[0] if hasattr(model, "encode") else read(model, batch).x
+    model._check_finite({"last_hidden_state": x}, inputs, False)
+    return x.float()
+
+
+def pool_of(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
+    """(B, T, D) -> (B, D); `mask` (B, T) is 0 at pads, which may stand on either side."""
+    if mask is None:
+        mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    if pool == "mean":
+        weights = mask[..., None].to(x.dtype)
+        return (x * weights).sum(1) / weights.sum(1)
+    rows, places = torch.arange(len(x), device=x.device), torch.arange(x.shape[1], device=x.device)
+    return x[rows, mask.argmax(-1) if pool == "cls" else (places * mask).argmax(-1)]
+
+
+def usual(asked: Asked) -> str:
+    """What the folder says in sentence-transformers' file, or what suits the model."""
+    folder = asked.model.folder
+    if folder is not None and (folder / "1_Pooling" / "config.json").is_file():
+        config = read_json(folder / "1_Pooling" / "config.json")
+        names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken"}
+        chosen = [pool for pool, name in names.items() if config.get(name)]
+        others = [name for name, on in config.items() if name.startswith("pooling_mode") and on is True]
+        if len(chosen) != 1 or len(others) != 1:
+            raise ValueError(f"{folder / '1_Pooling'}: {', '.join(others) or 'nothing'} is asked for; give pool")
+        return chosen[0]
+    spec = asked.model.spec
+    return "mean" if spec.pair or not spec.left_to_right else "last"

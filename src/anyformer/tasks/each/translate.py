@@ -1,0 +1,82 @@
+"""A text in another language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from anyformer.objectives.objective import Record
+from anyformer.part import nearest
+from anyformer.tasks.task import Asked, How, Inputs, Row, Source, ask
+from anyformer.tasks.writing import check_pair, options_of, stored, write
+
+
+def translate(
+    model: Source, inputs: Inputs, *, source: str | None = None, target: str | None = None, prefix: str | None = None,
+    num_beams: int | None = None, length_penalty: float | None = None, max_new_tokens: int | None = None,
+    truncate: bool = False, **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """The translation, a text.
+
+    `source` and `target` are codes of languages; an input may have its own. M2M-100 has a token for each language and
+    needs a target; a multilingual Marian needs one too, and a T5 both, whose config then says which `prefix` its texts
+    have. A model of two languages needs none. Options that are not given are the folder's own.
+
+    >>> translate("facebook/m2m100_418M", "Life is good.", source="en", target="fr")  # doctest: +SKIP
+    'La vie est bonne.'
+    """
+    asked = ask("translate", model, inputs, how)
+    check_pair(asked)
+    given = {"num_beams": num_beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens}
+
+    def prepare(row: Row) -> tuple[Record, Mapping[str, Any]]:
+        codes = {"source": row.get("source", source), "target": row.get("target", target)}
+        for name, code in codes.items():
+            if code is not None and not isinstance(code, str):
+                raise ValueError(f"{name} is {type(code).__name__}, not the code of a language")
+        way, first, usual = direction(asked, **codes, prefix=prefix)
+        return way.record(first + row["text"], truncate=truncate), options_of(usual, given)
+
+    prepared = asked.each(prepare)
+    found: list[Any] = [None] * len(prepared)
+    done: list[Any] = []
+    for _, options in prepared:  # those that are written in the same way, together
+        if options in done:
+            continue
+        done.append(options)
+        own = [i for i, (_, other) in enumerate(prepared) if other == options]
+        for i, text in zip(own, write(asked, [prepared[i][0] for i in own], options), strict=True):
+            found[i] = text
+    return asked.give(found)
+
+
+def direction(
+    asked: Asked, source: str | None, target: str | None, prefix: str | None
+) -> tuple[Asked, str, dict[str, Any]]:
+    """How a model is told the languages: (who reads, what stands before the text, options of generation)."""
+    tokenizer = asked.tokenizer
+    if tokenizer.languages:
+        if target is None:
+            raise ValueError(f"target: this model writes {len(tokenizer.languages)} languages; which one?")
+        reader = asked if source is None else asked.replace(tokenizer=tokenizer.in_language(source))
+        return reader, prefix or "", {"forced_bos_token_id": tokenizer.language_id(target)}
+    marks = {word[2:-2]: word for word in tokenizer.vocab if word.startswith(">>") and word.endswith("<<")}
+    if marks and prefix is None:  # Marian
+        if target not in marks:
+            asking = f"no language {target!r}" if target else "target: which language?"
+            raise ValueError(f"{asking}; {nearest(target or '', marks)}")
+        return asked, f"{marks[target]} ", {}
+    usual = stored(asked, f"translation_{source}_to_{target}")
+    if (source is not None or target is not None) and not usual and prefix is None:
+        pairs = ways(asked)
+        said = f"from {source or '?'} to {target or '?'}"
+        hint = f"; it knows {', '.join(pairs)}" if pairs else ": give no languages, or a prefix"
+        raise ValueError(f"{said}: nothing tells this model which languages{hint}")
+    own = usual.pop("prefix", "")
+    return asked, own if prefix is None else prefix, usual
+
+
+def ways(asked: Asked) -> list[str]:
+    """The pairs of languages in a config."""
+    names = asked.model.spec.source.get("task_specific_params") or {}
+    return [name.removeprefix("translation_").replace("_", " ") for name in names if name.startswith("translation_")]

@@ -1,0 +1,42 @@
+"""The metrics of a task while a model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.data import Split
+from anyformer.evaluate import Evaluation, mean_losses
+from anyformer.evaluate.predict import Job
+from anyformer.objectives.objective import Objective
+from anyformer.train.run import Run
+from anyformer.train.trainer import Trainer
+
+
+def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, pad: int) -> Any:
+    """`Trainer(metrics=...)` of a run: what `evaluate.metrics` asks for; None where that is nothing."""
+    if not run.evaluate.metrics or run.data.valid is None:
+        return None
+    some = run.evaluate.batches
+    most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
+    evaluation = Evaluation(
+        run.data.valid, objective, tokenizer, run.evaluate.metrics, split=split, most=most,
+        skip=run.data.unfit == "skip",
+    )  # fmt: skip
+
+    def score(trainer: Trainer, scores: dict[str, float]) -> dict[str, float]:
+        def mean_loss(plain: Objective) -> float:
+            if plain == trainer.objective:
+                return scores["loss"]
+            assert trainer.valid is not None
+            with trainer.valid() as batches, trainer.autocast():
+                means = mean_losses(
+                    lambda batch, _: plain.losses(trainer.model, batch), plain, batches, trainer.device, some,
+                    trainer.summed,
+                )  # fmt: skip
+            return sum(means.values())
+
+        size = 32 if trainer.device.type == "cpu" else 256
+        job = Job(trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast)
+        return evaluation(job, mean_loss)
+
+    return score

@@ -1,0 +1,298 @@
+"""Records are written once, read back as they were, told apart by fingerprint, and never half there."""
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyformer.data import Bytes, Data, JSONLines, Row, Split, TextFiles, prepare, tokenizer_digest
+from anyformer.data.encode import encoded
+from anyformer.data.shards import Writer
+from anyformer.objectives.objective import Objective
+
+
+class PlainObjective(Objective):
+    """Bytes of a text; `calls` shows whether anything was encoded."""
+
+    offset: int = 0
+    calls = []
+
+    def encode(self, example, tokenizer):
+        self.calls.append(example)
+        if "bad" in example["text"]:
+            raise ValueError("it says bad")
+        return {"input_ids": np.array(tokenizer.encode(example["text"]), np.int32) + self.offset}
+
+
+class WindowsObjective(PlainObjective):
+    def encode(self, example, tokenizer):
+        ids = np.array(tokenizer.encode(example["text"]), np.int32)
+        return [{"input_ids": ids[i : i + 4]} for i in range(0, len(ids), 4)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Bytes().make((), tmp_path_factory.mktemp("bytes"))
+
+
+def lines(tmp_path, content, name="a.txt"):
+    (tmp_path / name).write_text(content)
+    return TextFiles(path=str(tmp_path / name), unit="line")
+
+
+def decoded(split, tokenizer):
+    return [tokenizer.decode(record["input_ids"]) for record in split]
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    random = np.random.default_rng(0)
+    records = [
+        {"ids": random.integers(-3, 70000, n), "small": random.integers(0, 200, 2 * n).astype(np.int32),
+         "x": random.normal(size=n).astype(np.float32), "flag": np.array(n % 2 == 0), "label": np.array(n - 5),
+         "pixels": random.integers(0, 255, 3).astype(np.uint8)}
+        for n in random.integers(0, 30, 100)
+    ]  # fmt: skip
+    with Writer(tmp_path / "a", shard_bytes=2000) as writer:
+        for record in records:
+            writer.add(record)
+    split = Split(tmp_path / "a")
+    assert len(split) == 100 and len(split.counts) > 10
+    for i, record in enumerate(records):
+        for name, array in split.record(i).items():
+            assert array.dtype == record[name].dtype and array.shape == record[name].shape
+            assert np.array_equal(array, record[name])
+    assert split.fields["small"].parts[0].dtype == np.uint8  # on disk as narrow as it fits
+    assert split.sizes.tolist() == [max(3, 2 * len(record["ids"])) for record in records]
+
+
+def test_prepared_once_and_again_only_where_something_changed(tmp_path, tokenizer):
+    data = Data(train=lines(tmp_path, "one\ntwo\n"), valid=lines(tmp_path, "three\n", "b.txt"))
+    PlainObjective.calls.clear()
+    first = prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    assert decoded(first.train, tokenizer) == ["one", "two"] and decoded(first.valid, tokenizer) == ["three"]
+    assert first.test is None and len(PlainObjective.calls) == 3
+    again = prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    assert len(PlainObjective.calls) == 3 and again.digest == first.digest
+
+    other = Bytes(special={"eos_token": "<e>"}).make((), tmp_path / "other")
+    assert tokenizer_digest(other) != tokenizer_digest(tokenizer) == tokenizer_digest(tokenizer)
+    assert prepare(data, PlainObjective(), other, tmp_path / "p").digest != first.digest
+    assert prepare(data, PlainObjective(offset=1), tokenizer, tmp_path / "p").digest != first.digest
+    lines(tmp_path, "one\ntwo.\n")
+    changed = prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    assert decoded(changed.train, tokenizer) == ["one", "two."] and changed.digest != first.digest
+    lines(tmp_path, "one\ntwo\n")
+    PlainObjective.calls.clear()
+    assert prepare(data, PlainObjective(), tokenizer, tmp_path / "p").digest == first.digest
+    assert not PlainObjective.calls
+
+
+def test_the_digest_is_that_of_the_records_wherever_they_came_from(tmp_path, tokenizer):
+    (tmp_path / "moved").mkdir()
+    splits = [
+        prepare(Data(train=source), PlainObjective(), tokenizer, tmp_path / "p")
+        for source in (lines(tmp_path, "one\ntwo\n"), lines(tmp_path / "moved", "one\ntwo\n", "other.txt"))
+    ]
+    assert splits[0].train.folder != splits[1].train.folder and splits[0].digest == splits[1].digest
+
+
+def test_rows_that_cannot_be_used_are_named_and_counted_also_the_second_time(tmp_path, tokenizer):
+    rows = ['{"text": "fine"}', "broken", '{"text": "bad one"}', '{"other": 1}', *['{"text": "bad"}'] * 30]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    for _ in range(2):
+        data = Data(train=JSONLines(path=str(tmp_path / "a.jsonl")), unfit="skip")
+        splits = prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+        assert len(splits.train) == 1 and splits.train.bad == 33
+        report = splits.report()
+        assert report[0] == "train: 33 of 34 rows left out" and report[-1] == "  and 13 more"
+        assert "a.jsonl:2: not JSON" in report[1]
+        assert report[2].endswith("a.jsonl:3: it says bad") and report[3].endswith("a.jsonl:4: no column 'text'")
+
+
+def test_nothing_to_learn_from_is_one_line(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="the train data has no example: 0 rows that cannot be used$"):
+        prepare(Data(train=lines(tmp_path, "\n\n")), PlainObjective(), tokenizer, tmp_path / "p")
+    with pytest.raises(ValueError, match=r"the train data has no example: 2 rows .*the first: .*a\.txt:1: it says bad"):
+        prepare(Data(train=lines(tmp_path, "bad\nbad"), unfit="skip"), PlainObjective(), tokenizer, tmp_path / "p")
+    with pytest.raises(ValueError, match="the valid data has no example"):
+        data = Data(train=lines(tmp_path, "x", "b"), valid=lines(tmp_path, ""))
+        prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    assert not [name for name in os.listdir(tmp_path / "p") if name.endswith(".tmp")]
+
+
+def test_a_row_that_cannot_be_read_is_left_out_and_one_that_is_refused_stops(tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken\n{"text": "bad"}\n')
+    data = Data(train=JSONLines(path=str(tmp_path / "a.jsonl")))
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: it says bad; data\.unfit='skip' leaves such rows out"):
+        prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nbroken\n')
+    assert prepare(data, PlainObjective(), tokenizer, tmp_path / "p").train.bad == 1
+
+
+def test_a_record_that_is_too_long_stops_or_is_counted(tmp_path, tokenizer):
+    source = lines(tmp_path, "short\nmuch too long\nok\n")
+    with pytest.raises(ValueError, match=r"a\.txt:2: 13 tokens, and at most 8 are taken \(batch\.length\)"):
+        prepare(Data(train=source), PlainObjective(), tokenizer, tmp_path / "p", 8)
+    skipped = prepare(Data(train=source, unfit="skip"), PlainObjective(), tokenizer, tmp_path / "p", 8)
+    assert decoded(skipped.train, tokenizer) == ["short", "ok"] and skipped.train.bad == 1
+    assert len(prepare(Data(train=source), PlainObjective(), tokenizer, tmp_path / "p", 13).train) == 3
+
+
+def test_an_example_may_give_several_records(tmp_path, tokenizer):
+    splits = prepare(Data(train=lines(tmp_path, "abcdefghij\nxy")), WindowsObjective(), tokenizer, tmp_path / "p", 4)
+    assert decoded(splits.train, tokenizer) == ["abcd", "efgh", "ij", "xy"]
+
+
+def test_an_example_that_gives_nothing_is_counted(tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "abcd"}\n{"text": ""}\n')
+    data = Data(train=JSONLines(path=str(tmp_path / "a.jsonl")), unfit="skip")
+    for objective in (PlainObjective(), WindowsObjective()):  # an empty record, and none
+        split = prepare(data, objective, tokenizer, tmp_path / "p").train
+        assert len(split) == 1 and split.problems == [f"{tmp_path}/a.jsonl:2: nothing is left of it"]
+
+
+def test_progress_is_told(tmp_path, tokenizer):
+    told = []
+    data = Data(train=lines(tmp_path, "x\n" * 600))
+    prepare(data, PlainObjective(), tokenizer, tmp_path / "p", None, lambda *what: told.append(what))
+    assert told == [("train", 256), ("train", 512), ("train", 600)]
+
+
+def test_a_failed_preparation_leaves_nothing_that_is_taken_for_whole(tmp_path, tokenizer, monkeypatch):
+    data = Data(train=lines(tmp_path, "one\ntwo\n"))
+
+    def full(self, *_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_flush", full)
+        with pytest.raises(ValueError, match=r"prepared data cannot be written to .*No space left"):
+            prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
+    assert not list((tmp_path / "p").glob("*train*"))
+    assert len(prepare(data, PlainObjective(), tokenizer, tmp_path / "p").train) == 2
+
+
+def test_killed_while_preparing(tmp_path, tokenizer, monkeypatch):
+    """What a killed process left is neither taken for whole nor left lying."""
+    data = Data(train=lines(tmp_path, "one\ntwo\n"))
+
+    def work():
+        prepare(data, DeadlyObjective(), tokenizer, tmp_path / "p")
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -9 and list((tmp_path / "p").glob(".train-*.tmp"))
+    assert not list((tmp_path / "p").glob("train-*"))
+    monkeypatch.setattr(DeadlyObjective, "encode", PlainObjective.encode)
+    again = prepare(data, DeadlyObjective(), tokenizer, tmp_path / "p")
+    assert len(again.train) == 2 and not list((tmp_path / "p").glob(".train-*.tmp"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="prepared data cannot be written to"):
+        prepare(Data(train=lines(tmp_path, "x")), PlainObjective(), tokenizer, tmp_path / "file" / "p")
+
+
+def test_damage_is_noticed(tmp_path, tokenizer):
+    split = prepare(Data(train=lines(tmp_path, "one\ntwo\n")), PlainObjective(), tokenizer, tmp_path / "p").train
+    file = split.folder / "00000.input_ids"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged; delete it"):
+        Split(split.folder)
+    file.unlink()
+    with pytest.raises(ValueError, match="is damaged; delete it"):
+        Split(split.folder)
+
+
+@pytest.mark.parametrize("alone", [0, 100])
+def test_many_processes_give_the_same_in_the_same_order(tokenizer, alone):
+    """From the first row on, or once some were encoded here."""
+    rows = [Row(f"f:{i}", {"text": f"{'bad' if i % 50 == 7 else 'x' * (i % 9 + 1)} {i}"}) for i in range(1000)]
+    rows[5] = Row("f:5", None, "broken")
+    expected = list(encoded(iter(rows), PlainObjective(), tokenizer, workers=1))
+    PlainObjective.calls.clear()
+
+    def slowly():
+        for i, row in enumerate(rows):
+            if alone and i == alone:
+                time.sleep(0.4)
+            yield row
+
+    together = list(encoded(slowly(), PlainObjective(), tokenizer, workers=3, moment=0.4 if alone else 0.0))
+    assert len(PlainObjective.calls) <= alone  # the rest was done elsewhere
+    assert [row.place for row in together] == [row.place for row in rows]
+    for a, b in zip(expected, together):
+        assert a[2:] == b[2:] and len(a.records) == len(b.records)
+        assert all(np.array_equal(x["input_ids"], y["input_ids"]) for x, y in zip(a.records, b.records))
+    assert together[5].unread and together[7].problem == "it says bad"
+
+
+class DeadlyObjective(PlainObjective):
+    def encode(self, example, tokenizer):
+        os.kill(os.getpid(), 9)
+
+
+def test_a_killed_encoder_is_one_line_and_a_killed_parent_leaves_none(tmp_path, tokenizer):
+    rows = [Row(f"f:{i}", {"text": "x"}) for i in range(100)]
+    with pytest.raises(ValueError, match="was killed"):
+        list(encoded(iter(rows), DeadlyObjective(), tokenizer, workers=2, moment=0.0))
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def work():
+        found = encoded(iter(rows * 100), TellingObjective(), tokenizer, workers=2, moment=0.0)
+        queue.put(int(next(found).records[0]["input_ids"][0]))
+        time.sleep(60)
+
+    parent = context.Process(target=work)
+    parent.start()
+    child = queue.get()
+    os.kill(parent.pid, 9)
+    parent.join()
+    deadline = time.monotonic() + 20
+    while (alive := Path(f"/proc/{child}").exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert child != parent.pid and not alive
+
+
+class TellingObjective(PlainObjective):
+    def encode(self, example, tokenizer):
+        return {"input_ids": np.array([os.getpid()])}
+
+
+class SlowObjective(Objective):
+    log: str
+
+    def encode(self, example, tokenizer):
+        time.sleep(0.001)
+        with open(self.log, "a") as log:
+            log.write("x")
+        return {"input_ids": np.array(tokenizer.encode(example["text"]))}
+
+
+def test_processes_that_start_together_encode_once(tmp_path, tokenizer):
+    """Three at once: one works, and all end with the same records."""
+    data = Data(train=lines(tmp_path, "".join(f"line {i}\n" for i in range(300))))
+    context = multiprocessing.get_context("fork")
+    queue, gate = context.SimpleQueue(), context.Barrier(3)
+
+    def work():
+        gate.wait(60)
+        splits = prepare(data, SlowObjective(log=str(tmp_path / "log")), tokenizer, tmp_path / "p")
+        queue.put((splits.digest, len(splits.train)))
+
+    running = [context.Process(target=work) for _ in range(3)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(120)
+    found = {queue.get() for _ in running}
+    assert len(found) == 1 and found.pop()[1] == 300
+    assert (tmp_path / "log").read_text() == "x" * 300
+    assert json.loads(next((tmp_path / "p").glob("train-*/index.json")).read_text())["shards"] == [300]

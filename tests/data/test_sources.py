@@ -1,0 +1,335 @@
+"""Every format is read as it was written, and what cannot be read is named by file and line."""
+
+import gzip
+import json
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+from anyformer.codec import decode, encode
+from anyformer.data import (
+    CSV,
+    TSV,
+    Arrays,
+    Bytes,
+    Columns,
+    Data,
+    First,
+    Held,
+    HFDataset,
+    ImageFolder,
+    JSONLines,
+    ParallelText,
+    Parquet,
+    PythonDocs,
+    SoundFolder,
+    SQuAD,
+    Stored,
+    TextFiles,
+    TrainedBPE,
+    texts_of,
+)  # fmt: skip
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def good(source, *wanted):
+    return [row.example for row in source.rows(wanted) if row.example is not None]
+
+
+def bad(source, *wanted):
+    return [(row.place, row.problem) for row in source.rows(wanted) if row.example is None]
+
+
+def texts(source):
+    return [example["text"] for example in good(source, "text")]
+
+
+# -- text
+
+
+def test_text_by_file_paragraph_and_line(tmp_path):
+    path = write(tmp_path / "a.txt", "one\ntwo\n\nthree\r\n\n\n")
+    assert texts(TextFiles(path=path)) == ["one\ntwo\n\nthree\r\n\n\n"]
+    assert texts(TextFiles(path=path, unit="paragraph")) == ["one\ntwo", "three\r"]
+    assert texts(TextFiles(path=path, unit="line")) == ["one", "two", "three"]
+    places = [row.place for row in TextFiles(path=path, unit="paragraph").raw()]
+    assert places == [f"{path}:1", f"{path}:4"]
+
+
+def test_a_share_of_a_text_is_cut_at_a_line_and_nothing_is_lost(tmp_path):
+    whole = "".join(f"line {i}\n" for i in range(100))
+    path = write(tmp_path / "a.txt", whole)
+    (first,), (rest,) = (texts(TextFiles(path=path, **part)) for part in ({"stop": 0.9}, {"start": 0.9}))
+    assert first + rest == whole and first.endswith("\n") and 0.88 < len(first) / len(whole) < 0.92
+    lines = [texts(TextFiles(path=path, unit="line", **part)) for part in ({"stop": 0.9}, {"start": 0.9})]
+    assert (len(lines[0]), len(lines[1])) == (90, 10) and lines[1][0] == "line 90"
+
+
+def test_folders_patterns_and_compression(tmp_path):
+    write(tmp_path / "d" / "b.txt", "b")
+    write(tmp_path / "d" / "sub" / "c.md", "c")
+    write(tmp_path / "d" / "z.bin", "no text")
+    (tmp_path / "d" / "a.txt.gz").write_bytes(gzip.compress(b"a"))
+    assert texts(TextFiles(path=str(tmp_path / "d"))) == ["a", "b", "c"]
+    assert texts(TextFiles(path=str(tmp_path / "d" / "*.txt"))) == ["b"]
+    assert texts(TextFiles(path=(str(tmp_path / "d" / "b.txt"), str(tmp_path / "d" / "a.txt.gz")))) == ["b", "a"]
+
+
+def test_bytes_that_are_no_text_are_named_by_line(tmp_path):
+    path = write(tmp_path / "a.txt", b"one\ntwo \xff\nthree\n")
+    assert bad(TextFiles(path=path, unit="line"), "text") == [(f"{path}:2", "not UTF-8")]
+    assert texts(TextFiles(path=path, unit="line")) == ["one", "three"]
+    assert bad(TextFiles(path=path), "text") == [(f"{path}:2", "not UTF-8")]
+
+
+def test_a_missing_file_is_one_line_with_the_nearest(tmp_path):
+    write(tmp_path / "train.txt", "x")
+    with pytest.raises(ValueError, match="train.text: no such file or folder; did you mean 'train.txt'"):
+        texts(TextFiles(path=str(tmp_path / "train.text")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no file here that ends in .txt"):
+        texts(TextFiles(path=str(tmp_path / "empty")))
+    cut = gzip.compress(b"line\n" * 1000)[:30]
+    with pytest.raises(ValueError, match="cannot be read"):
+        texts(TextFiles(path=write(tmp_path / "cut.txt.gz", cut), unit="line"))
+
+
+def test_lines_that_belong_together(tmp_path):
+    english, german = write(tmp_path / "a.en", "one\ntwo\n\nfour"), write(tmp_path / "a.de", "eins\nzwei\n\nvier")
+    source = ParallelText(paths={"source": english, "target": german})
+    found = [tuple(example.values()) for example in good(source, "source", "target")]
+    assert found == [("one", "eins"), ("two", "zwei"), ("four", "vier")]
+    assert bad(source, "source", "target") == [(f"{tmp_path}/a.en:3", "an empty line")]
+    write(tmp_path / "a.de", "eins\nzwei\n")
+    with pytest.raises(ValueError, match=r"a\.de: ends before line 3, and others do not"):
+        list(source.raw())
+
+
+def test_columns_of_words(tmp_path):
+    path = write(tmp_path / "a.conll", "# head\nEU\tB-ORG\nrejects\tO\n\n\nPeter B-PER\nx\n\nend O\n")
+    source = Columns(path=path, comment="#")
+    found = [(example["words"], example["tags"]) for example in good(source)]
+    assert found == [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter", "x"], ["B-PER", "x"]), (["end"], ["O"])]
+    assert bad(Columns(path=path, comment="#", fields={"words": 0, "tags": 1})) == [
+        (f"{path}:6", "line 7 has 1 columns")
+    ]
+
+
+def test_python_itself():
+    rows = list(First(source=PythonDocs(), count=30).raw())
+    assert len(rows) == 30 and all("pydoc_data.topics" in row.place and row.example["text"] for row in rows)
+    files = {file.name for file in PythonDocs().files()}
+    assert {"argparse.py", "typing.py"} <= files and "test_argparse.py" not in files
+    assert len(PythonDocs().digest()) == 64 and PythonDocs(library=False).digest() != PythonDocs().digest()
+
+
+# -- tables
+
+
+def test_json_lines(tmp_path):
+    content = b'{"text": "a", "n": {"x": 1}}\n\nnot json\n[1]\n{"text": "b"}\n\xff\n{"other": 1}'
+    path = write(tmp_path / "a.jsonl", content)
+    assert texts(JSONLines(path=path)) == ["a", "b"]
+    assert [place.rsplit(":")[-1] for place, _ in bad(JSONLines(path=path), "text")] == ["3", "4", "6", "7"]
+    assert bad(JSONLines(path=path), "text")[-1][1] == "no column 'text'"
+
+
+def test_renamed_and_nested_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", json.dumps({"translation": {"en": "dog", "de": "Hund"}, "id": 3}))
+    columns = {"source": "translation.en", "target": "translation.de"}
+    (example,) = good(JSONLines(path=path, columns=columns), "source", "target")
+    assert (example["source"], example["target"], example["id"]) == ("dog", "Hund", 3)
+
+
+def test_a_wrong_column_is_told_at_once(tmp_path):
+    path = write(tmp_path / "a.csv", "sentence,label\nx,1\n")
+    with pytest.raises(ValueError, match=r"a\.csv:2: no column 'sentense'; did you mean 'sentence'"):
+        good(CSV(path=path, columns={"text": "sentense"}), "text")
+    with pytest.raises(ValueError, match="no column 'text'; .*columns"):
+        good(CSV(path=path), "text")
+    with pytest.raises(ValueError, match="columns belong to the source in it"):
+        Held(source=CSV(path=path), columns={"text": "sentence"})
+
+
+def test_comma_separated(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\n"a, ""b""\nc",1\nplain,0\nthree,cells,here\n\nlast,1\n')
+    assert good(CSV(path=path)) == [
+        {"text": 'a, "b"\nc', "label": "1"}, {"text": "plain", "label": "0"}, {"text": "last", "label": "1"}
+    ]  # fmt: skip
+    assert bad(CSV(path=path)) == [(f"{path}:5", "3 values for 2 columns")]  # the first row has two lines
+
+
+def test_a_quote_that_is_never_closed_swallows_nothing_in_silence(tmp_path):
+    path = write(tmp_path / "a.csv", 'text,label\na,1\n"b,1\nc,1\nd,0\n')
+    assert [e["text"] for e in good(CSV(path=path))] == ["a"]
+    ((place, problem),) = bad(CSV(path=path))
+    assert place == f"{path}:3" and "lines 3 to 5" in problem
+
+
+def test_tabs_keep_quotes_and_names_may_be_given(tmp_path):
+    path = write(tmp_path / "a.tsv", b'\xef\xbb\xbf1\t"so\r\n0\tit \xff\n1\tis"\n')
+    source = TSV(path=path, names=("label", "text"))
+    assert good(source, "text") == [{"label": "1", "text": '"so'}, {"label": "1", "text": 'is"'}]
+    assert bad(source, "text") == [(f"{path}:2", "not UTF-8")]
+
+
+def test_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": [f"t{i}" for i in range(5000)], "tags": [[i] for i in range(5000)]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = list(Parquet(path=str(tmp_path)).rows(("text",)))
+    assert len(rows) == 5000 and rows[4999].example == {"text": "t4999", "tags": [4999]}
+    assert rows[4999].place.endswith("a.parquet:5000")
+    with pytest.raises(ValueError, match=r"b\.parquet, after row 0"):
+        list(Parquet(path=write(tmp_path / "b.parquet", b"PAR1 no")).raw())
+
+
+def test_hugging_face_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict
+    parts = {name: made({"text": [f"{name} {i}" for i in range(3)]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "set")
+    assert texts(HFDataset(name=str(tmp_path / "set"), split="test")) == ["test 0", "test 1", "test 2"]
+    assert len({HFDataset(name=str(tmp_path / "set"), split=s).digest() for s in ("train", "test")}) == 2
+    with pytest.raises(ValueError, match="no split 'tset'; did you mean 'test'"):
+        texts(HFDataset(name=str(tmp_path / "set"), split="tset"))
+
+
+def test_arrays(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(12).reshape(3, 2, 2), y=np.array([1, 0, 1]), z=np.zeros(7))
+    source = Arrays(path=str(tmp_path / "a.npz"), fields={"image": "x", "label": "y"})
+    rows = good(source, "image", "label")
+    assert rows[1]["image"].tolist() == [[4, 5], [6, 7]] and rows[1]["label"] == 0 and len(rows) == 3
+    with pytest.raises(ValueError, match="unequal length"):
+        good(Arrays(path=str(tmp_path / "a.npz")))
+
+
+def test_squad(tmp_path):
+    question = {"id": "q", "question": "who?", "answers": [{"text": "he", "answer_start": 4}]}
+    content = {"data": [{"paragraphs": [{"context": "was he", "qas": [question, {"id": "r"}]}]}]}
+    source = SQuAD(path=write(tmp_path / "a.json", json.dumps(content)))
+    (example,) = good(source, "question", "context", "answers")
+    assert example["answers"] == {"text": ["he"], "answer_start": [4]} and example["context"] == "was he"
+    assert bad(source)[0][1] == "question 2 lacks 'question'"
+
+
+# -- images and sound
+
+
+def test_images_by_folder(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(pixels).save(tmp_path / name / "1.png")
+    write(tmp_path / "dog" / "2.png", b"\x89PNG broken")
+    rows = good(ImageFolder(path=str(tmp_path)), "image", "label")
+    assert [row["label"] for row in rows] == ["cat", "dog"] and np.array_equal(rows[0]["image"], pixels)
+    assert bad(ImageFolder(path=str(tmp_path)))[0][0] == f"{tmp_path}/dog/2.png"
+    small = good(ImageFolder(path=str(tmp_path), size=(2, 3), channels=1), "image")
+    assert small[0]["image"].shape == (2, 3, 1)
+
+
+def test_sound_by_folder(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    samples = (np.sin(np.arange(800) / 5) * 20000).astype("<i2")
+    (tmp_path / "one").mkdir()
+    with wave.open(str(tmp_path / "one" / "a.wav"), "wb") as stream:
+        stream.setnchannels(1), stream.setsampwidth(2), stream.setframerate(8000)
+        stream.writeframes(samples.tobytes())
+    soundfile.write(tmp_path / "one" / "b.flac", np.stack([samples, samples], 1), 16000)
+    write(tmp_path / "one" / "c.wav", b"RIFF")
+    a, b = good(SoundFolder(path=str(tmp_path)), "audio", "label")
+    assert (a["rate"], b["rate"], a["label"]) == (8000, 16000, "one")
+    assert np.allclose(a["audio"], samples / 32768) and np.allclose(b["audio"], a["audio"])
+    places = dict(bad(SoundFolder(path=str(tmp_path), rate=8000)))
+    assert places[f"{tmp_path}/one/b.flac"] == "16000 samples a second, not 8000" and len(places) == 2
+
+
+# -- parts of a source, vocabularies, descriptions
+
+
+def test_held_out_and_the_rest_are_everything_once(tmp_path):
+    path = write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(103)))
+    source = TextFiles(path=path, unit="line")
+    rest, held = (texts(Held(source=source, one_in=10, out=out)) for out in (False, True))
+    assert held == [str(i) for i in range(0, 103, 10)] and sorted(rest + held, key=int) == [str(i) for i in range(103)]
+
+
+def test_descriptions_survive_json(tmp_path):
+    data = Data(
+        train=Held(source=CSV(path=("a.csv", "b.csv"), columns={"text": "sentence"})),
+        valid=ParallelText(paths={"source": "a", "target": "b"}), test=First(source=PythonDocs(), count=3),
+    )  # fmt: skip
+    assert decode(json.loads(json.dumps(encode(data)))) == data and hash(data) == hash(decode(encode(data)))
+
+
+@pytest.mark.parametrize("vocabulary", [Bytes(), TrainedBPE(size=300)], ids=["bytes", "bpe"])
+def test_a_made_vocabulary_reads_back_what_it_writes(tmp_path, vocabulary):
+    tokenizer = vocabulary.make(["the cat and the hat", "\u00fcber \U0001f642"], tmp_path)
+    text = "the \u00fc cat \x00\n\t\U0001f642 2"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1)
+    assert tokenizer.encode("a<|endoftext|>")[-1] == 0
+    again = Stored(path=str(tmp_path)).make((), tmp_path / "unused")
+    assert again.encode(text) == tokenizer.encode(text) and len(again) == len(tokenizer)
+    if isinstance(vocabulary, TrainedBPE):
+        assert 258 < len(tokenizer) <= 300 and len(tokenizer.encode("the")) < 3
+        other = vocabulary.make(["the cat and the hat", "\u00fcber \U0001f642"], tmp_path / "other")
+        assert other.vocab == tokenizer.vocab
+    else:
+        assert len(tokenizer) == 258 and len(tokenizer.encode("the \u00fc")) == 6
+
+
+def test_a_vocabulary_may_put_tokens_around_texts(tmp_path):
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    tokenizer = Bytes(special=special, begin="cls_token", end="sep_token").make((), tmp_path)
+    ids = tokenizer.encode("a", "b")
+    assert [tokenizer.token(i) for i in ids] == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
+    with pytest.raises(ValueError, match="no token is called 'eos'; did you mean 'eos_token'"):
+        Bytes(special={"eos": "x"})
+    with pytest.raises(ValueError, match="'bos_token' is not in special"):
+        Bytes(begin="bos_token")
+
+
+def test_texts_of_columns(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"a": "x", "b": ["y", "z"], "c": 1}\nbroken\n{"a": "u", "b": [], "c": 2}')
+    assert list(texts_of(JSONLines(path=path), ("a", "b", "c"))) == ["x", "y z", "u", ""]
+
+
+def test_without_the_extras_one_line_names_them(tmp_path, monkeypatch):
+    for name in ("pyarrow", "pyarrow.parquet", "datasets", "PIL", "PIL.Image", "soundfile"):
+        monkeypatch.setitem(sys.modules, name, None)  # cannot be imported
+    a, b, c = (write(tmp_path / name, b"") for name in ("a.parquet", "a.png", "a.flac"))
+    for source in (Parquet(path=a), HFDataset(name="x"), ImageFolder(path=b), SoundFolder(path=c)):
+        with pytest.raises(ValueError, match=r"needs \w+: pip install 'anyformer\[data\]'$"):
+            list(source.raw())
+
+
+# -- real files
+
+
+def test_real_files_have_as_many_rows_as_their_sources_say(shared_data):
+    def count(source, *wanted):
+        rows = list(source.rows(wanted))
+        return sum(row.example is not None for row in rows), sum(row.example is None for row in rows)
+
+    sst2 = TSV(path=str(shared_data / "glue_sst2" / "dev.tsv.gz"))
+    assert count(sst2) == (872, 0)
+    pair = {name: str(shared_data / "multi30k" / f"train.{name}.gz") for name in ("en", "de")}
+    assert count(ParallelText(paths=pair, columns={"source": "en"}), "source", "de") == (29000, 0)
+    assert count(Columns(path=str(shared_data / "ner_wnut17" / "wnut17train.conll.gz")), "words", "tags")[0] == 3394
+    squad = JSONLines(path=str(shared_data / "qa_squad11_part" / "squad11_train_part.jsonl.gz"))
+    assert count(squad, "context", "question") == (4285, 0)
+    assert count(SQuAD(path=str(shared_data / "qa_xquad" / "xquad.en.json.gz")), "answers") == (1190, 0)
+    images = Arrays(path=str(shared_data / "fashion_mnist_part"), fields={"image": "x_test", "label": "y_test"})
+    assert count(images, "image", "label") == (2000, 0)

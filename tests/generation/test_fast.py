@@ -1,0 +1,112 @@
+"""Recorded steps: when one is made, when it is used again, and when there cannot be one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer.generation import fast
+from small import close
+
+SIZES = {
+    "width": 16, "decoder.depth": 2, "embedding.tokens.vocab_size": 40, "head.vocab_size": 40,
+    "decoder.layers.attention.op.num_heads": 2, "decoder.layers.attention.op.num_kv_heads": 1,
+    "decoder.layers.attention.op.head_width": 8, "decoder.layers.feedforward.op.width": 24,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(fast, "BACKEND", "eager")
+    return af.build(af.override(af.spec("llama3.2-1b"), SIZES), seed=3).eval()
+
+
+def prompt(seed: int = 0, rows: int = 2, length: int = 5) -> Tensor:
+    return torch.randint(0, 40, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def both(model: Any, ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    options = {"max_new_tokens": 12, "eos_token_id": [], **options}
+    return af.generate(model, ids, **options), af.generate(model, ids, compile=True, **options)
+
+
+def test_texts_of_about_one_length_share_a_recording(model: Any) -> None:
+    for seed, length in ((0, 5), (1, 5), (2, 9)):
+        assert torch.equal(*both(model, prompt(seed, length=length)))
+    assert len(model.recordings) == 1
+    assert torch.equal(*both(model, prompt(3, rows=3)))
+    assert torch.equal(*both(model, prompt(3), max_new_tokens=130))
+    assert len(model.recordings) == 3
+
+
+def test_texts_end_where_they_end(model: Any) -> None:
+    free = af.generate(model, prompt(), max_new_tokens=12, eos_token_id=[])
+    ends = [int(free[0, 8]), int(free[1, 11])]
+    plain, recorded = both(model, prompt(), eos_token_id=ends, pad_token_id=39)
+    assert torch.equal(plain, recorded) and plain.shape[1] < free.shape[1]
+    seen: list[list[int]] = []
+    af.generate(
+        model, prompt(), max_new_tokens=12, eos_token_id=ends, pad_token_id=39, compile=True,
+        stream=lambda tokens: seen.append(tokens.tolist()),
+    )  # fmt: skip
+    assert torch.equal(torch.tensor(seen).T, plain[:, 5:])
+
+
+def test_other_weights_are_another_recording(model: Any) -> None:
+    both(model, prompt())
+    with torch.no_grad():
+        model.head.out.weight.add_(torch.randn(40, 16, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(*both(model, prompt()))
+    assert len(model.recordings) == 2
+
+
+def test_few_recordings_are_kept_and_none_is_copied(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in range(1, 7):
+        assert torch.equal(*both(model, prompt(rows=rows)))
+    assert len(model.recordings) == fast.KEPT
+    monkeypatch.setattr(fast, "LITTLE", 0)  # more is held now than the weights of this model are
+    assert torch.equal(*both(model, prompt(rows=7)))
+    assert len(model.recordings) == 1
+    twin = copy.deepcopy(model)
+    assert not twin.recordings and torch.equal(*both(twin, prompt()))
+
+
+def test_the_state_that_is_given_back_is_the_callers(model: Any) -> None:
+    out = af.generate(model, prompt(), max_new_tokens=4, eos_token_id=[], compile=True, return_dict=True)
+    held = {name: slot.tensors["k"].clone() for name, slot in out.past_key_values.slots.items()}
+    both(model, prompt(1))  # writes over the recording's own
+    for name, slot in out.past_key_values.slots.items():
+        close(slot.tensors["k"], held[name])
+
+
+def test_what_cannot_be_recorded_says_why(model: Any) -> None:
+    for options, why in (
+        ({"use_cache": False}, "use_cache"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "hidden states"),
+        ({"past_key_values": model.new_state(2, capacity=40)}, "static"),
+    ):
+        with pytest.raises(ValueError, match=f"compile=True: .*{why}"):
+            af.generate(model, prompt(), max_new_tokens=3, eos_token_id=[], compile=True, **options)
+    handle = model.decoder.layers[1].register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match="a module has a hook"):
+        both(model, prompt())
+    handle.remove()
+    assert torch.equal(*both(model, prompt()))
+
+
+def test_nan_is_not_written_silently(model: Any) -> None:
+    half = model.to(torch.bfloat16)
+    ids = prompt()
+    state = af.generate(half, ids, max_new_tokens=3, eos_token_id=[], return_dict=True).past_key_values
+    with torch.no_grad():
+        half.decoder.layers[1].feedforward.op.down.weight.fill_(float("nan"))
+    longer = torch.cat((ids, ids), dim=1)[:, : int(state.length) + 1]
+    for slot in state.slots.values():
+        assert not slot.tensors["k"].isnan().any()
+    with pytest.raises(FloatingPointError, match=r"decoder\.layers\.1\.feedforward"):
+        af.generate(half, longer, past_key_values=state, max_new_tokens=3, eos_token_id=[], compile=True)
