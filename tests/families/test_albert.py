@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import anyformer as af
 from anyformer import families
 from anyformer.codec import override
+from anyformer.families.family import UnknownFieldWarning
 
 BY_ID = {case.id: case for case in CASES}
 # config.json of albert/albert-base-v2
@@ -83,8 +84,8 @@ def test_published_config() -> None:
 
 @pytest.mark.parametrize(
     "bad", [
-        {"num_hidden_groups": 4}, {"num_hidden_groups": 0}, {"inner_group_num": 0}, {"gap_size": 1},
-        {"num_memory_blocks": 2}, {"is_decoder": True}, {"hidden_size": 33}, {"type_vocab_size": 0},
+        {"num_hidden_groups": 4}, {"num_hidden_groups": 0}, {"inner_group_num": 0}, 
+        {"hidden_size": 33}, {"type_vocab_size": 0},
         {"architectures": ["AlbertForPreTraining"], "num_labels": 3},
         {"architectures": ["AlbertForQuestionAnswering"], "num_labels": 3},
     ], ids=json.dumps,
@@ -102,3 +103,9 @@ def test_dropout_is_where_the_published_classes_have_it() -> None:
     assert spec_of(BY_ID["AlbertForPreTraining-odd"]).head.pool.dropout == 0.2
     assert spec_of(BY_ID["AlbertForTokenClassification-odd"]).head.dropout == 0.2
     assert spec_of(BY_ID["AlbertModel-odd"]).head.pool.dropout == 0
+
+@pytest.mark.parametrize("gone", [{"gap_size": 1}, {"num_memory_blocks": 2}, {"is_decoder": True}], ids=json.dumps)
+def test_fields_that_the_class_no_longer_knows_are_named(gone: dict[str, Any]) -> None:
+    family = families.find("albert")
+    with pytest.warns(UnknownFieldWarning, match=next(iter(gone))):
+        assert family.read({**BASE, **gone}).replace(source={}) == family.read(BASE).replace(source={})

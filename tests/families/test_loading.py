@@ -23,6 +23,7 @@ from catalogue import (
     ours,
     over_catalogue,
     published,
+    published_class,
     shared,
     spec_of,
 )  # fmt: skip
@@ -83,7 +84,7 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     compare(expected, mine)
 
 
-@over_catalogue("L2")
+@over_catalogue("L2", body_and_head)
 def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     file = tmp_path / "m" / "model.safetensors"
@@ -207,7 +208,7 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
         assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
-@over_catalogue("L7")
+@over_catalogue("L7", published_class)
 def test_l7_a_wrong_value_is_refused(case: Case) -> None:
     config = json.loads((folder(case) / "config.json").read_text())
     family = families.find(case.model_type)
@@ -221,7 +222,7 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
             family.read({**config, name: "gelv"})
 
 
-@over_catalogue("L7")
+@over_catalogue("L7", published_class)
 def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     config = json.loads((folder(case) / "config.json").read_text())

@@ -159,7 +159,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
                 close(found, value)
 
 
-@over_catalogue("N5")
+@over_catalogue("N5", body_and_head)
 def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
     spec = spec_of(case)
     if "attention_mask" not in spec.embedding.inputs:
@@ -260,7 +260,7 @@ def train_step(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Te
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@over_catalogue("N8")
+@over_catalogue("N8", body_and_head)
 def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, labels=True)
     first, again = af.build(spec, seed=3), af.build(spec, seed=3)

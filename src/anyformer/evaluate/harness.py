@@ -66,7 +66,7 @@ class AnyformerLM(TemplateLM):
         folder = hub.resolve(str(path), offline=offline)
         self.tokenizer = Tokenizer.load(folder)
         # the harness asks for "cuda" by itself, on every machine
-        self.model = load(folder, dtype=dtype, device="auto" if device in (None, "cuda") else device)
+        self.model = load(folder, dtype=dtype, device="auto" if device is None or device.startswith("cuda") else device)
         check_writer(self.model)
         belong(self.model, self.tokenizer)
         self.backend = "seq2seq" if hasattr(self.model, "encode") else "causal"

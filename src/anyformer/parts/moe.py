@@ -276,7 +276,8 @@ class MoEModule(nn.Module):
         if self.training:
             x = _jitter(x, self.jitter)
         routing = self.router(x, ctx)
-        ctx.losses.setdefault("router_logits", []).append(routing.logits)
+        if torch.is_grad_enabled() or ctx.wants(self.router.address, "logits"):  # for those who train, or ask
+            ctx.losses.setdefault("router_logits", []).append(routing.logits)
         y = self.experts(x.flatten(0, 1), routing).view_as(x)
         return y if self.shared is None else y + self.shared(x, ctx)
 
