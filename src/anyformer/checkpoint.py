@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +131,33 @@ def blaming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: a value of the wrong kind or size ({type(error).__name__}: {error})") from error
 
 
+@overload
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
+    strict: Literal[True] = True, offline: bool = False, revision: str | None = None, architecture: str | None = None,
+    weights: Path | None = None,
+) -> TransformerModule: ...  # fmt: skip
+
+
+@overload
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
+    strict: Literal[False], offline: bool = False, revision: str | None = None, architecture: str | None = None,
+    weights: Path | None = None,
+) -> tuple[TransformerModule, Report]: ...  # fmt: skip
+
+
+@overload
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool,
+    offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
+) -> TransformerModule | tuple[TransformerModule, Report]: ...  # fmt: skip
+
+
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool = True,
     offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
-) -> Any:  # fmt: skip
+) -> TransformerModule | tuple[TransformerModule, Report]:  # fmt: skip
     """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
 
     dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.

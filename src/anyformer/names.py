@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from anyformer import families
+from anyformer.model import Model
 
 
-def spec(name: str | Path) -> Any:
+def spec(name: str | Path) -> Model:
     """The description called `name` in the catalogue, in a spec.json, or of a model folder."""
     if not isinstance(name, (str, Path)):
         raise ValueError(f"a description is found by its name or its path, got {type(name).__name__}")

@@ -19,7 +19,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
-from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, walk
+from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, tree, walk
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hides_nothing
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
@@ -147,6 +147,9 @@ class Model(Part):
                     if source is not None and need not in source.gives:
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
+
+    def __str__(self) -> str:
+        return tree(self)
 
     # -- from a description to a module -------------------------------------------------------------------------------
 
