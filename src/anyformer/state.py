@@ -74,6 +74,9 @@ class Slot:
     def truncate(self, dropped: int) -> None:
         """Forgets the last `dropped` tokens."""
 
+    def trim(self, length: int) -> None:
+        """Forgets what was before the last `length` places."""
+
     def fork(self) -> Slot:
         """A copy that goes its own way. Tensors that are replaced, never written into, are shared."""
         copy = object.__new__(type(self))
@@ -124,6 +127,9 @@ class GrowingKeyValue(Slot):
 
     def truncate(self, dropped: int) -> None:
         self.tensors = {name: tensor[:, :, : tensor.shape[2] - dropped] for name, tensor in self.tensors.items()}
+
+    def trim(self, length: int) -> None:
+        self.tensors = {name: tensor[:, :, -length:] for name, tensor in self.tensors.items()}
 
     def join(self, others: Sequence[Slot], longest: int) -> None:
         """Shorter rows get pads on their left, so that all of them end at the same place."""
@@ -336,6 +342,14 @@ class State:
         self.length -= dropped
         if self.capacity is None and self.padding is not None:
             self.padding = self.padding[:, :length]
+
+    def trim(self, count: int) -> None:
+        """Forgets the first `count` places, which are pads in every row of a growing state."""
+        assert isinstance(self.length, int) and self.padding is not None
+        self.length -= count
+        for slot in self.slots.values():
+            slot.trim(self.length)
+        self.padding = None if bool(self.padding[:, count:].all()) else self.padding[:, count:]
 
     def fork(self) -> State:
         """A copy that goes its own way: two texts after one prompt."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.job import Job
+from anyformer.generation.job import Job, Move, Writer
 
 WORST = -1e9
 
@@ -83,7 +83,7 @@ class Beams:
         return pick(beam, order)
 
 
-def search(job: Job) -> dict[str, Any]:
+def search(job: Job) -> Writer:
     """The best `num_return_sequences` texts of each row and their scores, best first."""
     s, N, G = job.settings, job.settings.num_beams, job.settings.num_beam_groups
     B, P, device = job.ids.shape[0] // N, job.prompt_length, job.ids.device
@@ -106,8 +106,8 @@ def search(job: Job) -> dict[str, Any]:
                 taken = taken.scatter_add(2, last[:, None], torch.ones_like(last, dtype=taken.dtype)[:, None])
         if all(group.over for group in groups):
             break
-        job.stepper.reorder((torch.cat(from_beam, dim=1) + offset).flatten(), same_memory=True)
-        scores = job.stepper.step(torch.cat([group.running[:, :, -1] for group in groups], dim=1).flatten())
+        tokens = torch.cat([group.running[:, :, -1] for group in groups], dim=1).flatten()
+        scores = yield Move(tokens, (torch.cat(from_beam, dim=1) + offset).flatten())
     return told(job, groups, kept, logits)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ class Job:
     told: bool = False  # scores, log-probabilities and reasons are wanted too
     stream: Callable[[Tensor], None] | None = None
     source_ids: Tensor | None = None  # (rows, S) what an encoder read
+    shared: bool = False  # the stepper reads other texts beside this one
     draft: Stepper | None = None  # of the smaller model, once it has read the prompt
 
     @property
@@ -99,6 +100,30 @@ class Job:
         """The new tokens of ids (N, P + n) behind the prompt as it was given."""
         prompt = self.prompt.repeat_interleave(ids.shape[0] // max(self.prompt.shape[0], 1), 0)
         return torch.cat((prompt, ids[:, self.prompt_length :]), dim=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """What a way of writing asks for: one more token of each row is read, after row i became a copy of row rows[i] of
+    the same text."""
+
+    tokens: Tensor  # (rows,)
+    rows: Tensor | None = None
+
+
+Writer = Generator[Move, Tensor, dict[str, Any]]  # it is sent the scores (rows, V) after each move
+
+
+def alone(writer: Writer, stepper: Stepper) -> dict[str, Any]:
+    """Writes to the end."""
+    try:
+        move = next(writer)
+        while True:
+            if move.rows is not None:
+                stepper.reorder(move.rows, same_memory=True)
+            move = writer.send(stepper.step(move.tokens))
+    except StopIteration as end:
+        return end.value
 
 
 class Report:
@@ -141,6 +166,6 @@ class Report:
                 "scores": tuple(self.scores) or None, "logits": tuple(self.logits) or None,
                 "log_probs": torch.stack(self.log_probs, 1),
                 "finish_reasons": ["stop" if stop else "length" for stop in self.by_stop.tolist()],
-                "past_key_values": self.job.stepper.result(),
+                "past_key_values": None if self.job.shared else self.job.stepper.result(),
             }  # fmt: skip
         return out

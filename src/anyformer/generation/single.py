@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from anyformer.generation import fast
-from anyformer.generation.job import Job, Report
+from anyformer.generation.job import Job, Move, Report, Writer
 
 
-def write(job: Job) -> dict[str, Any]:
-    if job.stepper.recording is not None and job.plain:
-        return fast.write(job)
+def write(job: Job) -> Writer:
     ids, raw, report = job.ids, job.scores, Report(job)
     while True:
         processed = job.process(ids, raw)
@@ -18,4 +13,4 @@ def write(job: Job) -> dict[str, Any]:
         ids = report.add(ids, raw, processed, tokens)
         if not bool(report.going.any()):
             return report.fields(ids)
-        raw = job.stepper.step(ids[:, -1])
+        raw = yield Move(ids[:, -1])

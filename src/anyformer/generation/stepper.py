@@ -8,6 +8,7 @@ B rows, T tokens of a row, V vocabulary, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -183,6 +184,44 @@ class Stepper:
             setattr(self, name, None if value is None else value.index_select(0, rows))
         if not same_memory:
             self.source = {n: v.index_select(0, rows) if isinstance(v, Tensor) else v for n, v in self.source.items()}
+
+    def join(self, others: Sequence[Stepper]) -> None:
+        """Takes in the rows of other steppers of this model, behind its own. All end at the same place: shorter texts
+        get pads on their left."""
+        every = (self, *others)
+        length, rows = max(each.length for each in every), sum(each.rows for each in every)
+        device = self.model.device
+        real = [
+            torch.ones(each.rows, each.length, dtype=torch.bool, device=device) if each.mask is None else each.mask
+            for each in every
+        ]
+        mask = torch.cat([F.pad(own, (length - own.shape[1], 0), value=False) for own in real])
+        if self.state is not None:
+            self.state = State.concatenate([each.state for each in every if each.state is not None])
+        for name in ("segments", "read_ids"):
+            held = [getattr(each, name) for each in every]
+            if all(each is not None for each in held):
+                setattr(self, name, torch.cat([F.pad(each, (length - each.shape[1], 0)) for each in held]))
+        for name, first in list(self.source.items()):
+            values = [each.source[name] for each in every]
+            longest = max(value.shape[1] for value in values)
+            sizes = [(*[0, 0] * (first.dim() - 2), 0, longest - value.shape[1]) for value in values]
+            self.source[name] = torch.cat([F.pad(value, size) for value, size in zip(values, sizes, strict=True)])
+        self.mask, self.rows, self.length = None if bool(mask.all()) else mask, rows, length
+
+    def trim(self) -> None:
+        """Forgets places that hold a pad in every row: they are at the left, where longer texts once began."""
+        count = 0 if self.mask is None else int((self.mask.cumsum(1).amax(0) == 0).sum())
+        if not count:
+            return
+        assert self.mask is not None
+        if self.state is not None:
+            self.state.trim(count)
+        self.length -= count
+        self.mask = None if bool(self.mask[:, count:].all()) else self.mask[:, count:]
+        for name in ("segments", "read_ids"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value[:, count:])
 
     def repeat(self, times: int) -> None:
         """Every row `times` times, one copy after the other."""

@@ -53,6 +53,9 @@ class Marks(Slot):
         if not self.static:
             self.tensors = {name: tensor[:, : tensor.shape[1] - dropped] for name, tensor in self.tensors.items()}
 
+    def trim(self, length: int) -> None:
+        self.tensors = {name: tensor[:, -length:] for name, tensor in self.tensors.items()}
+
     def fork(self) -> Slot:
         copy = super().fork()
         if self.static:
