@@ -258,7 +258,8 @@ def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None 
         news = set(everyday(case)) if everyday is not None else {case.id}
         later = news <= seen
         seen |= news
-        parameters.append(pytest.param(case, marks=pytest.mark.slow if later else (), id=case.id))
+        marks = [pytest.mark.xdist_group(case.id)]  # one worker makes the published model of a case, once
+        parameters.append(pytest.param(case, marks=marks + [pytest.mark.slow] * later, id=case.id))
     return pytest.mark.parametrize("case", parameters)
 
 

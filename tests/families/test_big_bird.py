@@ -232,6 +232,7 @@ def test_attention_of_blocks_in_any_stack() -> None:
             close(found["eager"], found["sdpa"])
 
 
+@pytest.mark.slow
 def test_compiled_training_step() -> None:
     model = ours(BY_ID["BigBirdModel-sparse"]).train()
     for module in model.modules():

@@ -22,7 +22,12 @@ def test_count_of_every_case(case: Case) -> None:
     assert af.count(spec_of(case)).parameters == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name, _ in families.names()])
+FIRST = {next(iter(family.sizes)) for _, family in families.names()}  # of each family; the others in `make test-all`
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name, _ in families.names()]
+)
 def test_count_of_every_named_description(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     family = dict(families.names())[name]
