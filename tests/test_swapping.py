@@ -27,7 +27,6 @@ from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.op import Op
 from small import close
 from tiny import CONFIGS
 
@@ -286,7 +285,7 @@ def test_bert_with_the_head_of_a_writer() -> None:
     NextToken().module(af.build(families.find("bert").read({**bert, "is_decoder": True})))
 
 
-class Shift(Op):
+class Shift(Part):
     """An outsider: each token becomes the one before it."""
 
     def build(self, site: Site) -> nn.Module:

@@ -105,6 +105,7 @@ class Part:
 
     kinds: ClassVar[dict[str, type[Part]]] = {}
     open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
+    open_slot: ClassVar[bool] = False  # where this is asked for, a Part of another package may stand too
     said: ClassVar[Sees | None] = None  # what a class says of itself: `class Shift(Part, sees="past")`
 
     def __init_subclass__(cls, sees: Sees | None = None, **kwargs: Any) -> None:
@@ -242,6 +243,8 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     if isinstance(hint, type) and issubclass(hint, Part) and isinstance(value, Part):
+        if hint.open_slot and not any(base.__module__.startswith("anyformer.") for base in type(value).mro()[:-2]):
+            return value
         fitting = [name for name, kind in Part.kinds.items() if issubclass(kind, hint) and kind is not hint]
         kind = type(value).__name__
         raise ValueError(f"{where}: {kind} is no {hint.__name__}; {nearest(kind, fitting)}")
