@@ -267,6 +267,11 @@ def published_class(case: Case) -> tuple[str]:
     return (case.architecture,)
 
 
+def body(case: Case) -> tuple[Any]:
+    """All of the description but its head."""
+    return body_and_head(case)[:1]
+
+
 def body_and_head(case: Case) -> tuple[Any, Any]:
     """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
     the kind of head."""

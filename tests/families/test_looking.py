@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, body_and_head, close, make_inputs, ours, over_catalogue, shared
+from catalogue import Case, body, body_and_head, close, make_inputs, ours, over_catalogue, shared
 from torch import Tensor, nn
 
 import anyformer as af
@@ -28,10 +28,6 @@ OTHER_WEIGHTS: dict[type, str] = {
 
 def family(case: Case) -> tuple[str]:
     return (case.model_type,)
-
-
-def body(case: Case) -> tuple[Any]:
-    return body_and_head(case)[:1]
 
 
 def run(case: Case, **options: Any) -> Any:

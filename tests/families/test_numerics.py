@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from catalogue import (
     Case,
     af_walk,
+    body,
     body_and_head,
     cases,
     close,
@@ -97,7 +98,7 @@ def not_causal(case: Case) -> None:
     assert any(not torch.allclose(value[:, :1], after[key][0][:, :1]) for key, (value, _) in before.items())
 
 
-@over_catalogue("N2", body_and_head)
+@over_catalogue("N2", body)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_n2_kernels_agree(case: Case, dtype: torch.dtype) -> None:
     spec, model = spec_of(case), ours(case, dtype=dtype)
@@ -159,7 +160,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
                 close(found, value)
 
 
-@over_catalogue("N5", body_and_head)
+@over_catalogue("N5", body)
 def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
     spec = spec_of(case)
     if "attention_mask" not in spec.embedding.inputs:
@@ -179,7 +180,7 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@over_catalogue("N6", body_and_head)
+@over_catalogue("N6", body)
 def test_n6_nan_names_its_address(case: Case) -> None:
     model = ours(case, dtype=torch.float16)
     inputs = {k: v.half() if v.is_floating_point() else v for k, v in make_inputs(case).items()}
