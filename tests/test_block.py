@@ -154,6 +154,8 @@ def test_layers_share_a_bias_that_they_can_use() -> None:
     ):
         with pytest.raises(ValueError, match=line):
             Stack(layers=layers, depth=1, position=position)
+    with pytest.raises(ValueError, match="no layer here has an Attention"):  # but one that never runs
+        Stack(layers={"a": layer, "b": linear}, pattern=("b", "a"), depth=1, position=Alibi(num_heads=H))
     mixed = Stack(layers={"a": layer, "b": linear}, pattern=("a", "b"), depth=2, position=Alibi(num_heads=H))
     assert made(mixed, D)(torch.randn(2, T, D), context(T)).isfinite().all()
 

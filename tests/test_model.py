@@ -10,7 +10,7 @@ import torch
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.mask import CAUSAL
-from anyformer.model import EncoderDecoderModel, EncoderModel
+from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention import Attention
 from anyformer.parts.audio import ConvolutionStem, SpecAugment, SpeechOutput, WaveformEmbedding
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -20,6 +20,7 @@ from anyformer.parts.image import PatchEmbedding, PixelHead
 from anyformer.parts.init import Normal
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Integer, TreeDepth
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.vectors import Vectors
 from anyformer.parts.window import GridBias, Windows
@@ -28,6 +29,7 @@ from small import close
 TEXT = TextEmbedding(tokens=Tokens(vocab_size=9))
 IMAGE = PatchEmbedding(image_size=(4, 4), patch_size=(2, 2))
 CROSS = Attention(num_heads=2, memory=True)
+INIT = {"*": Normal(std=0.3)}
 
 
 def stack(*ops: Any) -> Stack:
@@ -57,13 +59,56 @@ def test_what_is_given_is_taken() -> None:
     EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)))
 
 
+QUESTION = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
+
+
+def test_a_head_that_reads_a_whole_text_has_no_past() -> None:
+    text, causal = TEXT.replace(segments=2), stack(Attention(num_heads=2, mask=CAUSAL))
+    model = af.build(DecoderModel(width=8, embedding=text, decoder=causal, head=QUESTION, init=INIT))
+    assert not model.remembers
+    with pytest.raises(ValueError, match="head remembers nothing of the tokens before"):
+        model.new_state()
+    with pytest.raises(ValueError, match="head: QuestionHead reads the tokens that it scores.*use SpanHead"):
+        EncoderDecoderModel(
+            width=8, embedding=text, encoder=causal, decoder_embedding=text, decoder=stack(CROSS), head=QUESTION
+        )  # fmt: skip
+
+
+def test_an_image_is_read_at_once() -> None:
+    causal = stack(Attention(num_heads=2, mask=CAUSAL))
+    model = af.build(DecoderModel(width=8, embedding=IMAGE, decoder=causal, init=INIT))
+    assert not model.remembers and model(pixel_values=torch.randn(1, 3, 4, 4)).last_hidden_state.shape == (1, 4, 8)
+
+
+def test_pixels_are_drawn_as_they_were_read() -> None:
+    for head, line in (
+        (PixelHead(channels=3, stride=2, patch_size=(2, 4)), r"head.patch_size is \(2, 4\) and embedding.patch_size"),
+        (PixelHead(channels=1, stride=2, patch_size=(2, 2)), "head.channels is 1 and embedding.channels is 3"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            EncoderModel(width=8, embedding=IMAGE.replace(mask_token=True), encoder=stack(MLP(width=4)), head=head)
+
+
+def test_the_last_token_of_a_pair_is_the_decoders() -> None:
+    pool = Pool(take="last", padding_token=0)
+    spec = EncoderDecoderModel(
+        width=8, embedding=TEXT, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=ClassifyHead(num_labels=2, pool=pool), init=INIT,
+    )  # fmt: skip
+    model, source, ids = af.build(spec).eval(), torch.tensor([[5, 6, 7, 8, 0]]), torch.tensor([[1, 2, 3]])
+    alone = model(input_ids=source, decoder_input_ids=ids).logits
+    close(model(input_ids=source, decoder_input_ids=torch.tensor([[1, 2, 3, 0, 0]])).logits, alone, 1e-6)
+    with pytest.raises(ValueError, match="give decoder_input_ids"):
+        model(input_ids=source, decoder_inputs_embeds=torch.randn(1, 3, 8))
+
+
 def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
     """A frame of sound stands for many samples: the mask of these is not that of the memory."""
     stem = ConvolutionStem(widths=(8,), kernels=(4,), strides=(2,), norm="layer")
     sound = WaveformEmbedding(stem=stem, augment=SpecAugment(active=False))
     spec = EncoderDecoderModel(
         width=8, embedding=sound, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
-        head=LMHead(vocab_size=9), init={"*": Normal(std=0.3)},
+        head=LMHead(vocab_size=9), init=INIT,
     )  # fmt: skip
     model, samples, ids = af.build(spec).eval(), torch.randn(2, 40), torch.tensor([[1, 2], [3, 4]])
     padded, mask = torch.nn.functional.pad(samples, (0, 32)), torch.zeros(2, 72).long()
@@ -74,6 +119,18 @@ def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
     for more in ({"input_values": samples}, {"input_values": padded, "attention_mask": mask}):
         written = af.generate(model, **more, decoder_input_ids=ids, max_new_tokens=3, do_sample=False, eos_token_id=[])
         assert written.shape == (2, 5)
+
+
+def test_the_tree_of_a_source_is_read_before_writing() -> None:
+    embedding = TEXT.replace(position=TreeDepth(scheme=Integer()))
+    spec = EncoderDecoderModel(
+        width=8, embedding=embedding, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=LMHead(vocab_size=9), init=INIT,
+    )  # fmt: skip
+    given = {"input_ids": torch.tensor([[1, 2, 3]]), "tree_parents": torch.tensor([[-1, 0, 0]])}
+    model, ids = af.build(spec).eval(), torch.tensor([[1]])
+    written = af.generate(model, **given, decoder_input_ids=ids, max_new_tokens=1, do_sample=False, eos_token_id=[])
+    assert written[0, -1] == model(**given, decoder_input_ids=ids).logits[0, -1].argmax()
 
 
 def test_a_pair_is_joined_by_its_decoder() -> None:

@@ -20,7 +20,7 @@ from anyformer.funnel import Funnel
 from anyformer.mask import Causal, Mask, Rows, Window
 from anyformer.model import DecoderModel, EncoderModel, Model
 from anyformer.objectives.causal import NextToken
-from anyformer.part import Part, Site, looking_ahead
+from anyformer.part import Part, Site, looking_ahead, walk
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
@@ -208,6 +208,8 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
         line = str(error)
         assert line.startswith(slot) and "\n" not in line and "lets a token see the future; " in line
         assert line.endswith(" does not")
+        if any(set(getattr(part, "needs", ())) - set(plain().embedding.gives) for _, part in walk(part_of(slot, kind))):
+            return  # no text can show it
         model = EncoderModel(**{  # told the truth: in a model that sees both sides it does
             ("encoder" if name == "decoder" else name): value for name, value in unchecked(slot, kind).items()
         })
@@ -344,6 +346,8 @@ def test_what_a_part_starts_with_is_its_own(kind: str, family: str) -> None:
     changes: dict[str, Any] = {ATTENTION_AT[family]: {"kind": kind, **OPS[kind]}}
     if kind == "MoE":
         changes[f"{ATTENTION_AT[family]}.router"] = {"kind": "NoisyTopK", "top_k": 2}
+    if family == "t5":  # no layer is left to share its bias
+        changes["decoder.position"] = None
     spec = af.override(spec, changes)
     model, elsewhere = af.build(spec), dict(af.build(spec.replace(init={"*": Normal(std=9.0)})).named_parameters())
     own = 0

@@ -210,8 +210,10 @@ class Stack(Part, sees="itself"):
         if not position.can_share:
             kind = type(position).__name__
             raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
-        if not any(getattr(part, "takes_bias", False) for _, part in walk(self.layers)):
-            raise ValueError("Stack.position is a bias of attention's scores, and no layer here has an Attention")
+        used = {id(layer): layer for layer in map(self.layer, range(self.depth))}.values()
+        if not any(getattr(part, "takes_bias", False) for layer in used for _, part in walk(layer)):
+            line = "Stack.position is a bias of attention's scores, and no layer here has an Attention"
+            raise ValueError(f"{line}: set position=None")
 
     def check_inner(self, address: str) -> None:
         """A stack that others follow leaves the stream as wide as it was."""

@@ -108,6 +108,12 @@ class Context:
             self.shared[key] = compute()
         return self.shared[key]
 
+    def once_for(self, places: Tensor, key: str, compute: Callable[[], Any]) -> Any:
+        """The same for keys at row places `places` (S,), of which windows hold fewer."""
+        if self.index.shape[0] > 1 and self.state is not None and self.state.capacity is not None:
+            return compute()  # a window and these tokens may be as many as there is room for
+        return self.once(f"{key} {places.shape[0]}", compute)
+
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
         """Which of the keys at row places `keys` (S,) each token may see; `key` names the mask and the kind of keys."""
         if self.index.shape[0] == 1 and isinstance(mask, Causal) and not (self.state and self.state.capacity):

@@ -38,6 +38,7 @@ class Place:
     source: str = "input_ids"  # what the model reads
     shortened: bool = False  # a text may be shorter here than where it was read
     memory: bool = False  # there is one to look at
+    patch: list[int] | None = None  # of an image
     gives: tuple[str, ...] = ()  # what parts may need of the embedding
     nested: int = 0  # how many ops, or positions, it is in
     masks: int = 0  # how many masks
@@ -48,8 +49,9 @@ Draw = Callable[[Any], Any]
 OMITTED = object()
 
 
-def description() -> st.SearchStrategy[dict[str, Any]]:
-    return st.composite(_model)()
+def description(source: str | None = None) -> st.SearchStrategy[dict[str, Any]]:
+    """Any model, or one of a single stack that reads `source`."""
+    return st.composite(_model)(source)
 
 
 def concrete(kind: type) -> bool:
@@ -77,9 +79,14 @@ def _mentioned(hint: Any) -> Iterator[type]:
 # -- one Part ---------------------------------------------------------------------------------------------------------
 
 
+def choose(draw: Draw, names: list[str]) -> str:
+    """Each kind of a slot is chosen here, so that a test sees which were there to choose from."""
+    return draw(st.sampled_from(names))
+
+
 def part(draw: Draw, base: type, place: Place) -> dict[str, Any]:
     """Any kind of `base`, as JSON."""
-    return fields(draw, draw(st.sampled_from(fitting(kinds(base), place))), place)
+    return fields(draw, choose(draw, fitting(kinds(base), place)), place)
 
 
 def fitting(names: list[str], place: Place) -> list[str]:
@@ -161,7 +168,7 @@ def mask(draw: Draw, place: Place) -> dict[str, Any]:
     if place.writes and not place.careless and not place.masks:
         return {"kind": "All", "masks": [causal, mask(draw, inner)]} if draw(st.booleans()) else causal
     names = [name for name in kinds(Mask) if place.masks < 2 or not _mentions(name, Mask)]
-    return fields(draw, draw(st.sampled_from(names)), inner)
+    return fields(draw, choose(draw, names), inner)
 
 
 def _mentions(name: str, base: type) -> bool:
@@ -176,7 +183,7 @@ def absolute(draw: Draw, place: Place) -> dict[str, Any]:
     """A position scheme of the embedding; sums and trees hold plain ones."""
     base = Part.kinds["AbsolutePosition"]
     names = [name for name in fitting(kinds(base), place) if not place.nested or not _mentions(name, base)]
-    return fields(draw, draw(st.sampled_from(names)), dataclasses.replace(place, nested=place.nested + 1))
+    return fields(draw, choose(draw, names), dataclasses.replace(place, nested=place.nested + 1))
 
 
 def op(draw: Draw, place: Place) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def op(draw: Draw, place: Place) -> dict[str, Any]:
     names = [name for name in fitting(OPS, place) if not place.nested or name not in ("Windows", "Idle")]
     inner = dataclasses.replace(place, nested=place.nested + 1)
     for _ in range(5):
-        made = fields(draw, draw(st.sampled_from(names)), inner)
+        made = fields(draw, choose(draw, names), inner)
         if not place.writes or place.careless or refused(made) or decode(made).sees in ("itself", "past"):
             break
     return made
@@ -232,6 +239,11 @@ def grid(draw: Draw, place: Place) -> list[int]:
     return draw(st.sampled_from(([4, 4], [2, 4])))
 
 
+def patch(draw: Draw, place: Place) -> list[int]:
+    """Those that were embedded."""
+    return grid(draw, place) if place.careless or place.patch is None else place.patch
+
+
 def patch_positions(draw: Draw, place: Place) -> dict[str, Any] | None:
     return None if draw(st.booleans()) else {"kind": "Learned", "length": draw(st.sampled_from((6, 12)))}
 
@@ -248,7 +260,8 @@ CHANCE = st.sampled_from((0.0, 0.1))
 SMALL = st.sampled_from((8, 24))
 TOKEN = st.integers(0, VOCABULARY - 1)
 
-UNFIT = {("Convolutional", "groups"), ("Binary", "bits")}  # whose defaults are for larger models
+# whose defaults are for larger models
+UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span")}
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -300,11 +313,12 @@ FIELDS: dict[str, Any] = {
     "BucketedBias.num_buckets": st.sampled_from((8, 32)), "BucketedBias.max_distance": st.sampled_from((32, 128)),
     "InputRope.fraction": slip(st.just(0.5)), "InputRope.scaling": KEPT,
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
-    "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(3), "TimeMix.width": SMALL,
+    "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
     "Pool.take": st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
+    "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
@@ -374,26 +388,44 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})
 
 
-def embedding(draw: Draw, place: Place, text: bool) -> dict[str, Any]:
-    names = [n for n in kinds(Embedding) if not text or Part.kinds[n].inputs[0] == "input_ids"]  # type: ignore[attr-defined]
-    return fields(draw, draw(st.sampled_from(names)), place)
+def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
+    """Any of those that read one thing: text, vectors, pixels or sound."""
+    by_source: dict[str, list[str]] = {}
+    for name in kinds(Embedding):
+        by_source.setdefault(source_of(name), []).append(name)
+    return fields(draw, choose(draw, by_source[source or draw(st.sampled_from(sorted(by_source)))]), place)
+
+
+def source_of(name: str) -> str:
+    return Part.kinds[name].inputs[0]  # type: ignore[attr-defined]
 
 
 def reading(place: Place, embedding: dict[str, Any]) -> Place:
-    source = Part.kinds[embedding["kind"]].inputs[0]  # type: ignore[attr-defined]
+    source = source_of(embedding["kind"])
+    place = dataclasses.replace(place, patch=embedding.get("patch_size"))
     try:
         return dataclasses.replace(place, source=source, gives=decode(embedding).gives)
     except ValueError:  # it is refused, and with it the model
         return dataclasses.replace(place, source=source)
 
 
-def _model(draw: Draw) -> dict[str, Any]:
-    shape = draw(st.sampled_from(("DecoderModel", "EncoderModel", "EncoderDecoderModel")))
+def head(draw: Draw, place: Place) -> dict[str, Any]:
+    """Any, and often one that few embeddings serve."""
+    names = fitting(kinds(Head), place)
+    choosy = [name for name in names if needs(name)]
+    return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), place)
+
+
+def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
+    shapes = ("DecoderModel", "EncoderModel", "EncoderDecoderModel")
+    shape = "EncoderModel" if source is not None else draw(st.sampled_from(shapes))
     heads = draw(st.sampled_from((2, 1, 4)))
     place = Place(width=heads * draw(st.sampled_from((8, 12, 16)) if heads < 4 else st.sampled_from((4, 8, 12))),
                   heads=heads, careless=draw(st.sampled_from(range(10))) == 5)  # fmt: skip
     made: dict[str, Any] = {"kind": shape, "width": place.width, "init": {"*": {"kind": "Normal", "std": 0.1}}}
-    made["embedding"] = embedding(draw, place, text=shape != "EncoderModel" and bool(draw(st.integers(0, 9))))
+    if shape != "EncoderModel" and draw(st.integers(0, 9)):
+        source = "input_ids"
+    made["embedding"] = embedding(draw, place, source)
     place = reading(place, made["embedding"])
     if shape != "DecoderModel":
         made["encoder"] = (encoder if shape == "EncoderModel" else stack)(draw, place)
@@ -401,13 +433,13 @@ def _model(draw: Draw) -> dict[str, Any]:
         memory = shape == "EncoderDecoderModel" or draw(st.integers(0, 9)) == 9
         place = dataclasses.replace(place, writes=True, memory=memory)
         if shape == "EncoderDecoderModel":
-            made["decoder_embedding"] = embedding(draw, place, text=True)
+            made["decoder_embedding"] = embedding(draw, place, "input_ids")
             place = reading(place, made["decoder_embedding"])
         made["decoder"] = stack(draw, place)
     if shape != "EncoderModel" and draw(st.integers(0, 3)):
         made["head"] = fields(draw, "LMHead", place)
     elif draw(st.integers(0, 5)):
-        made["head"] = part(draw, Head, place)
+        made["head"] = head(draw, place)
     if made.get("head", {}).get("kind") == "LMHead" and place.source == "input_ids" and draw(st.booleans()):
         reads = "decoder_embedding" if shape == "EncoderDecoderModel" else "embedding"
         if place.careless or made[reads]["tokens"].get("width") is None:

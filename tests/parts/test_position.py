@@ -40,6 +40,7 @@ from anyformer.parts.position import (
     YarnScaling,
     add_position,
 )  # fmt: skip
+from anyformer.parts.window import GridBias, Windows
 from small import close, compiled_equals_eager, context, filled, made
 
 H, K, D, T = 4, 8, 32, 11
@@ -550,6 +551,13 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: DistanceBias(num_heads=2, before=-1), "DistanceBias.before is -1"),
     (lambda: RelativeVectors(before=2, after=-2), "RelativeVectors.after is -2"),
     (lambda: Rope().build(Site(width=5, address="a.b")), "a.b: Rope turns pairs"),
+    (lambda: Rope(fraction=0.5, scaling=DynamicScaling(factor=2.0, length=9)).build(Site(width=4, address="a.b")),
+     "a.b: DynamicScaling needs more than one pair of channels that turns"),
+    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Learned(length=9), uncounted=1),
+     "TextEmbedding.position: what uncounted leaves out has the row before the first; set offset=1"),
+    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Sinusoidal(length=9), unpadded=True), "set offset=1"),
+    (lambda: Windows(mixer=Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), size=3),
+     "Windows.mixer.position.size is 2; windows of 3 a side need 3"),
     (lambda: Convolutional(groups=3).build(Site(width=8)), "not a multiple of 3 groups"),
     (lambda: Attention(num_heads=4, position=Alibi(num_heads=8)), "Attention.position has 8 heads"),
 ])  # fmt: skip

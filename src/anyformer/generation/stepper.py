@@ -50,7 +50,8 @@ class Stepper:
         """Reads the prompt; the scores of the token after it (B, V)."""
         self.rows, self.mask = ids.shape[0], mask
         if self.pair and "encoder_outputs" not in self.source and (state is None or state.memory is None):
-            reading = {n: v for n, v in self.source.items() if n in self.model.spec.embedding.inputs}
+            names = (*self.model.spec.embedding.inputs, *self.model.tree_inputs)
+            reading = {n: v for n, v in self.source.items() if n in names}
             self.source["encoder_outputs"], read = self.model.encode(reading, None)
             if read.padding is not None:  # of what the encoder says: a frame of sound stands for many samples
                 self.source["attention_mask"] = read.padding

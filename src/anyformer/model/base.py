@@ -106,9 +106,10 @@ class Model(Part):
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
         self.check_vocabulary()
-        self.check_needs()
+        self.check_pixels()
         if self.writes:
             self.check_writing(*self.left_to_right)
+        self.check_needs()
 
     def check_vocabulary(self) -> None:
         """A head over the vocabulary scores the tokens that the embedding before it reads."""
@@ -121,6 +122,14 @@ class Model(Part):
                         f"{path}.vocab_size is {part.vocab_size} and {name}.tokens.vocab_size is {tokens.vocab_size}:"
                         " they count the same tokens, so change both together"
                     )
+
+    def check_pixels(self) -> None:
+        """A head that draws pixels draws those that the embedding reads."""
+        read = dict(super().items()).get("embedding")
+        for name in ("patch_size", "channels"):
+            drawn, given = getattr(self.head, name, None), getattr(read, name, None)
+            if drawn is not None and given is not None and drawn != given:
+                raise ValueError(f"head.{name} is {drawn} and embedding.{name} is {given}: change both together")
 
     def check_writing(self, *names: str) -> None:
         """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
@@ -290,6 +299,8 @@ class TransformerModule(nn.Module):
 
     def forgets(self) -> tuple[str, ...]:
         names = self.spec.left_to_right
+        if self.spec.head is not None and self.spec.head.said == "all":  # it reads a text as a whole
+            names = (*names, "head")
         return tuple(at for name in names for at in forgetting(getattr(self.spec, name), getattr(self, name), name))
 
     @property

@@ -41,6 +41,9 @@ class EncoderDecoderModel(Model):
         for address, part in walk(self.encoder, "encoder"):
             if getattr(part, "memory", False):
                 raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
+        if self.head is not None and self.head.said == "all":
+            kind, instead = type(self.head).__name__, self.head.instead
+            raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
         given = self.encoder.out_width(self.width)
         for address, part in walk(self.decoder, "decoder"):
             wanted = getattr(part, "memory_width", None) or self.width

@@ -96,11 +96,14 @@ class AttentionModule(nn.Module):
     def state_spec(self) -> KeyValueSpec | CrossSpec:
         if self.part.memory:
             return CrossSpec(self.num_kv_heads, self.head_width)
+        return KeyValueSpec(self.num_kv_heads, self.head_width, self.window)
+
+    @property
+    def window(self) -> int | None:
+        """Of a mask that looks back only: nothing before it is ever seen again."""
         masks = self.part.mask.masks if isinstance(self.part.mask, All) else (self.part.mask,)
-        # a window that looks back only: nothing before it is ever seen again
         sizes = [mask.size for mask in masks if isinstance(mask, Window)]
-        window = min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
-        return KeyValueSpec(self.num_kv_heads, self.head_width, window)
+        return min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, heads * K) -> (B, heads, T, K)"""
@@ -125,6 +128,8 @@ class AttentionModule(nn.Module):
                 k, v, places = ctx.state.extend(self.address, k, v, ctx.index)
             visible = ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
+        if bias is not None and ctx.state is not None and self.window is not None:
+            bias = bias[..., places]  # it is that of all places, of which few are held
         if self.position is not None and places is not None:
             q, own = self.position.bias(q, places, self.scale, ctx)
             if own is not None:

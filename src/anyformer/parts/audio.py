@@ -247,6 +247,8 @@ def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) 
 class ConvolutionAdapter(Part, sees="all"):
     """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
 
+    needs: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
+
     width: int
     depth: int = 3
     kernel: int = 3

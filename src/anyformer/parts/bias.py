@@ -165,8 +165,8 @@ class DistanceModule(AttentionPositionModule):
         if part.tree:
             apart = ctx.once("tree distances", lambda: tree.distances(tree.parents_of(ctx)))
             return ctx.once(f"tree entries {part.before} {part.size}", lambda: self.clip(apart))
-        key = f"distance entries {part.before} {part.size} {places.shape[0]}"
-        return ctx.once(key, lambda: self.clip(distance_in(ctx, places)))
+        key = f"distance entries {part.before} {part.size}"
+        return ctx.once_for(places, key, lambda: self.clip(distance_in(ctx, places)))
 
 
 class DistanceBias(Distance, sees="itself"):
@@ -258,8 +258,7 @@ class AlibiModule(AttentionPositionModule):
         return -self.slopes()[:, None, None] * apart.abs()[:, None]
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        key = f"{self.key} {places.shape[0]}"
-        return q, ctx.once(key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))
+        return q, ctx.once_for(places, self.key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))
 
     def apart(self, ctx: Context, places: Tensor) -> Tensor:
         if not self.unpadded or ctx.padding is None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
-from anyformer.part import Part, Sees, Site, farthest
+from anyformer.part import Part, Sees, Site, farthest, walk
 from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
@@ -107,6 +107,10 @@ class TextEmbedding(Embedding, sees="itself"):
     def check(self) -> None:
         at_least(self, 0, "segments")
         chance(self, "dropout")
+        for path, part in walk(self.position, "position"):
+            if (self.uncounted is not None or self.unpadded) and getattr(part, "offset", 1) < 1:
+                kind, field = type(self).__name__, "unpadded" if self.unpadded else "uncounted"
+                raise ValueError(f"{kind}.{path}: what {field} leaves out has the row before the first; set offset=1")
 
     def reaches(self) -> Sees | None:
         return farthest(super().reaches(), None if self.uncounted is None else "past")

@@ -274,7 +274,7 @@ class PoolModule(nn.Module):
         elif self.part.take == "token":
             x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
         else:
-            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs.get("input_ids"))]
+            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
         if self.training and self.part.input_dropout:
             x = F.dropout(x, self.part.input_dropout)
         if self.dense is not None:
@@ -297,14 +297,17 @@ class PoolModule(nn.Module):
             place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
         return place.clamp(max=x.shape[1] - 1)
 
-    def last(self, x: Tensor, ids: Tensor | None) -> Tensor | int:
+    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
         """The rightmost token that is not padding; without ids to look at, the last of all."""
+        ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
         if self.part.padding_token is None:
             if x.shape[0] > 1:
                 raise ValueError("a batch needs pad_token_id in the config to find each row's last token")
             return -1
         if ids is None:
             return -1
+        if ids.shape[1] != x.shape[1]:
+            raise ValueError("give decoder_input_ids: the vector of a text is that of its last token")
         places = torch.arange(ids.shape[1], device=x.device)
         return (places * (ids != self.part.padding_token)).argmax(-1)
 

@@ -23,9 +23,10 @@ from anyformer.state import State
 Size = tuple[int, int]  # rows, columns
 
 
-class PatchEmbedding(Embedding, sees="itself"):
+class PatchEmbedding(Embedding, sees="all"):
     """One vector a patch [Dosovitskiy et al. 2021]. An image that is no multiple of the patch is padded with zeros; one
-    of another size than `image_size` needs `interpolate_pos_encoding=True` where positions are learned."""
+    of another size than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image
+    is read at once."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos", "interpolate_pos_encoding")
 

@@ -406,6 +406,8 @@ class Rope(AttentionPosition, sees="itself"):
         width = int(site.width * self.fraction)  # an odd one is made even (GPT-NeoX), where the head has the room
         if width < 1 or width + width % 2 > site.width or (width % 2 and isinstance(self.scaling, YarnScaling)):
             raise ValueError(f"{site.address}: Rope turns pairs of channels, and {width} of {site.width} are to turn")
+        if width < 3 and isinstance(self.scaling, DynamicScaling):
+            raise ValueError(f"{site.address}: DynamicScaling needs more than one pair of channels that turns")
         return RopeModule(self, site.width)
 
 

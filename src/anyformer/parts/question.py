@@ -19,7 +19,7 @@ from anyformer.parts.head import SpanHead, SpanModule
 from anyformer.parts.norm import Norm
 
 
-class QuestionHead(SpanHead):
+class QuestionHead(SpanHead, sees="all"):
     """One more feed-forward step before the scores, and no answer inside the question, which goes up to the first
     `separator` (or is `question_lengths` long). Where no segments are given, what follows it is the second."""
 
@@ -29,6 +29,10 @@ class QuestionHead(SpanHead):
     separator: int | None
     feedforward: MLP
     norm: Norm
+
+    @property
+    def instead(self) -> str:
+        return repr(SpanHead(dropout=self.dropout))
 
     def build(self, site: Site) -> nn.Module:
         return QuestionModule(self, site)

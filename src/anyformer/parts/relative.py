@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.part import Site
+from anyformer.parts.bias import distance
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
 
 
@@ -43,25 +44,29 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         """(T + S - 1, D): sines and cosines in turn, of every distance from the last query to the first key down."""
         D = self.project.in_features
         count = torch.arange(ctx.index.shape[0] + places.shape[0] - 1, device=places.device)
-        distance = (ctx.index[-1] - places[0] - count).float()
+        apart = (ctx.index[-1] - places.min() - count).float()
         steps = torch.arange(0, D, 2, device=places.device).float()
-        angle = distance[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
+        angle = apart[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        S = places.shape[0]
-        table = ctx.once(f"{self.key} {S}", lambda: self.table(places, ctx, q.dtype))
+        table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
         r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, T + S - 1)
-        scores = torch.matmul((q + self.v[:, None]) * scale, r)
-        index, keys = ctx.apart()
-        if keys.dim() == 2:  # pads stand between the past and these tokens: each row has its own distances
-            column = ctx.index[-1] - places[0] - index[..., :, None] + keys[:, places][..., None, :]
-            scores = scores.gather(-1, column[:, None].expand(-1, scores.shape[1], -1, -1))
-        else:
-            scores = line_up(scores, S)
+        scores = lined_up(torch.matmul((q + self.v[:, None]) * scale, r), places, ctx)
         if scores.device.type == "cuda":
             scores = scores.contiguous()  # its kernels ask for aligned rows
         return q + self.u[:, None], scores
+
+
+def lined_up(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
+    """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
+    index, keys = ctx.apart()
+    if keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
+        return line_up(scores, places.shape[0], 1 if ctx.fine is None else 2)
+    # pads stand between the past and these tokens, so that each row has its own distances, or keys stand in a ring
+    keys = places if keys.dim() == 1 else keys[:, places]
+    column = ctx.index[-1] - places.min() + distance(index, keys)
+    return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
 
 
 def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:

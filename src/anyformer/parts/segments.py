@@ -16,7 +16,7 @@ from anyformer.check import chance
 from anyformer.context import Context, leading_pads
 from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
-from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, line_up
+from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, lined_up
 from anyformer.state import State
 
 
@@ -39,8 +39,8 @@ def spacing_of(ctx: Context) -> int:
     return 1 if spacing is None else spacing.tokens
 
 
-class SegmentedText(TextEmbedding, sees="itself"):
-    """Text whose segments have no vector of their own: they are left to the attention."""
+class SegmentedText(TextEmbedding, sees="past"):
+    """Text whose segments have no vector of their own: they are left to the attention. Nothing remembers them."""
 
     segments: int = 3
 
@@ -49,6 +49,9 @@ class SegmentedText(TextEmbedding, sees="itself"):
 
 
 class SegmentedTextModule(TextEmbeddingModule):
+    def state_spec(self) -> None:
+        return None
+
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, ctx = super().forward({**inputs, "token_type_ids": None}, state)
         kinds = inputs.get("token_type_ids")
@@ -111,13 +114,16 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
     def by_distance(self, q: Tensor, places: Tensor, ctx: Context) -> Tensor:
         if self.part.factorized and self.training and self.part.dropout:  # the same numbers where nothing is dropped
             rows = self.project.weight.unflatten(0, self.v.shape)  # (H, K, W)
-            of_query, of_key = ctx.once(self.key, lambda: self.angles(places, ctx, q.dtype))
+            of_query, of_key = self.angles(places, ctx, q.dtype)
             asked = torch.matmul(q, rows)  # (B, H, T, W)
             found = [torch.matmul(asked * a, b.T) for a, b in zip(of_query, of_key, strict=True)]
             return found[0] + found[1]
-        table = ctx.once(self.key, lambda: self.table(places, ctx, q.dtype))
+        if self.training and self.part.dropout:  # a layer that is run again in the backward pass drops what it dropped
+            table = self.table(places, ctx, q.dtype)
+        else:
+            table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
         r = self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0)  # (H, K, R)
-        return line_up(torch.matmul(q, r), places.shape[0], self.step(ctx))
+        return lined_up(torch.matmul(q, r), places, ctx)
 
     def step(self, ctx: Context) -> int:
         """How many keys stand between a query and the next."""
@@ -133,7 +139,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
         count = torch.arange(self.step(ctx) * (ctx.index.shape[0] - 1) + places.shape[0], device=places.device)
-        waves = torch.cat(self.sines((ctx.index[-1] - places[0] - count) * spacing_of(ctx)), dim=-1)
+        waves = torch.cat(self.sines((ctx.index[-1] - places.min() - count) * spacing_of(ctx)), dim=-1)
         return self.dropped(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
-from anyformer.part import Site
+from anyformer.part import Site, walk
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
 
@@ -38,6 +38,9 @@ class Windows(Op, sees="all"):
     def check(self) -> None:
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
+        for path, part in walk(self.mixer, "mixer"):
+            if isinstance(part, GridBias) and part.size < self.size:
+                raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
 
     @property
     def instead(self) -> str:
