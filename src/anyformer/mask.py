@@ -25,6 +25,11 @@ class Mask(Part):
         raise NotImplementedError
 
     @property
+    def counts(self) -> bool:
+        """Whether it counts places from the first token of a text."""
+        return False
+
+    @property
     def causal(self) -> bool:
         """Whether no query sees a later key."""
         return self.sees in ("itself", "past")
@@ -54,6 +59,10 @@ class All(Mask, sees="all"):
         if not self.masks:
             raise ValueError("All.masks is empty; it needs at least one mask")
 
+    @property
+    def counts(self) -> bool:
+        return any(mask.counts for mask in self.masks)
+
     def reaches(self) -> Sees | None:
         return min((mask.sees for mask in self.masks), key=REACH.index)
 
@@ -74,6 +83,10 @@ class Either(Mask, sees="all"):
         if not self.masks:
             raise ValueError("Either.masks is empty; it needs at least one mask")
 
+    @property
+    def counts(self) -> bool:
+        return any(mask.counts for mask in self.masks)
+
     def reaches(self) -> Sees | None:
         return farthest(*self.masks)
 
@@ -89,6 +102,10 @@ class Either(Mask, sees="all"):
 
 class Not(Mask, sees="all"):
     mask: Mask
+
+    @property
+    def counts(self) -> bool:
+        return self.mask.counts
 
     def reaches(self) -> Sees | None:
         return "all"
@@ -150,6 +167,10 @@ class Global(Mask, sees="all"):
     def check(self) -> None:
         at_least(self, 1, "first")
 
+    @property
+    def counts(self) -> bool:
+        return True
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
         return (q < self.first) | (k < self.first)
@@ -162,6 +183,10 @@ class SameBlock(Mask, sees="all"):
 
     def check(self) -> None:
         at_least(self, 1, "size")
+
+    @property
+    def counts(self) -> bool:
+        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -191,6 +216,10 @@ class Fixed(Mask, sees="all"):
         if self.summary > self.stride:
             raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
 
+    @property
+    def counts(self) -> bool:
+        return True
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
         return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
@@ -203,6 +232,10 @@ class Axial(Mask, sees="all"):
 
     def check(self) -> None:
         at_least(self, 1, "columns")
+
+    @property
+    def counts(self) -> bool:
+        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -219,6 +252,10 @@ class RandomBlocks(Mask, sees="all"):
 
     def check(self) -> None:
         at_least(self, 1, "size", "per_row", "num_blocks")
+
+    @property
+    def counts(self) -> bool:
+        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -251,13 +288,11 @@ class Rows:
     padding: Tensor | None = None  # of the keys
     documents: Tensor | None = None  # of the queries
     key_documents: Tensor | None = None
-    counted: Tensor | None = None
+    counted: Tensor | None = None  # see `text_places`; for masks that count
 
     def in_text(self, b: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Row places as places in the text, for masks that count from its first token: pads take up no place, and a
         packed document begins at 0."""
-        if self.counted is None:
-            self.counted = text_places(self.padding, self.documents)
         return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
 
 
@@ -279,7 +314,8 @@ def see(
     documents: Tensor | None = None, key_documents: Tensor | None = None,
 ) -> Visible:  # fmt: skip
     """A mask met with one batch: queries at row places `index` (T,), keys at row places `keys` (S,)."""
-    rows = Rows(padding, documents, key_documents)
+    # counted here and not by the predicate, which a compiler may be tracing
+    rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None)
 
     def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = mask.allows(b, q, k, rows)
