@@ -20,7 +20,7 @@ from anyformer.parts.image import PatchEmbedding, PixelHead
 from anyformer.parts.init import Normal
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Integer, TreeDepth
+from anyformer.parts.position import Integer, RelativeVectors, TreeDepth
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.vectors import Vectors
 from anyformer.parts.window import GridBias, Windows
@@ -28,6 +28,9 @@ from small import close
 
 TEXT = TextEmbedding(tokens=Tokens(vocab_size=9))
 IMAGE = PatchEmbedding(image_size=(4, 4), patch_size=(2, 2))
+WAVES = WaveformEmbedding(
+    stem=ConvolutionStem(widths=(8,), kernels=(4,), strides=(2,), norm="layer"), augment=SpecAugment(active=False)
+)  # fmt: skip
 CROSS = Attention(num_heads=2, memory=True)
 INIT = {"*": Normal(std=0.3)}
 
@@ -44,6 +47,9 @@ def stack(*ops: Any) -> Stack:
     (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs a grid"),
     (TEXT, MLP(width=4), QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm()), "needs segments"),
     (TEXT, MLP(width=4), SpeechOutput(), "SpeechOutput needs a waveform"),
+    (IMAGE, Attention(num_heads=2, position=RelativeVectors(before=2, tree=True)), None, "needs a row of tokens"),
+    (WAVES.replace(position=TreeDepth(scheme=Integer())), MLP(width=4), None, "embedding.position: TreeDepth needs a"
+     " row of tokens, which WaveformEmbedding does not give; TextEmbedding does"),
     (IMAGE, MLP(width=4), MultipleChoiceHead(pool=Pool()), "MultipleChoiceHead needs a row of tokens"),
     (Vectors(), MLP(width=4), ClassifyHead(num_labels=2, pool=Pool(take="last")), "head.pool: Pool needs token ids"),
 ])  # fmt: skip
@@ -104,10 +110,8 @@ def test_the_last_token_of_a_pair_is_the_decoders() -> None:
 
 def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
     """A frame of sound stands for many samples: the mask of these is not that of the memory."""
-    stem = ConvolutionStem(widths=(8,), kernels=(4,), strides=(2,), norm="layer")
-    sound = WaveformEmbedding(stem=stem, augment=SpecAugment(active=False))
     spec = EncoderDecoderModel(
-        width=8, embedding=sound, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        width=8, embedding=WAVES, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
         head=LMHead(vocab_size=9), init=INIT,
     )  # fmt: skip
     model, samples, ids = af.build(spec).eval(), torch.randn(2, 40), torch.tensor([[1, 2], [3, 4]])

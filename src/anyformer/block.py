@@ -280,7 +280,8 @@ class StackModule(nn.Module):
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.project = nn.Linear(site.width, part.project, bias=False) if part.project else None
         self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
-        self.neck = part.neck.build(site.child("neck", depth=len(part.steps))) if part.neck else None
+        after = site.child("neck", width=part.project or site.width, depth=len(part.steps))
+        self.neck = part.neck.build(after) if part.neck else None
 
     def forward(
         self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None

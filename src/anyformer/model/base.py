@@ -148,8 +148,8 @@ class Model(Part):
     def check_needs(self) -> None:
         """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
         fields = dict(super().items())
-        for name in ("encoder", "decoder", "head"):
-            own = "embedding" if name == "encoder" else "decoder_embedding"
+        for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
+            own = "embedding" if name in ("embedding", "encoder") else "decoder_embedding"
             source = fields.get(own, fields.get("embedding"))
             for address, part in walk(fields.get(name), name):
                 for need in getattr(part, "needs", ()):

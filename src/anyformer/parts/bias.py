@@ -138,6 +138,10 @@ class Distance(AttentionPosition):
     def check(self) -> None:
         at_least(self, 0, "before", "after")
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("a row of tokens",) if self.tree else ()
+
     def reaches(self) -> Sees | None:
         return "all" if self.tree else super().reaches()  # a tree is that of the whole text
 

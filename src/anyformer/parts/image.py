@@ -39,6 +39,10 @@ class PatchEmbedding(Embedding, sees="all"):
     dropout: float = 0.0
 
     @property
+    def instead(self) -> str:
+        return "TextEmbedding(tokens=...)"
+
+    @property
     def gives(self) -> tuple[str, ...]:
         return ("a grid", *(("a mask token",) if self.mask_token else ()))
 

@@ -281,6 +281,7 @@ class TreeDepth(AbsolutePosition, sees="all"):
     `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
 
     tree: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
     numbered: ClassVar[bool] = False
 
     scheme: AbsolutePosition
