@@ -105,6 +105,10 @@ class Model(Part):
         experts = max((part.num_experts for _, part in walk(self) if isinstance(part, MoE)), default=0)
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
+        routers = {(type(part.router).__name__, part.num_experts) for _, part in walk(self) if isinstance(part, MoE)}
+        if getattr(self.head, "balance", None) is not None and len(routers) > 1:
+            found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))
+            raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")
         self.check_vocabulary()
         self.check_pixels()
         if self.writes:
