@@ -539,7 +539,7 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: Convolutional(kernel=0), "Convolutional.kernel is 0"),
     (lambda: Rope(base=-1.0), "Rope.base is -1.0"),
     (lambda: Rope(fraction=1.5), "Rope.fraction is 1.5"),
-    (lambda: Rope(base=float("nan")), "Rope.base is nan"),
+    (lambda: Rope(base=float("nan")), "Rope.base: expected a finite number, got nan"),
     (lambda: LinearScaling(factor=0.0), "LinearScaling.factor is 0.0"),
     (lambda: DynamicScaling(factor=0.5, length=9), "DynamicScaling.factor is 0.5"),
     (lambda: YarnScaling(factor=2.0, length=0), "YarnScaling.length is 0"),

@@ -124,16 +124,19 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
 
 
 def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initializer:
-    """What the Part there says of its own parameters (`starts` of its module), then the description's patterns, then
-    what holds everywhere; "*" is for the rest."""
+    """What the Part there says of its own parameters (`starts` of its module), unless a pattern names that Part's place
+    too ("*.residual.weight"); then the description's patterns, then what holds everywhere; "*" is for the rest."""
+    named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
     path, leaf = address, ""
     while path:
         path, _, name = path.rpartition(".")
         leaf = f"{name}.{leaf}" if leaf else name
         start = getattr(model.get_submodule(path), "starts", {}).get(leaf)
         if start is not None:
-            return start if isinstance(start, Initializer) else Value(value=start)
-    named = {pattern: rule for pattern, rule in rules.items() if pattern != "*"}
+            own = start if isinstance(start, Initializer) else Value(value=start)
+            place = f"{path.rpartition('.')[2]}.{leaf}"
+            asked = (rule for p, rule in named.items() if p.endswith(place) and fnmatch.fnmatchcase(address, p))
+            return next(asked, own)
     for pattern, rule in [*named.items(), *DEFAULTS.items(), *rules.items()]:
         if fnmatch.fnmatchcase(address, pattern):
             return rule
