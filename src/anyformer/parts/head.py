@@ -379,8 +379,11 @@ class MultipleChoiceModule(HeadModule):
         first = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
         if first is None or first.dim() < 3:
             raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
-        flat = {k: v.flatten(0, 1) for k, v in inputs.items() if isinstance(v, Tensor) and k != "labels"}
-        return {**inputs, **flat, "num_choices": first.shape[1]}
+        tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and name != "labels"}
+        memory = {name for name in tensors if name.startswith("encoder_")}  # once a row, for all its choices
+        count = first.shape[1]
+        flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
+        return {**inputs, **flat, "num_choices": count}
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
         logits = self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])
