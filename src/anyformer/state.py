@@ -417,7 +417,7 @@ def declarations(
     model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None
 ) -> Iterator[tuple[str, object]]:
     """(address, state spec) of every mixer that remembers something; the encoder of a pair reads once and need not."""
-    read_once = ("encoder.", "embedding") if model.spec.pair else ()  # type: ignore[union-attr]
+    read_once = ("encoder.", "embedding") if getattr(getattr(model, "spec", None), "pair", False) else ()
     for address, module in model.named_modules() if modules is None else modules:
         if hasattr(module, "state_spec") and not address.startswith(read_once):
             spec = module.state_spec()
