@@ -65,13 +65,13 @@ def test_bart_has_three_labels_unless_said() -> None:
 
 
 @pytest.mark.parametrize(("model_type", "config", "what"), [
-    ("opt", {"num_attention_heads": 5}, "hidden_size 768"), ("opt", {"activation_dropout": 0.1}, "activation_dropout"),
+    ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
     ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"), ("gpt_neox", {"rotary_pct": 0.0}, "fraction"),
     ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
-    ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"), ("bloom", {"n_inner": 7}, "n_inner"),
+    ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
     ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
     ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
-    ("bart", {"normalize_before": True}, "normalize_before"), ("bart", {"pad_token_id": 50265}, "pad_token_id"),
+    ("bart", {"pad_token_id": 50265}, "pad_token_id"),
     ("bart", {"eos_token_id": [2, 3], "architectures": ["BartForSequenceClassification"]}, "token"),
     ("m2m_100", {"pad_token_id": None}, "pad_token_id"), ("m2m_100", {"decoder_attention_heads": 7}, "decoder_att"),
 ])  # fmt: skip

@@ -60,7 +60,7 @@ def test_a_head_drops_in_training_alone(id: str) -> None:
 
 @pytest.mark.parametrize(
     "bad", [
-        {"n_heads": 5}, {"is_decoder": True},
+        {"n_heads": 5},
         {"architectures": ["DistilBertForQuestionAnswering"], "num_labels": 3},
     ], ids=json.dumps,
 )  # fmt: skip

@@ -318,7 +318,7 @@ def test_the_published_shape() -> None:
 @pytest.mark.parametrize(
     ("config", "what"),
     [({"layers": "LMX"}, "layers"), ({"layers": ""}, "layers"), ({"stride": 0}, "stride"), ({"block_size": 0}, "size"),
-     ({"num_heads": 5}, "5 heads"), ({"strides": 2}, "stride"), ({"activation_function": "relv"}, "relu")],
+     ({"num_heads": 5}, "5 heads"), ({"activation_function": "relv"}, "relu")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):

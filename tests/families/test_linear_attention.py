@@ -279,7 +279,7 @@ def test_nothing_grows_with_the_square_of_the_length(features: Features) -> None
             ctx = context(length)
             stack = getattr(model, model.stack_name)
             with Largest() as largest, FlopCounterMode(display=False) as counter:
-                stack(vectors, ctx).sum().backward()
+                stack(vectors, ctx)[0].sum().backward()
             found[length] = largest.size, counter.get_total_flops()
         for kind in (0, 1):
             assert found[2048][kind] < 2.1 * found[1024][kind] and found[4096][kind] < 2.1 * found[2048][kind], found
@@ -321,8 +321,6 @@ def test_refused() -> None:
         SoftmaxFeatures(count=0)
     with pytest.raises(ValueError, match="not a multiple"):
         layer(EluFeatures(), heads=5)
-    with pytest.raises(ValueError, match="position bias"):
-        layer(EluFeatures())(torch.randn(1, 3, 24), context(3, bias=torch.zeros(1, 3, 3, 3)))
     state = decoder(EluFeatures()).new_state()
     with pytest.raises(ValueError, match="step by step"):
         layer(EluFeatures())(torch.randn(1, 3, 24), context(3, state=state))

@@ -79,3 +79,23 @@ def test_there_are_enough_of_them() -> None:
     assert len(PUBLISHED) >= 80 and set(REFUSED) <= {row["model"] for row in PUBLISHED}
     types = {row["config"]["model_type"] for row in PUBLISHED}
     assert {family.name for family in families.catalogue().values() if family.architectures} <= types
+
+
+GONE = [
+    ("opt", {"activation_dropout": 0.1}), ("bloom", {"n_inner": 7}), ("bart", {"normalize_before": True}),
+    ("distilbert", {"is_decoder": True}), ("electra", {"position_embedding_type": "relative_key"}),
+    ("longformer", {"attention_mode": "tvm"}), ("longformer", {"ignore_attention_mask": True}),
+    ("longformer", {"is_decoder": True}), ("nystromformer", {"is_decoder": True}),
+    ("roberta", {"position_embedding_type": "relative_key"}), ("marian", {"normalize_embedding": True}),
+    ("marian", {"static_position_embeddings": False}), ("linformer", {"projectd": 4}), ("dmca", {"strides": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "config"), GONE, ids=str)
+def test_a_field_that_the_class_does_not_know_changes_nothing_and_is_named(
+    model_type: str, config: dict[str, Any]
+) -> None:
+    family = families.find(model_type)
+    with pytest.warns(UnknownFieldWarning, match=next(iter(config))):
+        spec = family.read(config)
+    assert spec.replace(source={}) == family.read({}).replace(source={}) and spec.source.keys() >= config.keys()

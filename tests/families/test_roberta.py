@@ -122,7 +122,7 @@ def test_published_config_and_leftovers(tmp_path) -> None:
 @pytest.mark.parametrize(
     "bad", [
         {"pad_token_id": None}, {"max_position_embeddings": 2}, {"add_cross_attention": True}, {"type_vocab_size": 0},
-        {"hidden_size": 770}, {"position_embedding_type": "relative_key"},
+        {"hidden_size": 770},
         {"architectures": ["RobertaForQuestionAnswering"], "num_labels": 3},
     ], ids=json.dumps,
 )  # fmt: skip

@@ -32,7 +32,7 @@ def test_the_table_tells_what_the_functions_take(task: str) -> None:
         default = own[name].default
         assert default is inspect.Parameter.empty or default is None or isinstance(default, flag.kind), name
         assert (flag.kind is not bool) or default is False
-    assert function.__module__ == f"anyformer.tasks.{task.replace('-', '_')}" and function.__doc__
+    assert function.__module__ == f"anyformer.tasks.each.{task.replace('-', '_')}" and function.__doc__
 
 
 def test_functions_win_over_modules_of_their_name() -> None:
