@@ -24,6 +24,8 @@ from anyformer.parts.op import Op
 
 _import_kinds()
 
+# where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
+PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.mask", "anyformer.model")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
 
@@ -56,12 +58,14 @@ def description(source: str | None = None) -> st.SearchStrategy[dict[str, Any]]:
 
 def concrete(kind: type) -> bool:
     """Whether a kind can stand in a description by itself: it builds or does something that its base does not."""
-    return not any(kind in other.__bases__ for other in Part.kinds.values()) or kind in CONCRETE_BASES
+    ours = (other for other in Part.kinds.values() if other.__module__.startswith(PARTS))
+    return not any(kind in other.__bases__ for other in ours) or kind in CONCRETE_BASES
 
 
 def kinds(base: type) -> list[str]:
     """The names of all kinds that a slot of this type takes."""
-    return [name for name, kind in Part.kinds.items() if issubclass(kind, base) and concrete(kind)]
+    ours = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(PARTS)}
+    return [name for name, kind in ours.items() if issubclass(kind, base) and concrete(kind)]
 
 
 # bases that are something themselves: one that is only a slot declares no `build`

@@ -17,7 +17,7 @@ import anyformer as af
 from anyformer.codec import decode
 from anyformer.part import Part, hints
 from architectures import generator
-from architectures.generator import NEVER_DRAWN, _mentioned, concrete, description, kinds
+from architectures.generator import NEVER_DRAWN, PARTS, _mentioned, concrete, description, kinds
 from architectures.lines import EXCUSED, LINES, broken
 
 SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
@@ -96,7 +96,7 @@ def test_two_thousand_random_descriptions(number: int, tmp_path: Path, record_pr
 
 def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new Part is put into random descriptions as soon as it is there: some slot offers it, or it stands there."""
-    wanted = {name for name, kind in Part.kinds.items() if concrete(kind) and kind.__module__.startswith("anyformer.")}
+    wanted = {name for name, kind in Part.kinds.items() if concrete(kind) and kind.__module__.startswith(PARTS)}
     missing = wanted - NEVER_DRAWN.keys()
 
     def choose(draw: Any, names: list[str]) -> str:
