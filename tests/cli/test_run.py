@@ -211,7 +211,7 @@ def test_help_is_fast_and_without_torch() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         took = time.perf_counter() - start
         assert done.stdout.endswith("False 0\n") and not done.stderr
-        assert took < 3, arguments  # the machine may be busy: a second when it is not
+        assert took < 10, arguments  # a second, where the machine is not busy
         told = TASKS[arguments[0]].flags if arguments[0] in TASKS else {}
         assert all(f"--{name.replace('_', '-')}" in done.stdout for name in told)
 

@@ -267,6 +267,12 @@ def published_class(case: Case) -> tuple[str]:
     return (case.architecture,)
 
 
+def family_and_head(case: Case) -> tuple[str, Any]:
+    """For what is dear and depends on the graph of a whole family: one model of it, and one of every kind of head."""
+    spec = spec_of(case)
+    return case.model_type, (type(spec), type(spec.head))
+
+
 def body(case: Case) -> tuple[Any]:
     """All of the description but its head."""
     return body_and_head(case)[:1]

@@ -12,6 +12,7 @@ from catalogue import (
     Case,
     cases,
     close,
+    family_and_head,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -19,7 +20,6 @@ from catalogue import (
     ours,
     over,
     published,
-    published_class,
     shared,
     spec_of,
 )
@@ -366,7 +366,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(again, state), "the returned state goes on"
 
 
-@over(WRITERS, published_class)
+@over(WRITERS, family_and_head)
 def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: dict[str, Any] = {"greedy": {}, "sampled": {"do_sample": True, "seed": 3}}
     if case.id in ONE_WRITER_PER_KIND:
