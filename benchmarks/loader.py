@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from anyformer.data import Loader, Plan, Split
+from anyformer.data import DataSplit, Loader, Plan
 from anyformer.data.shards import Writer
 from anyformer.objectives.causal import NextToken
 
 GOAL = 20e6
 
 
-def write(folder: Path, tokens: int) -> Split:
+def write(folder: Path, tokens: int) -> DataSplit:
     """Documents of random numbers, most of some hundred tokens and a few of many thousand."""
     random = np.random.default_rng(0)
     with Writer(folder) as writer:
@@ -30,10 +30,10 @@ def write(folder: Path, tokens: int) -> Split:
             size = min(int(random.lognormal(6, 1.2)) + 1, tokens)
             writer.add({"input_ids": random.integers(0, 50257, size, dtype=np.int32)})
             tokens -= size
-    return Split(folder)
+    return DataSplit(folder)
 
 
-def rate(split: Split, rows: int, length: int, seconds: float) -> float:
+def rate(split: DataSplit, rows: int, length: int, seconds: float) -> float:
     """Tokens a second, from the first batch on."""
     plan = Plan(split, examples=rows, length=length, packs=True)
     with Loader(plan, NextToken()) as loader:

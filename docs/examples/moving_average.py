@@ -13,7 +13,7 @@ from anyformer.kernels.scan import scan
 from anyformer.part import Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
-from anyformer.parts.ssm import Rows
+from anyformer.parts.ssm import PackedRows
 from anyformer.state import RecurrentSpec
 
 
@@ -46,7 +46,7 @@ class MovingAverageModule(nn.Module):
         return RecurrentSpec((("average", (1, self.width)),), float32=("average",))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # real tokens first, and where documents begin
+        rows = PackedRows.of(ctx)  # real tokens first, and where documents begin
         slot = None if ctx.state is None else ctx.state.slots[self.address]
         x = rows.pack(x)
         v = self.v(x).float()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.data import Loader, Plan, Split
-from anyformer.data.plan import Dice, bucket, generator, share
+from anyformer.data import DataSplit, Loader, Plan
+from anyformer.data.plan import PlaceDice, bucket, generator, share
 from anyformer.data.shards import Writer
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective, padded
@@ -50,7 +50,7 @@ def stored(folder, sizes, shard_bytes=2**20):
     with Writer(folder, shard_bytes) as writer:
         for i, size in enumerate(sizes):
             writer.add({"input_ids": i * 1000 + np.arange(size)})
-    return Split(folder)
+    return DataSplit(folder)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_resumed_loader_goes_on_where_the_other_stopped(split):
 def test_chance_is_another_for_each_place_and_seed(split):
     numbers = [noise for counter in seen(Plan(split, examples=57), range(4)).values() for _, noise in counter]
     assert len(set(numbers)) == 4 * 57
-    dice = Dice(5)
+    dice = PlaceDice(5)
     dice.at(3).integers(10, size=7)  # what was drawn before does not matter
     fresh = np.random.Generator(np.random.Philox(key=(9 << 64) | 5))
     assert dice.at(9).normal(size=5).tolist() == fresh.normal(size=5).tolist()
@@ -150,7 +150,7 @@ def test_another_seed_is_another_order(split, tmp_path, sizes, kind):
 
 def test_no_two_seeds_share_their_chance():
     """Place 1 of seed 1 is not place 0 of seed 2, nor any other of another seed's."""
-    drawn = [int(Dice(seed).at(place).integers(2**62)) for seed in range(12) for place in range(12)]
+    drawn = [int(PlaceDice(seed).at(place).integers(2**62)) for seed in range(12) for place in range(12)]
     drawn += [
         int(generator(seed, purpose, n).integers(2**62)) for seed in range(6) for purpose in (1, 2, 3) for n in range(6)
     ]
@@ -332,7 +332,7 @@ def test_only_texts_are_packed_and_a_plan_says_how_much(split, tmp_path):
     with Writer(tmp_path / "two") as writer:
         writer.add({"input_ids": np.arange(3), "labels": np.arange(3)})
     with pytest.raises(ValueError, match="only texts can be packed, and these records have input_ids, labels"):
-        Plan(Split(tmp_path / "two"), examples=1, length=4, packs=True)
+        Plan(DataSplit(tmp_path / "two"), examples=1, length=4, packs=True)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -342,7 +342,7 @@ def test_packed_documents_are_learnt_as_separate_ones(tmp_path, family):
     with Writer(tmp_path / "s") as writer:
         for size in (5, 9, 1, 12, 3, 20, 7):
             writer.add({"input_ids": random.integers(0, 50, size)})
-    plan = Plan(Split(tmp_path / "s"), examples=3, length=19, packs=True)
+    plan = Plan(DataSplit(tmp_path / "s"), examples=3, length=19, packs=True)
     objective, model = NextToken(), model_of(family)
     (batch,) = Loader(plan, objective).make(0).batches
     rows = zip(batch["input_ids"], batch["document_ids"])

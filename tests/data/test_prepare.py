@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyformer.data import Bytes, Data, JSONLines, Row, Split, TextFiles, prepare, tokenizer_digest
+from anyformer.data import Bytes, Data, DataSplit, JSONLines, Row, TextFiles, prepare, tokenizer_digest
 from anyformer.data.encode import encoded
 from anyformer.data.shards import Writer
 from anyformer.objectives.objective import Objective
@@ -59,7 +59,7 @@ def test_records_come_back_as_they_were(tmp_path):
     with Writer(tmp_path / "a", shard_bytes=2000) as writer:
         for record in records:
             writer.add(record)
-    split = Split(tmp_path / "a")
+    split = DataSplit(tmp_path / "a")
     assert len(split) == 100 and len(split.counts) > 10
     for i, record in enumerate(records):
         for name, array in split.record(i).items():
@@ -204,10 +204,10 @@ def test_damage_is_noticed(tmp_path, tokenizer):
     file = split.folder / "00000.input_ids"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged; delete it"):
-        Split(split.folder)
+        DataSplit(split.folder)
     file.unlink()
     with pytest.raises(ValueError, match="is damaged; delete it"):
-        Split(split.folder)
+        DataSplit(split.folder)
 
 
 @pytest.mark.parametrize("alone", [0, 100])

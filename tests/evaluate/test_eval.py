@@ -15,7 +15,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.data import CSV, Bytes, Data, JSONLines, TextFiles
 from anyformer.evaluate import Evaluation
-from anyformer.evaluate.predict import Job, predictions, right_answers
+from anyformer.evaluate.predict import Predictor, predictions, right_answers
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.causal import NextToken
@@ -178,7 +178,7 @@ def test_a_tag_for_every_word(tmp_path: Path) -> None:
     best = torch.tensor([0, 1, 2, 2, 0, 0, 1, 0])  # on a, b, _c (2 at the space), d's letter
     scores = torch.nn.functional.one_hot(best, 3)[None].float()
     with Said(model, lambda ids: {"logits": scores}), torch.no_grad():
-        found = predictions(objective, Job(model, tokenizer), [example], [[record]])
+        found = predictions(objective, Predictor(model, tokenizer), [example], [[record]])
     assert found.wanted == [["B-x", "I-x", "O"]]
     first = [int((record["labels"] != -100).nonzero()[0][i]) for i in range(3)]
     assert found.predicted == [[labels[int(best[i])] for i in first]]  # where the objective asks
@@ -214,7 +214,7 @@ def test_the_likeliest_span_of_all_windows(tmp_path: Path) -> None:
         records = [objective.encode(one, tokenizer) for one in examples]
         assert all(len(windows) == 2 for windows in records)
         with Said(model, lambda ids: points(ids, none)), torch.no_grad():
-            return predictions(objective, Job(model, tokenizer, size=1), examples, records).predicted
+            return predictions(objective, Predictor(model, tokenizer, size=1), examples, records).predicted
 
     nothing = {**example, "context": "abc def jkl mno", "answers": []}
     assert answered(9.0, example) == ["ghi"]  # no answer is likelier, but every question has one

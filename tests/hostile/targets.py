@@ -21,7 +21,7 @@ import vocabularies
 from anyformer import cli, families
 from anyformer.codec import to_json
 from anyformer.data.prepare import Data, prepare
-from anyformer.data.shards import Split
+from anyformer.data.shards import DataSplit
 from anyformer.data.table import CSV, JSONLines, Parquet
 from anyformer.data.text import TextFiles
 from anyformer.inputs.text import Tokenizer
@@ -212,7 +212,7 @@ def prepared(folder: Path) -> None:
 
 
 def looked_at(folder: Path) -> None:
-    list(Split(folder / "split"))
+    list(DataSplit(folder / "split"))
 
 
 CHECKPOINT = "checkpoints/step-00000003"

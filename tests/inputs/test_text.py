@@ -106,7 +106,7 @@ def test_pieces_are_those_of_sentencepiece(tmp_path: Path, kind: str, options: d
 def test_the_best_piece_is_joined_first() -> None:
     """Scores decide, not places: Mistral's runs of spaces come first in its file and last in their use."""
     texts = [("<unk>", 0.0, 2), *((letter, -9.0, 1) for letter in "abc"), ("ab", -5.0, 1), ("bc", -1.0, 1)]
-    core = pieces_of.build(pieces_of.Pieces(texts, pieces_of.BPE, dummy_prefix=False, squeeze=False))
+    core = pieces_of.build(pieces_of.SentencePieces(texts, pieces_of.BPE, dummy_prefix=False, squeeze=False))
     assert core.encode("abc").tokens == ["a", "bc"]
 
 

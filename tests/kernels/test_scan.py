@@ -64,7 +64,7 @@ def test_windows_are_cut_as_meant(monkeypatch) -> None:
         with monkeypatch.context() as patch:
             for name, value in plan.items():
                 patch.setattr(kernel, name, value)
-            plans += [kernel.Plan(torch.empty(B, T, I), N) for B, T, I, N in SHAPES]
+            plans += [kernel.ScanPlan(torch.empty(B, T, I), N) for B, T, I, N in SHAPES]
     assert any(p.segments > 1 and p.windows > 1 and p.padded > p.T for p in plans)
     assert any(p.segments == 1 and p.windows > 1 and p.T % p.steps for p in plans)
     assert any(p.rows > 1 for p in plans) and any(p.rows == 1 for p in plans)

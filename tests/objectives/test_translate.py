@@ -9,7 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.evaluate.predict import Job, predictions
+from anyformer.evaluate.predict import Predictor, predictions
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.translate import Translate
 from vocabularies import m2m
@@ -53,7 +53,7 @@ def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -
         optimizer.zero_grad()
         loss.backward()  # type: ignore[union-attr]
         optimizer.step()
-    job = Job(model.eval(), tokenizer, 1)
+    job = Predictor(model.eval(), tokenizer, 1)
     for objective, example in pairs:
         answered = predictions(objective, job, [example], [[objective.encode(example, tokenizer)]])
         assert answered.predicted == answered.wanted == [example["target"]]

@@ -23,7 +23,7 @@ from anyformer.parts.position import (
     Alibi,
     Binary,
     BucketedBias,
-    Constant,
+    Computed,
     Convolutional,
     DistanceBias,
     DynamicScaling,
@@ -569,7 +569,7 @@ def test_nonsense_is_one_clear_line(make: Any, line: str) -> None:
 
 def test_a_constant_is_computed_when_it_leaves_meta() -> None:
     with torch.device("meta"):
-        holder = nn.ModuleList([Constant(lambda: torch.arange(3.0))])
+        holder = nn.ModuleList([Computed(lambda: torch.arange(3.0))])
     assert holder[0]().numel() == 0 and not holder.state_dict()
     holder.to_empty(device="cpu")
     assert holder[0]().tolist() == [0, 1, 2]

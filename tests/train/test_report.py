@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.data.shards import Split, Writer
+from anyformer.data.shards import DataSplit, Writer
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
 from anyformer.train.trainer import Done
 
 
-def split(folder: Path, texts: list[list[int]]) -> Split:
+def split(folder: Path, texts: list[list[int]]) -> DataSplit:
     with Writer(folder) as writer:
         for text in texts:
             writer.add({"input_ids": np.array(text, np.int32)})
-    return Split(folder)
+    return DataSplit(folder)
 
 
 def test_baselines_by_hand(tmp_path: Path) -> None:

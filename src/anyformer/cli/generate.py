@@ -12,6 +12,7 @@ from typing import Any
 
 from anyformer.cli.settings import device_flag
 from anyformer.cli.texts import as_json, text_of
+from anyformer.model import TransformerModule
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -116,7 +117,7 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def write(
-    model: Any, tokenizer: Any, ids: list[int], settings: dict[str, Any], options: argparse.Namespace
+    model: TransformerModule, tokenizer: Any, ids: list[int], settings: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Any]:
     """One text, printed as it grows unless it is told as JSON."""
     import torch

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from anyformer.data.plan import Chosen, Dice, Plan, share
+from anyformer.data.plan import Chosen, PlaceDice, Plan, share
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
@@ -42,7 +42,7 @@ class Loader:
         self.start, self.stop = start_step, len(plan) if plan.once and stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
-        self._dice = Dice(plan.seed)
+        self._dice = PlaceDice(plan.seed)
         self._queue: queue.Queue[Ready | BaseException | None] = queue.Queue(ahead)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyformer.data.shards import Split
+from anyformer.data.shards import DataSplit
 from anyformer.objectives.objective import Record
 
 ORDER, SHIFT, BATCHES = 1, 2, 3  # what an epoch's random numbers are for
@@ -25,7 +25,7 @@ def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-class Dice:
+class PlaceDice:
     """The generator for each place: a new `Generator(Philox(key=place << 64 | seed))`, made by setting one's state."""
 
     def __init__(self, seed: int) -> None:
@@ -63,7 +63,7 @@ class Plan:
     """
 
     def __init__(
-        self, split: Split, *, seed: int = 0, examples: int | None = None, tokens: int | None = None,
+        self, split: DataSplit, *, seed: int = 0, examples: int | None = None, tokens: int | None = None,
         length: int | None = None, packs: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         if (examples is None) == (tokens is None):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from anyformer.codec import encode
 from anyformer.data.encode import encoded
 from anyformer.data.lock import only_one
-from anyformer.data.shards import FORMAT, Split, Writer
+from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Source
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part
@@ -36,11 +36,11 @@ class Data(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    train: Split
-    valid: Split | None = None
-    test: Split | None = None
+    train: DataSplit
+    valid: DataSplit | None = None
+    test: DataSplit | None = None
 
-    def items(self) -> Iterator[tuple[str, Split]]:
+    def items(self) -> Iterator[tuple[str, DataSplit]]:
         for name in ("train", "valid", "test"):
             if getattr(self, name) is not None:
                 yield name, getattr(self, name)
@@ -88,7 +88,7 @@ def prepare(
 def prepare_split(
     name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, folder: Path,
     length: int | None, progress: Progress | None,
-) -> Split:  # fmt: skip
+) -> DataSplit:  # fmt: skip
     """The records of one split alone; the objective is ready."""
     limit = None if objective.packs else length
     place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
@@ -96,7 +96,7 @@ def prepare_split(
         with written_to(folder), only_one(folder / ".lock"):
             if not (place / "index.json").is_file():  # another process may have made it meanwhile
                 _write(name, source, unfit, objective, tokenizer, place, limit, progress)
-    return Split(place)
+    return DataSplit(place)
 
 
 def _write(

@@ -32,7 +32,7 @@ NARROW = [np.dtype(kind) for kind in ("uint8", "uint16", "int16", "int32", "int6
 
 
 @dataclasses.dataclass
-class Field:
+class Column:
     """One field of all records, as if in one array."""
 
     name: str
@@ -71,7 +71,7 @@ class Field:
         return np.flatnonzero(~whole).tolist()
 
 
-class Split:
+class DataSplit:
     """The records of one part of the data."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +91,7 @@ class Split:
     def _damaged(self, why: str) -> ValueError:
         return ValueError(f"{self.folder} is damaged; delete it and it is made again ({why})")
 
-    def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Field:
+    def _field(self, name: str, dtype: str, scalar: bool, stored: list[str]) -> Column:
         parts, sizes = [], []
         if any(np.dtype(kind).kind not in "biuf" for kind in (dtype, *stored)) or os.sep in name:
             raise ValueError(f"{name[:50]} holds no numbers")
@@ -104,7 +104,7 @@ class Split:
         ends = np.concatenate([np.zeros(1, np.int64), *sizes]).cumsum()
         if ends[-1] != starts[-1] or len(ends) != len(self) + 1 or (np.diff(ends) < 0).any():
             raise ValueError(f"{name} has {starts[-1]} numbers, not {ends[-1]}")
-        return Field(name, np.dtype(dtype), scalar, starts, parts, ends)
+        return Column(name, np.dtype(dtype), scalar, starts, parts, ends)
 
     def verify(self) -> None:
         """Raises where the records are not those that were written, a shard at a time: `digest` is only a promise."""
@@ -146,7 +146,7 @@ class Split:
 
 
 class Writer:
-    """Writes records as a Split; `with` it, one at a time for a folder, and `problem` what gives none."""
+    """Writes records as a DataSplit; `with` it, one at a time for a folder, and `problem` what gives none."""
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder, self.shard_bytes = folder, shard_bytes

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.data import Ready, Source, Split
+from anyformer.data import DataSplit, Ready, Source
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
-from anyformer.evaluate.predict import Answered, Example, Job, kind_of, predictions, task_of
+from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
 from anyformer.generation.prompt import position_limit
+from anyformer.model import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
@@ -55,7 +56,7 @@ class Evaluation:
 
     def __init__(
         self, source: Source, objective: Objective, tokenizer: Any, names: Sequence[str] | None = None, *,
-        split: Split | None = None, most: int | None = None, skip: bool = False,
+        split: DataSplit | None = None, most: int | None = None, skip: bool = False,
     ) -> None:  # fmt: skip
         self.source, self.tokenizer, self.split, self.most, self.skip = source, tokenizer, split, most, skip
         self.task = task_of(objective)
@@ -102,7 +103,7 @@ class Evaluation:
         num_bytes = sum(len(str(row.example["text"]).encode()) for row in rows if row.example is not None)
         return self.split.tokens / num_bytes
 
-    def __call__(self, job: Job, mean_loss: Callable[[Objective], float]) -> dict[str, float]:
+    def __call__(self, job: Predictor, mean_loss: Callable[[Objective], float]) -> dict[str, float]:
         """`mean_loss` is that of an objective on this split."""
         scores = {}
         if any(name not in metrics.LOSSES for name in self.names):
@@ -114,7 +115,7 @@ class Evaluation:
                 scores["bits_per_byte"] = loss * self.tokens_per_byte / math.log(2)
         return {name: scores[name] for name in self.names}
 
-    def ask(self, job: Job) -> Answered:
+    def ask(self, job: Predictor) -> Answered:
         """What the model predicts for every example."""
         examples, records = self.examples
         check_lengths(job.model, self.task, records)
@@ -146,7 +147,7 @@ def usual(task: Objective, kind: str | None) -> tuple[str, ...]:
     return tuple("f1" if kind == "labels" and two and name == "macro_f1" else name for name in names)
 
 
-def check_lengths(model: Any, task: Objective, records: Sequence[Sequence[Record]]) -> None:
+def check_lengths(model: TransformerModule, task: Objective, records: Sequence[Sequence[Record]]) -> None:
     limit, longest = position_limit(model.spec), max(task.size(record) for own in records for record in own)
     if limit is not None and longest > limit:
         raise ValueError(f"an example has {longest:,} tokens, and this model takes at most {limit:,}")

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
+from anyformer.model import TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, padded, padded_texts, read
+from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, read
 
 SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
 
@@ -24,7 +25,7 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    model: Any, pairs: Sequence[Pair], *, size: int = 32,
+    model: TransformerModule, pairs: Sequence[Pair], *, size: int = 32,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Likelihood]:  # fmt: skip
     """Of what follows in each pair. An encoder-decoder reads the context and writes the rest; a decoder has one text.
@@ -71,7 +72,7 @@ def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[lis
     return first, tokenizer.encode(context + rest)[len(first) :]
 
 
-def pair_batch(model: Any, pairs: Sequence[Pair], two: bool) -> Batch:
+def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Batch:
     """What the model reads, padded on the right, where no token that is scored sees it."""
     if not two:
         batch = padded_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
@@ -83,7 +84,7 @@ def pair_batch(model: Any, pairs: Sequence[Pair], two: bool) -> Batch:
 
 
 @torch.inference_mode()
-def hidden(model: Any, batch: Batch) -> Tensor:
+def hidden(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
     seen = read(model, batch)
     model._check_finite({"last_hidden_state": seen.x}, seen.inputs, False)
@@ -91,12 +92,13 @@ def hidden(model: Any, batch: Batch) -> Tensor:
 
 
 @torch.inference_mode()
-def scored(model: Any, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> list[Likelihood]:
+def scored(model: TransformerModule, states: Sequence[Tensor], wanted: Sequence[Sequence[int]]) -> list[Likelihood]:
     """Of tokens, by the states (n, D) before each of them."""
     x = torch.cat(list(states))  # (N, D)
     tokens = torch.tensor([token for own in wanted for token in own], device=x.device)  # (N,)
-    step = max(1, SCORES // model.spec.head.vocab_size)
-    said = [of_tokens(model.head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
+    head = language_head(model)
+    step = max(1, SCORES // head.part.vocab_size)
+    said = [of_tokens(head.scores(x[at : at + step]), tokens[at : at + step]) for at in range(0, len(x), step)]
     lengths = list(map(len, wanted))
     each, likeliest = (torch.cat(parts).cpu().split(lengths) for parts in zip(*said, strict=True))
     return [Likelihood(float(one.sum()), bool(best.all())) for one, best in zip(each, likeliest, strict=True)]

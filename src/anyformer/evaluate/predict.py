@@ -14,6 +14,7 @@ from torch import Tensor
 from anyformer.generation import generate
 from anyformer.generation.config import settings_for
 from anyformer.generation.prompt import position_limit
+from anyformer.model import TransformerModule
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose
@@ -32,10 +33,10 @@ class Answered(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Predictor:
     """How the model is asked."""
 
-    model: Any
+    model: TransformerModule
     tokenizer: Any
     pad: int = 0
     size: int = 32  # records at once
@@ -78,25 +79,25 @@ def kind_of(objective: Objective) -> str | None:
 
 
 def predictions(
-    objective: Objective, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]
+    objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Answered:
     """`records` are the objective's of each example."""
     ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts)}
     return ask[kind_of(objective)](objective, job, examples, records)
 
 
-def labels(objective: Any, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def labels(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
     rows = [record for (record,) in records]
     found = [int(scores.argmax()) for scores in job.logits(objective, rows)]
     return Answered(found, [int(record["label"]) for record in rows])
 
 
-def numbers(objective: Any, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def numbers(objective: Any, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
     rows = [record for (record,) in records]
     return Answered([float(said) for said in job.logits(objective, rows)], [float(record["label"]) for record in rows])
 
 
-def tags(objective: Tag, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def tags(objective: Tag, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
     """A tag for every word: its first token's. One without tokens (characters that the vocabulary drops) is outside."""
     outside = "O" if "O" in objective.labels else objective.labels[0]
     found, wanted = [], []
@@ -113,7 +114,9 @@ def tags(objective: Tag, job: Job, examples: Sequence[Example], records: Sequenc
     return Answered(found, wanted)
 
 
-def answers(objective: Answer, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def answers(
+    objective: Answer, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Answered:
     """The likeliest span of all windows over the text. Where some questions have no answer (SQuAD 2.0), none is given
     if the first token of every window is likelier."""
     scores = ends(objective, job, [record for windows in records for record in windows])
@@ -135,13 +138,14 @@ def answers(objective: Answer, job: Job, examples: Sequence[Example], records: S
     return Answered(found, wanted)
 
 
-def ends(objective: Answer, job: Job, records: Sequence[Record]) -> list[Tensor]:
+def ends(objective: Answer, job: Predictor, records: Sequence[Record]) -> list[Tensor]:
     """Of each window the scores (2, T) of its tokens to be the first and the last of the answer."""
     scores: list[Any] = [None] * len(records)
     for which, batch in job.batches(objective, records):
         inputs = {name: value for name, value in batch.items() if not name.endswith("_positions")}
         with job.autocast():
             seen = read(job.model, inputs)
+            assert job.model.head is not None
             said = job.model.head(seen.x, seen.ctx, seen.inputs)
         both = torch.stack([said[f"{name}_logits"].float() for name in ("start", "end")], 1).cpu()
         for i, row in zip(which, both):
@@ -159,14 +163,16 @@ def right_answers(example: Example) -> list[str]:
     return list(dict.fromkeys(one["text"] if isinstance(one, Mapping) else str(one) for one in given))
 
 
-def texts(objective: Translate, job: Job, examples: Sequence[Example], records: Sequence[list[Record]]) -> Answered:
+def texts(
+    objective: Translate, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Answered:
     to = objective.target_language
     language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
     found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language)
     return Answered(found, [str(example["target"]) for example in examples])
 
 
-def written(objective: Objective, job: Job, records: Sequence[Record], **options: Any) -> list[str]:
+def written(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:
     """What the model writes about each record, by `options` of generate: greedily unless they ask for more, and up to a
     stop string. Where nothing says how long, it is at most twice as long as what was read, and a little."""
     found = [""] * len(records)

@@ -24,10 +24,11 @@ __all__ = ["Settings", "check_writer", "generate"]
 
 @torch.no_grad()
 def generate(
-    model: Any, input_ids: Tensor | None = None, *, attention_mask: Tensor | None = None,
-    inputs_embeds: Tensor | None = None, past_key_values: State | None = None, assistant_model: Any = None,
-    return_dict: bool | None = None, return_dict_in_generate: bool | None = None,
-    stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None, compile: bool | None = None, **options: Any,
+    model: TransformerModule, input_ids: Tensor | None = None, *, attention_mask: Tensor | None = None,
+    inputs_embeds: Tensor | None = None, past_key_values: State | None = None,
+    assistant_model: TransformerModule | None = None, return_dict: bool | None = None,
+    return_dict_in_generate: bool | None = None, stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None,
+    compile: bool | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Sequences of token ids (B, T), prompt included (an encoder's is not). With return_dict, an Output that also has
     scores, log_probs, finish_reasons ("stop" or "length"), past_key_values to go on from, and for beams

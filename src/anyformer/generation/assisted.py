@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.generation.job import Job, Report
+from anyformer.generation.job import Details, Job
 from anyformer.generation.stepper import Stepper
 
 
 def write(job: Job) -> dict[str, Any]:
     """Rows go on together: by as many tokens as were right in all of those that have not ended."""
     s, model, P = job.settings, job.stepper, job.prompt_length
-    report = Report(job)
+    report = Details(job)
     drafter: Any = ModelDrafter(job) if job.draft is not None else LookupDrafter(job)
     processed = job.process(job.ids, job.scores)
     ids = report.add(job.ids, job.scores, processed, job.choose(processed, 0))

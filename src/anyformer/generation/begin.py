@@ -16,6 +16,7 @@ from anyformer.generation.prompt import NOT_HERE, Prompt, prompt_of, room
 from anyformer.generation.scores import steps
 from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import Stepper
+from anyformer.model import TransformerModule
 from anyformer.parts.given import check_given
 from anyformer.state import State
 
@@ -23,9 +24,9 @@ CANNOT_WRITE = "has no language-model head that writes from left to right"
 
 
 def begin(
-    model: Any, named: dict[str, Any], options: dict[str, Any], *, state: State | None = None, assistant: Any = None,
-    told: bool = False, stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None,
-    compiled: bool | None = None,
+    model: TransformerModule, named: dict[str, Any], options: dict[str, Any], *, state: State | None = None,
+    assistant: TransformerModule | None = None, told: bool = False, stream: Callable[[Tensor], None] | None = None,
+    tokenizer: Any = None, compiled: bool | None = None,
 ) -> Job:  # fmt: skip
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
     check_writer(model)
@@ -49,7 +50,8 @@ def begin(
     if stream is not None:
         s.need(s.num_beams == 1, "num_beams", "beams cannot be streamed: the best text is known only at the end")
     prompt = prompt_of(model, {name: value for name, value in inputs.items() if value is not None}, s)
-    check_assistant(model, assistant, s, prompt)
+    if assistant is not None:
+        check_assistant(model, assistant, s, prompt)
     max_length = room(model, s, prompt, state)
     device, P, V = prompt.ids.device, prompt.ids.shape[1], model.spec.head.vocab_size
     ended = Ending(s, max_length, P, tokenizer, device)
@@ -79,17 +81,14 @@ def begin(
     return job
 
 
-def check_writer(model: Any) -> None:
+def check_writer(model: TransformerModule) -> None:
     """ValueError where a model scores no next tokens."""
     head = model.spec.head
     if not model.spec.left_to_right or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
         raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
 
 
-def check_assistant(model: Any, assistant: Any, s: Settings, prompt: Prompt) -> None:
-    if assistant is None:
-        return
-
+def check_assistant(model: TransformerModule, assistant: TransformerModule, s: Settings, prompt: Prompt) -> None:
     def need(good: bool, what: str) -> None:
         if not good:
             raise ValueError(f"assistant_model: {what}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.generation.settings import ONLY_BEAMS, ONLY_SAMPLING, Settings
+from anyformer.model import TransformerModule
 from anyformer.part import nearest
 
 NAMES = {field.name: field.default for field in dataclasses.fields(Settings)}
@@ -30,7 +31,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 INSIDE = ("output_attentions", "output_hidden_states")
 
 
-def settings_for(model: Any, given: Mapping[str, Any]) -> Settings:
+def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings:
     for name in given:
         if name in INSIDE:
             raise ValueError(f"{name}: nothing of this is kept while writing; run the model over the sequences")

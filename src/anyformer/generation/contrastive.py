@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.job import Job, Report
+from anyformer.generation.job import Details, Job
 
 
 def search(job: Job) -> dict[str, Any]:
     alpha, stepper = job.settings.penalty_alpha or 0.0, job.stepper
     k = min(job.settings.top_k, job.scores.shape[1])
-    ids, raw, report = job.ids, job.scores, Report(job)
+    ids, raw, report = job.ids, job.scores, Details(job)
     assert stepper.hidden is not None
     before = F.normalize(stepper.hidden.float(), dim=-1)  # (B, T, D)
     real = torch.ones(before.shape[:2], dtype=torch.bool, device=ids.device) if stepper.mask is None else stepper.mask

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.settings import Settings
+from anyformer.model import TransformerModule
+from anyformer.parts.head import CTCModule
 
 ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
 TRIED = 32  # tokens a frame at least, the likeliest first, that a prefix is continued with
 
 
-def write(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Sequences (B * num_return_sequences, longest) without blanks and repeats, filled up on the right, and the
     log-probability of each: of its best path, or with beams of all its paths that were kept."""
     for name in options:
@@ -31,6 +33,7 @@ def write(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> dict[s
     s = Settings(**options)
     s.check(model.spec.head.vocab_size)
     x, ctx, _ = model.hidden(inputs)
+    assert isinstance(model.head, CTCModule)
     scores = model.head.out(x).float().log_softmax(-1)
     lengths = [x.shape[1]] * x.shape[0] if ctx.tokens is None else ctx.tokens.sum(-1).tolist()
     blank = model.spec.head.blank

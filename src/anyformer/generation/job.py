@@ -126,7 +126,7 @@ def alone(writer: Writer, stepper: Stepper) -> dict[str, Any]:
         return end.value
 
 
-class Report:
+class Details:
     """What is told beside the sequences, gathered token by token where each row writes its own text."""
 
     def __init__(self, job: Job) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import align_right
+from anyformer.model import TransformerModule
 from anyformer.part import walk
 from anyformer.parts.given import hides_nothing
 
@@ -53,7 +54,7 @@ class Prompt:
         return self.aligned.masked_fill(~self.mask.bool() & (self.aligned == pad), vocab_size)
 
 
-def prompt_of(model: Any, inputs: dict[str, Any], s: Settings) -> Prompt:
+def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> Prompt:
     """Sorts a caller's inputs (None left out) into the prompt and the rest."""
     for name, why in NOT_HERE.items():
         if name in inputs:
@@ -103,7 +104,7 @@ def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[
     return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **segments})
 
 
-def decoder_prompt(model: Any, inputs: dict[str, Any], s: Settings) -> Prompt:
+def decoder_prompt(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> Prompt:
     """What the decoder of an encoder-decoder starts from: its start token, and what the caller wants after it."""
     rest = dict(inputs)
     ids, mask = rest.pop("decoder_input_ids", None), rest.pop("decoder_attention_mask", None)
@@ -123,7 +124,7 @@ def decoder_prompt(model: Any, inputs: dict[str, Any], s: Settings) -> Prompt:
     return aligned(ids, mask, None, rest, "decoder_attention_mask")
 
 
-def room(model: Any, s: Settings, prompt: Prompt, state: Any) -> int:
+def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> int:
     """How long the ids may get, prompt included."""
     P, read = prompt.ids.shape[1], prompt.num_read
     asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anyformer.generation.job import Job, Move, Report, Writer
+from anyformer.generation.job import Details, Job, Move, Writer
 
 
 def write(job: Job) -> Writer:
-    ids, raw, report = job.ids, job.scores, Report(job)
+    ids, raw, report = job.ids, job.scores, Details(job)
     while True:
         processed = job.process(ids, raw)
         tokens = job.choose(processed, ids.shape[1] - job.prompt_length)

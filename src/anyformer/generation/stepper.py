@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.model import TransformerModule
 from anyformer.state import State
 
 MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
@@ -29,7 +30,9 @@ def align_right(ids: Tensor, mask: Tensor) -> Tensor:
 class Stepper:
     """A model, what it read, and what it remembers."""
 
-    def __init__(self, model: Any, source: dict[str, Any], use_cache: bool, chunk: int | None = None) -> None:
+    def __init__(
+        self, model: TransformerModule, source: dict[str, Any], use_cache: bool, chunk: int | None = None
+    ) -> None:
         self.model, self.source = model, dict(source)
         self.pair = model.spec.pair  # an encoder read the source
         self.prefix = "decoder_" if self.pair else ""

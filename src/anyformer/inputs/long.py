@@ -36,7 +36,7 @@ class LongText:
         return "".join(self)
 
 
-class Piece(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens [start, stop) of an encoding."""
 
     encoding: tokenizers.Encoding
@@ -69,7 +69,7 @@ def worded(text: str | LongText) -> Iterator[str]:
         yield waiting
 
 
-def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[Piece]:
+def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
     """The tokens of the text that the parts make together."""
     waiting, skip = "", 0
     for part in parts:
@@ -78,10 +78,10 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[Piece]:
             window = waiting[:PIECE]
             encoding = encode(window)
             stop, place, again = _cut(encode, window, encoding)
-            yield Piece(encoding, skip, stop)
+            yield TokenRange(encoding, skip, stop)
             waiting, skip = waiting[place:], again
     encoding = encode(waiting)
-    yield Piece(encoding, skip, len(encoding.ids))
+    yield TokenRange(encoding, skip, len(encoding.ids))
 
 
 def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ UNIGRAM, BPE = 1, 2  # kinds of models
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
+class SentencePieces:
     """What the file says."""
 
     pieces: list[tuple[str, float, int]]  # text, score, kind; the place is the token's id
@@ -63,7 +63,7 @@ def fields(raw: bytes) -> Iterator[tuple[int, Any]]:
         at += size
 
 
-def read(path: Path) -> Pieces:
+def read(path: Path) -> SentencePieces:
     """One line of ValueError that names the file, for anything that is not such a model."""
     with path.open("rb") as file:
         raw = file.read(LONGEST_BYTES + 1)
@@ -75,7 +75,7 @@ def read(path: Path) -> Pieces:
         raise ValueError(f"{path}: not a SentencePiece model ({error})") from None
 
 
-def _parse(raw: bytes) -> Pieces:
+def _parse(raw: bytes) -> SentencePieces:
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -94,13 +94,13 @@ def _parse(raw: bytes) -> Pieces:
     if model not in (UNIGRAM, BPE):
         raise ValueError("neither a unigram nor a BPE model")
     unknown = next((i for i, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), trainer.get(40, 0))
-    return Pieces(
+    return SentencePieces(
         pieces, model, unknown, bool(trainer.get(35, False)), normalizer.get(2, b""), bool(normalizer.get(3, True)),
         bool(normalizer.get(4, True)), bool(trainer.get(24, False)),
     )  # fmt: skip
 
 
-def merges(pieces: Pieces) -> list[tuple[str, str]]:
+def merges(pieces: SentencePieces) -> list[tuple[str, str]]:
     """The pairs that a BPE model of pieces joins, the best piece first: a pair for each way to cut a piece in two."""
     kinds = {text: kind for text, _, kind in pieces.pieces if kind in (NORMAL, USER_DEFINED)}
     order = sorted((text for text in kinds if kinds[text] == NORMAL), key=_best_first(pieces))
@@ -114,12 +114,12 @@ def doubles(core: tokenizers.Tokenizer) -> bool:
     return isinstance(core.pre_tokenizer, pre_tokenizers.Metaspace) and core.pre_tokenizer.prepend_scheme == "first"
 
 
-def _best_first(pieces: Pieces) -> Any:
+def _best_first(pieces: SentencePieces) -> Any:
     rank = {text: (-score, i) for i, (text, score, _) in enumerate(pieces.pieces)}
     return rank.__getitem__
 
 
-def build(pieces: Pieces, *, extra: list[str] | None = None, first_only: bool = False) -> tokenizers.Tokenizer:
+def build(pieces: SentencePieces, *, extra: list[str] | None = None, first_only: bool = False) -> tokenizers.Tokenizer:
     """The tokenizer of a model file. `extra` are special tokens after its own.
 
     With `first_only` the space before the text is not put again after special tokens inside it, and is put before a

@@ -131,7 +131,7 @@ class Tokenizer:
             yield self._known(piece.ids)
         yield after
 
-    def parts(self, text: str | long.LongText) -> Iterator[long.Piece]:
+    def parts(self, text: str | long.LongText) -> Iterator[long.TokenRange]:
         """The tokens of a text of any length, without special ones."""
         parts = long.sliced(self._text(text) if isinstance(text, str) else text)
         first = next(parts, "")  # where a text begins, a space may have to be doubled

@@ -63,7 +63,7 @@ def scan(
 # -- windows ----------------------------------------------------------------------------------------------------------
 
 
-class Plan:
+class ScanPlan:
     """How B rows of T tokens are cut: `rows` at once, `segments` side by side, `steps` one after another."""
 
     def __init__(self, x: Tensor, num_states: int) -> None:
@@ -98,10 +98,10 @@ class Plan:
         return x.unflatten(1, (self.segments, -1)).movedim(2, 0)
 
 
-class Buffers:
+class ScanBuffers:
     """Room for the windows of a call, so that the same memory stays in the cache."""
 
-    def __init__(self, plan: Plan, like: Tensor, A: Tensor, *names: str) -> None:
+    def __init__(self, plan: ScanPlan, like: Tensor, A: Tensor, *names: str) -> None:
         shape = (plan.rows, plan.segments, *A.shape)
         steps = min(plan.steps, plan.padded)
         self.room = {n: like.new_empty((steps + (n == "h"), *shape)) for n in names}
@@ -122,7 +122,7 @@ def _join(ends: Tensor, whole: Tensor, order: range) -> Tensor:
 
 
 def _states(
-    room: Buffers, dt: Tensor, dtx: Tensor, A: Tensor, b: Tensor, keep: Tensor | None, start: Tensor
+    room: ScanBuffers, dt: Tensor, dtx: Tensor, A: Tensor, b: Tensor, keep: Tensor | None, start: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The decay of each step (L, R, G, N, I) and the states (L + 1, R, G, N, I): before the first step, after each."""
     a, h = room("a", dt), room("h", dt)
@@ -161,12 +161,12 @@ def _scan(
     """y, the last state, and (windows, B, N, I) the state at the start of each window where gradients will be asked."""
     if fused(x):
         return _scan_fused(x, dt, A, b, c, state, keep, train)
-    plan = Plan(x, A.shape[0])
+    plan = ScanPlan(x, A.shape[0])
     dtx, dt, b, c = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c)
     keep = None if keep is None else plan.pad(keep, 1.0)
     y, last = torch.empty_like(dtx), x.new_empty(x.shape[0], *A.shape)
     starts = x.new_empty(plan.windows if train else 0, *last.shape)
-    room = Buffers(plan, x, A, "a", "h")
+    room = ScanBuffers(plan, x, A, "a", "h")
     for rows in plan.blocks():
         h0 = torch.zeros_like(last[rows]) if state is None else state[rows]
         for w in range(plan.windows):
@@ -183,7 +183,7 @@ def _scan(
 @_scan.register_fake
 def _(x, dt, A, b, c, state, keep, train):
     shape = (x.shape[0], *A.shape)
-    windows = -(-x.shape[1] // FUSED_WINDOW) if fused(x) else Plan(x, A.shape[0]).windows
+    windows = -(-x.shape[1] // FUSED_WINDOW) if fused(x) else ScanPlan(x, A.shape[0]).windows
     return torch.empty_like(x), x.new_empty(shape), x.new_empty(windows if train else 0, *shape)
 
 
@@ -196,12 +196,12 @@ def _scan_backward(
     every other one is a sum over what stands at t."""
     if fused(x):
         return _scan_fused_backward(gy, glast, x, dt, A, b, c, starts, keep)
-    plan = Plan(x, A.shape[0])
+    plan = ScanPlan(x, A.shape[0])
     dtx, dt_all, b, c, gy = plan.pad(dt * x), plan.pad(dt), plan.pad(b), plan.pad(c), plan.pad(gy)
     keep = None if keep is None else plan.pad(keep, 1.0)
     gdtx, gdt, gA = torch.empty_like(dtx), torch.empty_like(dtx), torch.zeros_like(A)
     gb, gc, gstate = torch.empty_like(b), torch.empty_like(c), torch.empty_like(glast)
-    room = Buffers(plan, x, A, "a", "h", "g")
+    room = ScanBuffers(plan, x, A, "a", "h", "g")
     for rows in plan.blocks():
         enters = glast[rows]
         for w in reversed(range(plan.windows)):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.kernels.scan import Plan
+from anyformer.kernels.scan import ScanPlan
 
 EMPTY = -1e30  # the logarithm of no weight at all
 ENOUGH = 40.0  # e^40 times as much as the whole past: to any precision, the token alone
@@ -210,7 +210,7 @@ def _wkv(
     decay: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor | None, keep: Tensor | None, train: bool
 ) -> tuple[Tensor, Tensor]:
     """y, and (windows, B, 3, A) the state before each window where gradients will be asked."""
-    plan = Plan(k, 1)
+    plan = ScanPlan(k, 1)
     state = k.new_zeros(k.shape[0], 3, k.shape[2]) if state is None else state
     k, v = plan.pad(k), plan.pad(v)
     keep = None if keep is None else plan.pad(keep, 1.0)
@@ -229,14 +229,14 @@ def _wkv(
 
 @_wkv.register_fake
 def _(decay, u, k, v, state, keep, train):
-    return torch.empty_like(k), k.new_empty(Plan(k, 1).windows if train else 0, k.shape[0], 3, k.shape[2])
+    return torch.empty_like(k), k.new_empty(ScanPlan(k, 1).windows if train else 0, k.shape[0], 3, k.shape[2])
 
 
 @torch.library.custom_op("anyformer::wkv_backward", mutates_args=())
 def _wkv_backward(
     gy: Tensor, decay: Tensor, u: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    plan = Plan(k, 1)
+    plan = ScanPlan(k, 1)
     gy, k, v = plan.pad(gy), plan.pad(k), plan.pad(v)
     keep = None if keep is None else plan.pad(keep, 1.0)
     gdecay, gu, gk, gv = (torch.zeros_like(t) for t in (decay, u, k, v))

@@ -214,6 +214,7 @@ class TransformerModule(nn.Module):
     spec: Any
     inputs: tuple[str, ...]  # the names forward takes
     shows: dict[str, str | None]  # every tapped address, and the output that shows it
+    embedding: Any
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
     fresh: frozenset[str] = frozenset()  # parameters that no checkpoint had, beside those that one had: a new head
@@ -238,6 +239,10 @@ class TransformerModule(nn.Module):
         self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
         """The last hidden states (B, T, D) that a head reads, with their context and what else was said on the way."""
+        raise NotImplementedError
+
+    def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
+        """What the encoder of a pair makes of what it reads."""
         raise NotImplementedError
 
     def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:

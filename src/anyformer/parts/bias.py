@@ -14,7 +14,7 @@ from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Sees, Site
 from anyformer.parts import tree
-from anyformer.parts.constant import Constant
+from anyformer.parts.constant import Computed
 
 
 class AttentionPosition(Part):
@@ -252,7 +252,7 @@ class Alibi(AttentionPosition, sees="itself"):
 class AlibiModule(AttentionPositionModule):
     def __init__(self, part: Alibi) -> None:
         super().__init__()
-        self.slopes = Constant(lambda: alibi_slopes(part.num_heads))
+        self.slopes = Computed(lambda: alibi_slopes(part.num_heads))
         self.unpadded, self.key = part.unpadded, f"alibi {part!r}"
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_pl
 from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import Op
-from anyformer.parts.ssm import Rows
+from anyformer.parts.ssm import PackedRows
 from anyformer.state import Recurrent, Slot
 from anyformer.taps import MIXER, Declared
 
@@ -64,7 +64,7 @@ class BlockAttentionModule(AttentionModule):
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
             state.extend(self.address, self.heads(k), self.heads(v), ctx.index)
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # real tokens first: no token sees the pads behind it
+        rows = PackedRows.of(ctx)  # real tokens first: no token sees the pads behind it
         n = -(-T // size)
         q, k, v = (
             F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, -1, self.head_width).transpose(1, 2)
@@ -144,7 +144,7 @@ class CompressedAttentionModule(nn.Module):
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         if k.shape[1] < self.part.kernel:
             return k[:, :1], v[:, :1]  # nobody sees it
         return (
@@ -189,7 +189,7 @@ class CompressedAttentionModule(nn.Module):
         assert state is not None
         slot = state.slots[self.address]
         assert isinstance(slot, Compressed)
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         (B, T, D), taps, stride = k.shape, part.kernel, part.stride
         new = rows.pack(torch.cat((k, v), dim=-1))
         past = torch.cat((slot.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)

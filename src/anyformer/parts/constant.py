@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Constant(nn.Module):
+class Computed(nn.Module):
     """A tensor that is computed, not learned: it follows the model's device but never its dtype, and no checkpoint
     has it. On `meta` nothing is computed until the model moves to a real device."""
 
@@ -21,7 +21,7 @@ class Constant(nn.Module):
         meta = torch.empty(0).device.type == "meta"
         self.register_buffer("value", torch.empty(0) if meta else compute(), persistent=False)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Constant:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Computed:
         try:
             device = fn(self.value[:0]).device  # where the model is going
         except NotImplementedError:  # off meta

@@ -19,7 +19,7 @@ from anyformer.mask import FULL, Causal, Full, Mask
 from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
-from anyformer.parts.ssm import Rows
+from anyformer.parts.ssm import PackedRows
 from anyformer.state import Recurrent, RecurrentSpec
 from anyformer.taps import MIXER, Declared, through
 
@@ -114,7 +114,7 @@ class LinformerModule(ProjectionsModule):
         if x.shape[1] > self.part.length:
             raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {x.shape[1]}")
         by_key, by_value = self.mixing(ctx)
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))  # pads go last, so that a text begins in the first column
+        rows = PackedRows.of(ctx)  # pads go last, so that a text begins in the first column
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
         out = attend(  # by weights (B, H, T, k)
@@ -123,7 +123,7 @@ class LinformerModule(ProjectionsModule):
         )  # fmt: skip
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
-    def mix(self, x: Tensor, weight: Tensor, rows: Rows) -> Tensor:
+    def mix(self, x: Tensor, weight: Tensor, rows: PackedRows) -> Tensor:
         """(B, T, H K) -> (B, H, k, K); pads add nothing."""
         x, weight = rows.pack(x), weight[..., : x.shape[1]]
         x = x if rows.real is None else x * rows.real.to(x.dtype)

@@ -28,10 +28,10 @@ from anyformer.parts.bias import (
     DistanceBias,
     RelativeVectors,
 )
-from anyformer.parts.constant import Constant
+from anyformer.parts.constant import Computed
 
 __all__ = [
-    "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Constant", "add_position",
+    "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",
     "Learned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth", "Summed",
     "Rope", "RopeScaling", "LinearScaling", "DynamicScaling", "YarnScaling", "Llama3Scaling",
     "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
@@ -112,7 +112,7 @@ class SinusoidalModule(nn.Module):
         if part.stored:
             self.weight = nn.Parameter(torch.empty(part.length + part.offset, width), requires_grad=False)
         else:
-            self.table = Constant(lambda: self.rows(part.length))
+            self.table = Computed(lambda: self.rows(part.length))
 
     def rows(self, length: int) -> Tensor:
         """(length + offset, D)"""
@@ -168,7 +168,7 @@ class Sinusoidal2DModule(nn.Module):
     def __init__(self, part: Sinusoidal2D, width: int) -> None:
         super().__init__()
         self.length = part.prefix + part.rows * part.columns
-        self.table = Constant(lambda: self.grid(part, width))
+        self.table = Computed(lambda: self.grid(part, width))
 
     @staticmethod
     def grid(part: Sinusoidal2D, width: int) -> Tensor:
@@ -418,7 +418,7 @@ class RopeModule(AttentionPositionModule):
         self.part, self.key = part, f"rope {part!r} {head_width}"
         self.series = int(head_width * part.fraction)  # the frequencies fall over so many channels
         self.width = self.series + self.series % 2
-        self.frequency = Constant(lambda: frequencies(self.series, part.base, part.scaling))
+        self.frequency = Computed(lambda: frequencies(self.series, part.base, part.scaling))
         self.attention_factor = attention_factor(part.scaling)
 
     def tables(self, ctx: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

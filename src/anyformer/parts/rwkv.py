@@ -20,7 +20,7 @@ from anyformer.part import Site
 from anyformer.parts.init import Initializer, Value
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Residual
-from anyformer.parts.ssm import Rows
+from anyformer.parts.ssm import PackedRows
 from anyformer.state import Recurrent, RecurrentSpec
 from anyformer.taps import Declared
 
@@ -95,7 +95,7 @@ class ShiftModule(nn.Module):
         assert slot is None or isinstance(slot, Recurrent)
         return slot
 
-    def blends(self, x: Tensor, rows: Rows, slot: Recurrent | None) -> list[Tensor]:
+    def blends(self, x: Tensor, rows: PackedRows, slot: Recurrent | None) -> list[Tensor]:
         """(B, T, D) a name: of each a share (D,) is the token itself, the rest the one before it in its document."""
         past = x.new_zeros(()) if slot is None else slot.tensors["last"].to(x.dtype)
         whole = torch.cat((past.expand(x.shape[0], 1, -1 if past.dim() else x.shape[2]), x), dim=1)
@@ -137,7 +137,7 @@ class TimeMixModule(ShiftModule):
         return RecurrentSpec((("last", (1, self.width)), ("sums", (3, self.inner))), float32=("sums",))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         slot = self.slot(ctx)
         x = rows.pack(x)
         for_k, for_v, for_gate = self.blends(x, rows, slot)
@@ -169,14 +169,14 @@ class ChannelMixModule(ShiftModule):
         self.starts = {"mix_up": Ramp(power=last), "mix_gate": Ramp(power=last)}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         x = rows.pack(x)
         for_up, for_gate = self.blends(x, rows, self.slot(ctx))
         inner = torch.relu(self.up(for_up)).square()
         return rows.unpack(torch.sigmoid(self.gate(for_gate)) * self.down(self.shrink(inner)))
 
 
-def ages(rows: Rows, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def ages(rows: PackedRows, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """(1 or B, 1 + T) real tokens since the state before and since each token, and whether that still counts: pads do
     not, nor does what stands before the last document."""
     real = x.new_ones(1, x.shape[1], dtype=torch.float32) if rows.real is None else rows.real[..., 0]

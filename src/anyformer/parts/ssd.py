@@ -16,7 +16,7 @@ from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
-from anyformer.parts.ssm import ConvolvingModule, Rows, StepBias
+from anyformer.parts.ssm import ConvolvingModule, PackedRows, StepBias
 from anyformer.state import Recurrent, RecurrentSpec
 
 
@@ -73,7 +73,7 @@ class DualStateModule(ConvolvingModule):
         return RecurrentSpec(shapes, float32=("state",))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         slot = None if ctx.state is None else ctx.state.slots[self.address]
         assert slot is None or isinstance(slot, Recurrent)
         part, x = self.part, rows.pack(x)

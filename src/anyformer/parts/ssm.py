@@ -103,7 +103,7 @@ class ConvolvingModule(nn.Module):
     conv: nn.Conv1d
     activation: Callable[[Tensor], Tensor]
 
-    def convolve(self, x: Tensor, rows: Rows, slot: Recurrent | None, ctx: Context) -> Tensor:
+    def convolve(self, x: Tensor, rows: PackedRows, slot: Recurrent | None, ctx: Context) -> Tensor:
         """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
         K, bias, past = self.part.taps, self.conv.bias, None
         if slot is not None and K > 1:  # the last K - 1 tokens before, then these
@@ -148,7 +148,7 @@ class SelectiveStateModule(ConvolvingModule):
         return RecurrentSpec(shapes, float32=("state",))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        rows: Rows = ctx.once("rows", lambda: Rows.of(ctx))
+        rows = PackedRows.of(ctx)
         slot = None if ctx.state is None else ctx.state.slots[self.address]
         assert slot is None or isinstance(slot, Recurrent)
         x = rows.pack(x)
@@ -176,7 +176,7 @@ class SelectiveStateModule(ConvolvingModule):
 
 
 @dataclasses.dataclass
-class Rows:
+class PackedRows:
     """A batch as a recurrence reads it: real tokens first, pads behind them, so that no pad stands between two."""
 
     real: Tensor | None = None  # (B, T, 1) 1 at real tokens, once packed
@@ -186,7 +186,12 @@ class Rows:
     keep: Tensor | None = None  # (B, T) 0 where a new document begins
 
     @classmethod
-    def of(cls, ctx: Context) -> Rows:
+    def of(cls, ctx: Context) -> PackedRows:
+        """Of the batch that is read, worked out once for all layers."""
+        return ctx.once("rows", lambda: cls._read(ctx))
+
+    @classmethod
+    def _read(cls, ctx: Context) -> PackedRows:
         rows, tokens, documents = cls(), ctx.tokens, ctx.documents
         if tokens is not None:
             rows.real = tokens[..., None].float()

@@ -17,19 +17,19 @@ def run(data: str = "data") -> Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class TourSize:
     name: str
     run: Run
     enough: int  # steps that leave it well below the bigram baseline
 
 
-def sizes() -> tuple[Size, ...]:
+def sizes() -> tuple[TourSize, ...]:
     """The recipe for slower machines too, the smallest first: less text, fewer words, a smaller model."""
     documentation = PythonDocs(library=False)
     some = First(source=PythonDocs(), count=250)
     small = described(documentation, 20, vocabulary=280, width=64, depth=1, heads=2, length=64, batch=16, lr=3e-2)
     middle = described(some, 25, vocabulary=512, width=96, depth=3, heads=3, length=128, batch=8, lr=1e-2)
-    return Size("small", small, 0), Size("middle", middle, 500), Size("full", run(), 600)
+    return TourSize("small", small, 0), TourSize("middle", middle, 500), TourSize("full", run(), 600)
 
 
 def described(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from anyformer.checkpoint import load
-from anyformer.evaluate.predict import Job
+from anyformer.evaluate.predict import Predictor
 from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Output, TransformerModule
@@ -50,7 +50,7 @@ class How(TypedDict, total=False):
 class Reader:
     """A model and its tokenizer, for as many tasks as it can do."""
 
-    model: Any
+    model: TransformerModule
     tokenizer: Tokenizer
     batch: int = 8
     progress: Progress = lambda done, total: None
@@ -159,9 +159,9 @@ class Asked:
         return next((place for place in known if place is not None), 0)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> Predictor:
         """The same for what `anyformer.evaluate.predict` can do."""
-        return Job(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
+        return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
     # -- before the model
 

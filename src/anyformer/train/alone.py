@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,9 +13,10 @@ from anyformer.data import Data, Loader, Plan, Source
 from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
-from anyformer.evaluate.predict import Answered, Job
+from anyformer.evaluate.predict import Answered, Predictor
 from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import belong
+from anyformer.model import TransformerModule
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 from anyformer.train.start import longest, padding
@@ -33,7 +33,7 @@ def chosen(data: Data, split: str | None) -> tuple[str, Source]:
     return split, there[split]
 
 
-def same_labels(model: Any, labels: tuple[str, ...]) -> None:
+def same_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     """A model that has these labels in another order would be scored as if it were wrong."""
     theirs = model.spec.labels
     if set(theirs) == set(labels) and theirs != tuple(labels):
@@ -41,7 +41,7 @@ def same_labels(model: Any, labels: tuple[str, ...]) -> None:
 
 
 def evaluate(
-    model: Any, run: Run, split: str, evaluation: Evaluation, *, size: int = 32, num_beams: int = 1,
+    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, *, size: int = 32, num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, float]:  # fmt: skip
     """The loss, and the metrics of an evaluation; `size` examples at once."""
@@ -65,7 +65,7 @@ def evaluate(
         found = means(task)
         loss = sum(found.values())
         scores = {"loss": loss, **(found if len(found) > 1 else {})}
-        job = Job(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
+        job = Predictor(model, evaluation.tokenizer, pad, size=size, num_beams=num_beams, progress=progress)
         if not evaluation.names and evaluation.kind is not None:  # predictions alone, which may be scored elsewhere
             evaluation.ask(job)
         return scores | evaluation(job, lambda plain: loss if plain == task else sum(means(plain).values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyformer.data import Split
+from anyformer.data import DataSplit
 from anyformer.objectives.causal import NextToken
 from anyformer.train.trainer import Callback, Trainer
 
@@ -27,7 +27,7 @@ class Baselines(Callback):
         trainer.tell(f"to beat on the validation texts, in nats a token: {shown}")
 
 
-def baselines(train: Split, valid: Split, vocab_size: int) -> dict[str, float]:
+def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, float]:
     """Nats a token of the validation texts, each token but a text's first, from counts in the training texts.
 
     The pairs lean on the single tokens, these on a uniform guess, by Dirichlet priors [MacKay and Peto 1995]; how
@@ -51,7 +51,7 @@ def baselines(train: Split, valid: Split, vocab_size: int) -> dict[str, float]:
     return {"unigram": unigram, "bigram": bigram}
 
 
-def _pairs(split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(split: DataSplit) -> tuple[np.ndarray, np.ndarray]:
     """(token, the next one) of every text."""
     text = split.fields["input_ids"]
     ids = text.read(0, min(int(text.ends[-1]), MOST)).astype(np.int64)

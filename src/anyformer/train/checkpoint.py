@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anyformer.checkpoint import plain_state, save, save_description
 from anyformer.construct import skeleton
+from anyformer.model import TransformerModule
 from anyformer.train import parallel
 from anyformer.weights import manifest
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
@@ -46,7 +47,9 @@ class Checkpoints:
     def __init__(self, run: Path, last: int = 2, best: bool = True, pieces: bool = False) -> None:
         self.run, self.last, self.best, self.pieces = run, last, best, pieces
 
-    def save(self, step: int, model: Any, values: Mapping[str, Any], **tensors: Mapping[str, Tensor]) -> Path:
+    def save(
+        self, step: int, model: TransformerModule, values: Mapping[str, Any], **tensors: Mapping[str, Tensor]
+    ) -> Path:
         """Writes all of it or nothing. "weights" are given among `tensors` where what is trained is more than, or other
         than, the model that is saved (an average of it, a second network). values["score"]: lower is better."""
         target = self.run / "checkpoints" / f"step-{step:08}"
@@ -128,7 +131,7 @@ def read(folder: Path, like: Like | None = None) -> Saved:
 
 
 @torch.no_grad()
-def gathered(model: Any, device: torch.device) -> Any:
+def gathered(model: TransformerModule, device: torch.device) -> Any:
     """A plain copy of a model whose parameters lie in pieces; all processes have to ask for theirs."""
     copy = skeleton(model.spec)
     state = {name: parallel.whole(tensor).detach() for name, tensor in plain_state(model).items()}

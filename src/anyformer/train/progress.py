@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anyformer.model import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.trainer import DTYPES, Callback, Done, Trainer
 
@@ -139,7 +140,7 @@ class Samples(Callback):
         trainer.notify("sampled", text)
 
 
-def sample(model: Any, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
+def sample(model: TransformerModule, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
     """A drawn continuation, with its prompt; what could steer a terminal is left out."""
     from anyformer.generation import generate
     from anyformer.generation.prompt import position_limit

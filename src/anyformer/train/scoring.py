@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.data import Split
+from anyformer.data import DataSplit
 from anyformer.evaluate import Evaluation, mean_losses
-from anyformer.evaluate.predict import Job
+from anyformer.evaluate.predict import Predictor
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 from anyformer.train.trainer import Trainer
 
 
-def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, pad: int) -> Any:
+def during(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | None, pad: int) -> Any:
     """`Trainer(metrics=...)` of a run: what `evaluate.metrics` asks for; None where that is nothing."""
     if not run.evaluate.metrics or run.data.valid is None:
         return None
@@ -36,7 +36,8 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: Split | None, 
             return sum(means.values())
 
         size = 32 if trainer.device.type == "cpu" else 256
-        job = Job(trainer.model, tokenizer, pad, size=size, num_beams=run.evaluate.num_beams, autocast=trainer.autocast)
+        beams, autocast = run.evaluate.num_beams, trainer.autocast
+        job = Predictor(trainer.model, tokenizer, pad, size=size, num_beams=beams, autocast=autocast)
         return evaluation(job, mean_loss)
 
     return score

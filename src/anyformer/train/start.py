@@ -19,12 +19,12 @@ from anyformer._version import __version__
 from anyformer.checkpoint import fill, load, read_spec
 from anyformer.codec import override, to_json
 from anyformer.construct import build, skeleton
-from anyformer.data import Loader, Plan, Split, prepare, texts_of, tokenizer_digest
+from anyformer.data import DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.evaluate import check
 from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.model import Model
+from anyformer.model import Model, TransformerModule
 from anyformer.part import Table, thaw, walk
 from anyformer.parts.init import initialise
 from anyformer.train import parallel
@@ -85,7 +85,7 @@ def setup(
         batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
         options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
 
-        def loader(split: Split, once: bool, start: int = 0) -> Loader:
+        def loader(split: DataSplit, once: bool, start: int = 0) -> Loader:
             plan = Plan(split, seed=run.seed, packs=objective.packs, once=once, **batch)
             return Loader(plan, objective, micro=run.batch.micro, start_step=start, **options)
 
@@ -238,7 +238,7 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any
 
 
 @torch.no_grad()
-def name_labels(model: Any, labels: tuple[str, ...]) -> None:
+def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     """The model's table of labels is the objective's. Where it has names already they are the same ones, and in another
     order its scores are put into this one: a name belongs to what was learnt under it."""
     known, out = model.spec.labels, getattr(model.head, "out", None)

@@ -27,6 +27,7 @@ from anyformer import machine
 from anyformer.data import Ready
 from anyformer.data.lock import Lock
 from anyformer.evaluate import mean_losses
+from anyformer.model import TransformerModule
 from anyformer.nonfinite import first_nonfinite
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.train import parallel
@@ -68,7 +69,7 @@ class Callback:
     def told(self, line: str) -> None: ...
 
 
-class Step(nn.Module):
+class LossStep(nn.Module):
     """One micro-batch to loss terms: a single module, for whatever wraps one (compile, data parallel, sharding)."""
 
     def __init__(self, objective: Objective, module: nn.Module) -> None:
@@ -107,7 +108,7 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Run, folder: Path, *, model: Any, feed: Feed, objective: Objective | None = None,
+        self, run: Run, folder: Path, *, model: TransformerModule, feed: Feed, objective: Objective | None = None,
         valid: Callable[[], AbstractContextManager[Iterable[Ready]]] | None = None, tokenizer: Any = None,
         identity: Mapping[str, str] | None = None, device: str | torch.device = "cpu",
         layout: parallel.Layout | None = None, callbacks: Iterable[Callback] = (),
@@ -128,7 +129,7 @@ class Trainer:
             fuse(module, training=True)
         if run.precision == "bf16-stream":
             narrow_stream(module)
-        self.core = Step(self.objective, module)
+        self.core = LossStep(self.objective, module)
         placed = self.layout.place(self.core)
         self.call: Any = torch.compile(placed) if run.compile else placed
         self.optimizers = run.optimizer.make(module)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance, positive
 from anyformer.codec import FORMAT, encode, from_json
+from anyformer.model import TransformerModule
 from anyformer.part import Part, nearest
 from anyformer.parts.init import Kaiming, Value, initialise
 from anyformer.transforms.fuse import unfuse
@@ -75,7 +76,7 @@ class AdaptedLinear(nn.Linear):
         return (self.weight.float() + self.change()).to(self.weight.dtype)
 
 
-def apply(model: Any, lora: LoRA, seed: int = 0) -> Any:
+def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     """Adapters at the chosen layers, and only they (and `also`) are learnt from here on; the model is changed and
     returned. Fused or packed layers are plain again."""
     unfuse(unpack(model))
@@ -129,7 +130,7 @@ def adapted(model: nn.Module) -> dict[str, AdaptedLinear]:
 
 
 @torch.no_grad()
-def merge(model: Any) -> Any:
+def merge(model: TransformerModule) -> Any:
     """The adapters go into the weights: a plain model that can be fused, packed, quantised, trained on as a whole."""
     layers = adapted(model)
     if not layers:
@@ -148,7 +149,7 @@ def merge(model: Any) -> Any:
 
 
 @torch.no_grad()
-def unmerge(model: Any) -> Any:
+def unmerge(model: TransformerModule) -> Any:
     """What `merge` did, undone; the weights come back up to rounding."""
     unfuse(unpack(model))
     layers: dict[str, Any] = {a: m for a, m in model.named_modules() if "_merged" in m.__dict__}
@@ -169,7 +170,7 @@ def unmerge(model: Any) -> Any:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def save_adapter(model: Any, folder: str | Path) -> None:
+def save_adapter(model: TransformerModule, folder: str | Path) -> None:
     """adapter.json and adapter.safetensors: what was learnt, and nothing of the base model."""
     if not adapted(model):
         raise ValueError("this model has no adapters")
@@ -179,14 +180,14 @@ def save_adapter(model: Any, folder: str | Path) -> None:
     write_json(folder / "adapter.json", {"anyformer": FORMAT, **encode(lora)})
 
 
-def _learnt(model: Any, lora: LoRA) -> list[str]:
+def _learnt(model: TransformerModule, lora: LoRA) -> list[str]:
     names = [f"{address}.{name}" for address in adapted(model) for name in NAMES]
     own = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]
     return names + [name for name in own if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.also)]
 
 
 @torch.no_grad()
-def load_adapter(model: Any, folder: str | Path) -> Any:
+def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
     """The adapters of a folder on a base model that has none; the model is changed and returned."""
     folder = Path(folder)
     if not (folder / "adapter.json").is_file():

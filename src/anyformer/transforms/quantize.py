@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from anyformer import machine
 from anyformer.kernels.packed import Packed
+from anyformer.model import TransformerModule
 from anyformer.part import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
 
 
 @torch.no_grad()
-def quantize(model: Any, pattern: str = "*", *, exact: bool = False) -> Any:
+def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = False) -> Any:
     """Every nn.Linear whose address matches `pattern` becomes an Int8Linear; the model is changed and returned. A head
     tied to the token table is quantised, the table stays as it is. Fused projections stay fused."""
     if model.training:

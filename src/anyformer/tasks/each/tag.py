@@ -18,7 +18,7 @@ OUTSIDE = "O"
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class LabelledText:
     """A token, or a word made of some: the probabilities (C,) of its labels, and its characters."""
 
     shares: np.ndarray
@@ -74,7 +74,7 @@ def tag(
     return asked.give(results)
 
 
-def pieces(asked: Asked, text: str, window: Any, shares: np.ndarray) -> list[Piece]:
+def pieces(asked: Asked, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
     """The tokens of a window that stand for characters of the text, in order."""
     tokenizer = asked.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)
@@ -87,15 +87,15 @@ def pieces(asked: Asked, text: str, window: Any, shares: np.ndarray) -> list[Pie
             inside = name.startswith(prefix)
         else:
             inside = start > 0 and " " not in text[start - 1 : start + 1]
-        found.append(Piece(own, start, end, inside and token != tokenizer.unk_token_id, index))
+        found.append(LabelledText(own, start, end, inside and token != tokenizer.unk_token_id, index))
     return found
 
 
-def spans(found: list[Piece], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
+def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], text: str) -> list[dict[str, Any]]:
     join = AGGREGATIONS[aggregation]
     if join is not None:
         found = [
-            Piece(join([piece.shares for piece in word]), word[0].start, word[-1].end)
+            LabelledText(join([piece.shares for piece in word]), word[0].start, word[-1].end)
             for word in grouped(found, lambda before, piece: piece.inside)
         ]
     best = [(names[int(piece.shares.argmax())], float(piece.shares.max()), piece) for piece in found]
