@@ -78,7 +78,7 @@ def test_smoothing_begins_at_the_first_value() -> None:
 
 def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
-    screen.told("a line")
+    screen.announced("a line")
     out, err = capsys.readouterr()
     assert (out, err) == ("a line\n", "")
     assert 1e8 < peak(torch.device("cpu"), "fp32") < 1e14

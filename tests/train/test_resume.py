@@ -231,7 +231,7 @@ def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path)
     setup(runs.run_of(texts, steps=2), tmp_path / "run")  # as if it were killed here
 
     class Ear(Metrics):
-        def told(self, line: str) -> None:
+        def announced(self, line: str) -> None:
             lines.append(line)
 
     assert setup(runs.run_of(texts, steps=2), tmp_path / "run", resume=True, callbacks=[Ear()]).fit().step == 2
@@ -258,7 +258,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) 
     lines: list[str] = []
 
     class Ear(Metrics):
-        def told(self, line: str) -> None:
+        def announced(self, line: str) -> None:
             lines.append(line)
 
     trainer = setup(runs.run_of(texts, steps=4), folder, resume=True, callbacks=[Ear()]).fit()

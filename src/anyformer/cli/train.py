@@ -92,7 +92,7 @@ def train(
         first = parallel.rank() == 0  # the others are silent, and take part in what is computed together
         seen: list[Any] = [samples, *(watch or ())]
         seen = [Metrics(), screen, baselines, *seen, *(SERVICES[name]() for name in logs)] if first else seen
-        tell = screen.told if first else lambda line: None
+        tell = screen.announced if first else lambda line: None
         trainer = setup(description, folder, resume=resume, device=here, callbacks=seen, tell=tell).fit()
     if not first:
         return trainer

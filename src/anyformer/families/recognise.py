@@ -43,8 +43,8 @@ def choose(
         spec = described(family, architecture, config)
         if spec is not None and takes(family, spec, names) and (report := load(family, spec)).clean:
             own = {name for name, field in family.fields.items() if isinstance(field, Field)}
-            told = {family.aliases.get(name, name) for name in config}
-            fits.append(((len(report.dropped), len(own ^ told)), (family, architecture)))
+            given = {family.aliases.get(name, name) for name in config}
+            fits.append(((len(report.dropped), len(own ^ given)), (family, architecture)))
     least = min((score for score, _ in fits), default=None)
     best = [choice for score, choice in fits if score == least]
     if not best and config.get("model_type"):

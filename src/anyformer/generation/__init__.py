@@ -48,15 +48,15 @@ def generate(
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         fields = ctc.write(model, given, options)
         return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]
-    told = bool(return_dict or return_dict_in_generate)
+    detailed = bool(return_dict or return_dict_in_generate)
     named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     job = begin(
-        model, named, options, state=past_key_values, assistant=assistant_model, told=told, stream=stream,
+        model, named, options, state=past_key_values, assistant=assistant_model, detailed=detailed, stream=stream,
         tokenizer=tokenizer, compiled=compile,
     )  # fmt: skip
     fields = write(job)
     job.stepper.check_finite(fields["sequences"])
-    return Output(fields) if told else fields["sequences"]
+    return Output(fields) if detailed else fields["sequences"]
 
 
 def write(job: Job) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def search(job: Job) -> Writer:
     while True:
         ids = torch.cat([group.running for group in groups], dim=1).flatten(0, 1)
         log_probs = job.process(ids, scores.log_softmax(-1))
-        if job.told:
+        if job.detailed:
             kept.append(log_probs)
             logits.append(scores)
         from_beam, taken = [], torch.zeros(B, 1, log_probs.shape[1], device=device)
@@ -108,10 +108,10 @@ def search(job: Job) -> Writer:
             break
         tokens = torch.cat([group.running[:, :, -1] for group in groups], dim=1).flatten()
         scores = yield Move(tokens, (torch.cat(from_beam, dim=1) + offset).flatten())
-    return told(job, groups, kept, logits)
+    return results(job, groups, kept, logits)
 
 
-def told(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tensor]) -> dict[str, Any]:
+def results(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tensor]) -> dict[str, Any]:
     s, R = job.settings, job.settings.num_return_sequences
     best, order = torch.cat([group.finished_scores for group in groups], 1).topk(R)
     ids, paths, lengths = (
@@ -121,7 +121,7 @@ def told(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tensor]
     T, P = int(lengths.max()), job.prompt_length
     ids, paths = ids[:, :T], paths[:, : T - P]
     out: dict[str, Any] = {"sequences": job.with_prompt(ids)}
-    if job.told:
+    if job.detailed:
         stopped = [job.ended.stopped(row[None, :n]) for row, n in zip(ids, lengths.tolist(), strict=True)]
         reasons = ["stop" if stop else "length" for stop in stopped]
         steps = torch.arange(T - P, device=ids.device)

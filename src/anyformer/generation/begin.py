@@ -25,7 +25,7 @@ CANNOT_WRITE = "has no language-model head that writes from left to right"
 
 def begin(
     model: TransformerModule, named: dict[str, Any], options: dict[str, Any], *, state: State | None = None,
-    assistant: TransformerModule | None = None, told: bool = False, stream: Callable[[Tensor], None] | None = None,
+    assistant: TransformerModule | None = None, detailed: bool = False, stream: Callable[[Tensor], None] | None = None,
     tokenizer: Any = None, compiled: bool | None = None,
 ) -> Job:  # fmt: skip
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
@@ -45,8 +45,8 @@ def begin(
     if state is not None and not s.use_cache:
         s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
         s = dataclasses.replace(s, use_cache=True)
-    s.need(told or not s.output_scores, "output_scores", "needs return_dict=True")
-    s.need(told or not s.output_logits, "output_logits", "needs return_dict=True")
+    s.need(detailed or not s.output_scores, "output_scores", "needs return_dict=True")
+    s.need(detailed or not s.output_logits, "output_logits", "needs return_dict=True")
     if stream is not None:
         s.need(s.num_beams == 1, "num_beams", "beams cannot be streamed: the best text is known only at the end")
     prompt = prompt_of(model, {name: value for name, value in inputs.items() if value is not None}, s)
@@ -71,7 +71,7 @@ def begin(
     job = Job(
         settings=s, stepper=stepper, prompt=prompt.ids, ids=ids.repeat_interleave(copies, 0),
         scores=scores.repeat_interleave(copies, 0), places=prompt.places().repeat_interleave(copies), steps=rules,
-        ended=ended, dice=dice, told=told, stream=stream,
+        ended=ended, dice=dice, detailed=detailed, stream=stream,
         source_ids=None if encoded is None else encoded.repeat_interleave(copies, 0),
     )  # fmt: skip
     if assistant is not None:

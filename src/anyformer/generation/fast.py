@@ -68,14 +68,14 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
     return None
 
 
-class Kept(dict):
+class Recordings(dict):
     """Recordings belong to one model in memory: copies of it start without."""
 
-    def __deepcopy__(self, memo: Any) -> Kept:
-        return Kept()
+    def __deepcopy__(self, memo: Any) -> Recordings:
+        return Recordings()
 
     def __reduce__(self) -> Any:
-        return Kept, ()
+        return Recordings, ()
 
 
 def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
@@ -88,7 +88,7 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
         None if state.memory is None else state.memory.shape, state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
     )  # fmt: skip
-    kept = model.__dict__.setdefault("recordings", Kept())
+    kept = model.__dict__.setdefault("recordings", Recordings())
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
         room = max(LITTLE, sum(tensor.nbytes for tensor in tensors))

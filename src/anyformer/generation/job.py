@@ -65,7 +65,7 @@ class Job:
     steps: list[Step]
     ended: Ending
     dice: Dice
-    told: bool = False  # scores, log-probabilities and reasons are wanted too
+    detailed: bool = False  # scores, log-probabilities and reasons are wanted too
     stream: Callable[[Tensor], None] | None = None
     source_ids: Tensor | None = None  # (rows, S) what an encoder read
     shared: bool = False  # the stepper reads other texts beside this one
@@ -78,7 +78,7 @@ class Job:
     @property
     def plain(self) -> bool:
         """Whether the likeliest token is always the next, and the tokens are all that is wanted."""
-        return not (self.told or self.steps or self.ended.stops or self.settings.do_sample)
+        return not (self.detailed or self.steps or self.ended.stops or self.settings.do_sample)
 
     @property
     def max_length(self) -> int:
@@ -127,7 +127,7 @@ def alone(writer: Writer, stepper: Stepper) -> dict[str, Any]:
 
 
 class Details:
-    """What is told beside the sequences, gathered token by token where each row writes its own text."""
+    """What is returned beside the sequences, gathered token by token where each row writes its own text."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -144,7 +144,7 @@ class Details:
         if s.eos or job.ended.stops:
             fill = s.pad if s.pad is not None and 0 <= s.pad < raw.shape[1] else 0
             tokens = torch.where(self.going, tokens, fill)
-        if job.told:
+        if job.detailed:
             if s.output_scores is not False:
                 self.scores.append(processed)
             if s.output_logits:
@@ -154,14 +154,14 @@ class Details:
         ids = torch.cat((ids, tokens[:, None]), dim=1)
         if job.stream is not None:
             job.stream(tokens)
-        if job.told and (s.eos or job.ended.stops):
+        if job.detailed and (s.eos or job.ended.stops):
             self.by_stop = self.by_stop | (self.going & job.ended.stopped(ids))
         self.going = self.going & ~job.ended(ids)
         return ids
 
     def fields(self, ids: Tensor) -> dict[str, Any]:
         out: dict[str, Any] = {"sequences": self.job.with_prompt(ids)}
-        if self.job.told:
+        if self.job.detailed:
             out |= {
                 "scores": tuple(self.scores) or None, "logits": tuple(self.logits) or None,
                 "log_probs": torch.stack(self.log_probs, 1),

@@ -54,7 +54,7 @@ class Running:
     def add(self, input_ids: Tensor | None = None, **options: Any) -> Request:
         """Reads a prompt, which joins the others at their next step. The arguments are those of `af.generate`."""
         named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
-        job = begin(self.model, {"input_ids": input_ids, **named}, options, told=True, compiled=False)
+        job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
         s = job.settings
         alone = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
         alone["inputs_embeds"] = job.stepper.embeds is not None

@@ -68,7 +68,7 @@ class Settings:
     num_assistant_tokens: int = 20
     prompt_lookup_num_tokens: int | None = None
     max_matching_ngram_size: int = 2
-    # what is told
+    # what is returned
     output_scores: bool | None = None  # return_dict tells them unless this is False
     output_logits: bool = False
 

@@ -122,7 +122,7 @@ class Texts(Objective):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class TaskRun:
     """A task that was asked for: who reads, and what."""
 
     task: str
@@ -200,7 +200,7 @@ class Asked:
 
     # -- the model
 
-    def replace(self, **options: Any) -> Asked:
+    def replace(self, **options: Any) -> TaskRun:
         """Read in another way."""
         return dataclasses.replace(self, reader=dataclasses.replace(self.reader, **options))
 
@@ -241,14 +241,14 @@ def blaming(number: int | None) -> Iterator[None]:
         raise error if number is None else ValueError(f"input {number}: {error}") from None
 
 
-def ask(task: str, model: Source, inputs: Inputs, how: How) -> Asked:
+def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
     """Inputs are looked at before a model is read: a mistake in them is told at once."""
     known = (*How.__annotations__, *TASKS[task].flags)
     for name in how:
         if name not in How.__annotations__:
             raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
-    return Asked(task, open_model(model, **how), rows, one)
+    return TaskRun(task, open_model(model, **how), rows, one)
 
 
 def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
@@ -264,7 +264,7 @@ def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
     return rows, one
 
 
-def labels_of(asked: Asked, number: int, given: Sequence[str] | None = None) -> list[str]:
+def labels_of(asked: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:
     """The names of a model's labels: those given, else its config's, else numbers; as many as it tells apart."""
     if isinstance(given, str):
         raise ValueError("labels is a list of names")

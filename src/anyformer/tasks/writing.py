@@ -9,17 +9,17 @@ from anyformer.evaluate.predict import written
 from anyformer.generation import check_writer
 from anyformer.generation.settings import ONLY_BEAMS
 from anyformer.objectives.objective import Record
-from anyformer.tasks.task import Asked, Texts
+from anyformer.tasks.task import TaskRun, Texts
 
 
-def check_pair(asked: Asked) -> None:
+def check_pair(asked: TaskRun) -> None:
     """ValueError where a model is no encoder-decoder with a head that writes."""
     check_writer(asked.model)
     if not hasattr(asked.model, "encode"):
         raise ValueError(f"{asked.task} needs an encoder-decoder; this decoder can be asked with few-shot")
 
 
-def stored(asked: Asked, name: str) -> dict[str, Any]:
+def stored(asked: TaskRun, name: str) -> dict[str, Any]:
     """What a model's config says about one of its tasks: the prefix of its texts, options of generation (T5's does)."""
     tasks = asked.model.spec.source.get("task_specific_params") or {}
     return dict(tasks.get(name) or {})
@@ -33,5 +33,5 @@ def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
 
 
-def write(asked: Asked, records: list[Record], options: Mapping[str, Any]) -> list[str]:
+def write(asked: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:
     return written(Texts(), asked.job, records, **options)

@@ -100,16 +100,16 @@ def from_first(function: Callable[[], Result]) -> Result:
     """What `function` gives in the first process, in all of them; its mistakes too."""
     if world_size() == 1:
         return function()
-    told: list[Any] = [None, None]
+    shared: list[Any] = [None, None]
     if rank() == 0:
         try:
-            told = [function(), None]
+            shared = [function(), None]
         except Exception as error:
-            told = [None, error]
-    dist.broadcast_object_list(told)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]
+            shared = [None, error]
+    dist.broadcast_object_list(shared)
+    if shared[1] is not None:
+        raise shared[1]
+    return shared[0]
 
 
 def first_of(value: Result | None) -> Result | None:
@@ -135,9 +135,9 @@ def sealed(target: Path) -> Iterator[Path]:
             yield folder
         except Exception as error:
             wrong = error
-        told = first_of(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
-        if told is not None:
-            raise wrong or OSError(f"another process could not save: {told}")
+        shared = first_of(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        if shared is not None:
+            raise wrong or OSError(f"another process could not save: {shared}")
         from_first(stack.close)  # none goes on before it has its name
 
 

@@ -77,7 +77,7 @@ class Screen(Callback):
         learnt = sum(p.numel() for p in trainer.module.parameters() if p.requires_grad)
         part = "" if learnt == size else f", {learnt:,} of them learnt"
         where = f", from step {trainer.step:,}" if trainer.step else ""
-        self.told(f"{trainer.run.name}: {size:,} parameters{part}, {trainer.steps:,} steps{where}")
+        self.announced(f"{trainer.run.name}: {size:,} parameters{part}, {trainer.steps:,} steps{where}")
         if not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -90,7 +90,7 @@ class Screen(Callback):
         self.task = self.bar.add_task("", total=trainer.steps, completed=trainer.step, loss="", speed="")
         self.bar.start()
 
-    def told(self, line: str) -> None:
+    def announced(self, line: str) -> None:
         if self.bar is not None:
             self.bar.console.print(line, markup=False, highlight=False)
         else:
@@ -105,28 +105,28 @@ class Screen(Callback):
             )
         elif time.monotonic() - self.told_at > self.every:
             self.told_at = time.monotonic()
-            self.told(f"step {done.step:,} of {trainer.steps:,}: loss {done.loss:.3f}, {self.speed}")
+            self.announced(f"step {done.step:,} of {trainer.steps:,}: loss {done.loss:.3f}, {self.speed}")
 
     def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if name != "loss")
         learnt = f"loss {trainer.last.loss:.3f}, " if trainer.last is not None else ""
         line = f"step {trainer.step:,}: {learnt}validation loss {scores['loss']:.3f}{shown and ', '}{shown}"
-        self.told(f"{line}, {self.speed}")
+        self.announced(f"{line}, {self.speed}")
         self.told_at = time.monotonic()
 
     def sampled(self, trainer: Trainer, text: str) -> None:
-        self.told("  | " + "\n  | ".join(text.splitlines()))
+        self.announced("  | " + "\n  | ".join(text.splitlines()))
 
     def stopped(self, trainer: Trainer) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
         if trainer.reason:
-            self.told(f"stopped after step {trainer.step:,}: {trainer.reason}")
+            self.announced(f"stopped after step {trainer.step:,}: {trainer.reason}")
 
 
 class Samples(Callback):
-    """At each evaluation the model goes on from `evaluate.sample`; the other callbacks are told."""
+    """At each evaluation the model goes on from `evaluate.sample`; and hands the text to the other callbacks."""
 
     def __init__(self, length: int = 60) -> None:
         self.length = length

@@ -66,7 +66,7 @@ class Callback:
     def sampled(self, trainer: Trainer, text: str) -> None: ...
     def saved(self, trainer: Trainer, folder: Path) -> None: ...
     def stopped(self, trainer: Trainer) -> None: ...
-    def told(self, line: str) -> None: ...
+    def announced(self, line: str) -> None: ...
 
 
 class LossStep(nn.Module):
@@ -419,11 +419,11 @@ class Trainer:
 
     def tell(self, line: str) -> None:
         for callback in self.callbacks:
-            callback.told(line)
+            callback.announced(line)
 
 
 def sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Numbers on their way to the host, and when they will be there. Asked for later, they would come behind the work
+    """Numbers on their way to the host, and when they will be there. TaskRun for later, they would come behind the work
     of the next step, and the device would have nothing to do while they are read."""
     if numbers.device.type != "cuda":
         return numbers, None

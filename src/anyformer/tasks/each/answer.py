@@ -48,7 +48,7 @@ def answer(
     results = []
     for row, own in zip(asked.rows, windows):
         ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
-        results.append(told(row["context"], ranked, none, top_k, threshold))
+        results.append(result_of(row["context"], ranked, none, top_k, threshold))
     return asked.give(results)
 
 
@@ -65,7 +65,7 @@ def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[lis
     return sorted(((score, *span) for span, score in best.items()), key=lambda one: -one[0]), none
 
 
-def told(
+def result_of(
     context: str, ranked: list[tuple[float, int, int]], none: float, top_k: int, threshold: float | None
 ) -> list[dict[str, Any]]:
     """The answers of one question."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.objectives.objective import Batch, read, taken
 from anyformer.part import nearest
-from anyformer.tasks.task import Asked, How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 from anyformer.weights.io import read_json
 
 POOLS = ("cls", "mean", "last")
@@ -44,7 +44,7 @@ def embed(
 
 
 @torch.inference_mode()
-def hidden(asked: Asked, batch: Batch) -> Tensor:
+def hidden(asked: TaskRun, batch: Batch) -> Tensor:
     """(B, T, D) the last hidden states of what reads."""
     model = asked.model
     inputs = taken(model, batch)
@@ -64,7 +64,7 @@ def pool_of(x: Tensor, mask: Tensor | None, pool: str) -> Tensor:
     return x[rows, mask.argmax(-1) if pool == "cls" else (places * mask).argmax(-1)]
 
 
-def usual(asked: Asked) -> str:
+def usual(asked: TaskRun) -> str:
     """What the folder says in sentence-transformers' file, or what suits the model."""
     folder = asked.model.folder
     if folder is not None and (folder / "1_Pooling" / "config.json").is_file():

@@ -11,7 +11,7 @@ from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
 from anyformer.objectives.examples import array
 from anyformer.part import nearest
-from anyformer.tasks.task import Asked, How, Inputs, Row, Source, ask, blaming
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, blaming
 from anyformer.tasks.writing import write
 
 Examples = str | Path | Sequence[Mapping[str, Any]]
@@ -77,7 +77,7 @@ def few_shot(
     return asked.give(Answers(results))
 
 
-def picked(asked: Asked, prompts: list[str], choices: list[list[str]], per_token: bool) -> list[dict[str, Any]]:
+def picked(asked: TaskRun, prompts: list[str], choices: list[list[str]], per_token: bool) -> list[dict[str, Any]]:
     """The likeliest choice of each prompt."""
     two = hasattr(asked.model, "encode")
     pairs: list[Pair] = []
@@ -100,7 +100,7 @@ def picked(asked: Asked, prompts: list[str], choices: list[list[str]], per_token
     return results
 
 
-def spoken(asked: Asked, prompts: list[str], stop: list[str], room: int) -> list[dict[str, Any]]:
+def spoken(asked: TaskRun, prompts: list[str], stop: list[str], room: int) -> list[dict[str, Any]]:
     """What is written after each prompt; spaces at its end are the answer's to write."""
     two = hasattr(asked.model, "encode")
     records = []
@@ -113,7 +113,7 @@ def spoken(asked: Asked, prompts: list[str], stop: list[str], room: int) -> list
     return [{"answer": text} for text in texts]
 
 
-def fits(asked: Asked, size: int) -> None:
+def fits(asked: TaskRun, size: int) -> None:
     if asked.limit is not None and size > asked.limit:
         size_of = f"the prompt and its answer have {size:,} tokens"
         raise ValueError(f"{size_of}, and this model takes at most {asked.limit:,}; give fewer examples (shots)")

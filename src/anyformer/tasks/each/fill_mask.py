@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyformer.objectives.objective import Record, language_head
-from anyformer.tasks.task import Asked, How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 
 
 def fill_mask(
@@ -64,7 +64,7 @@ def fill_mask(
     return asked.give(asked.found(records, result))
 
 
-def words(asked: Asked, targets: Sequence[str]) -> Tensor:
+def words(asked: TaskRun, targets: Sequence[str]) -> Tensor:
     """(K,) ids of words that are one token each."""
     if isinstance(targets, str) or not targets:
         raise ValueError("targets is a list of at least one word")

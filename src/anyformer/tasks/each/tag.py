@@ -12,7 +12,7 @@ from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.part import nearest
 from anyformer.parts.head import TagModule
-from anyformer.tasks.task import Asked, How, Inputs, Source, ask, labels_of
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, labels_of
 
 OUTSIDE = "O"
 
@@ -74,7 +74,7 @@ def tag(
     return asked.give(results)
 
 
-def pieces(asked: Asked, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
+def pieces(asked: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
     """The tokens of a window that stand for characters of the text, in order."""
     tokenizer = asked.tokenizer
     prefix = getattr(tokenizer.core.model, "continuing_subword_prefix", None)

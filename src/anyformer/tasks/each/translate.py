@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from anyformer.objectives.objective import Record
 from anyformer.part import nearest
-from anyformer.tasks.task import Asked, How, Inputs, Row, Source, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 from anyformer.tasks.writing import check_pair, options_of, stored, write
 
 
@@ -51,8 +51,8 @@ def translate(
 
 
 def direction(
-    asked: Asked, source: str | None, target: str | None, prefix: str | None
-) -> tuple[Asked, str, dict[str, Any]]:
+    asked: TaskRun, source: str | None, target: str | None, prefix: str | None
+) -> tuple[TaskRun, str, dict[str, Any]]:
     """How a model is told the languages: (who reads, what stands before the text, options of generation)."""
     tokenizer = asked.tokenizer
     if tokenizer.languages:
@@ -76,7 +76,7 @@ def direction(
     return asked, own if prefix is None else prefix, usual
 
 
-def ways(asked: Asked) -> list[str]:
+def ways(asked: TaskRun) -> list[str]:
     """The pairs of languages in a config."""
     names = asked.model.spec.source.get("task_specific_params") or {}
     return [name.removeprefix("translation_").replace("_", " ") for name in names if name.startswith("translation_")]
