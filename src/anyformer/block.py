@@ -104,16 +104,21 @@ class Steps(Part):
                 raise ValueError(f"{type(self).__name__}: {name!r} cannot be the name of a step")
             if not isinstance(step, (Sublayer, Steps)):
                 raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {step!r}")
-        object.__setattr__(self, "steps", Table(steps))
+        self.__dict__["steps"] = Table(steps)
+
+    @property
+    def steps(self) -> Table:
+        """By name."""
+        return self.__dict__["steps"]
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        yield from self.steps.items()  # type: ignore[attr-defined]
+        yield from self.steps.items()
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.steps == other.steps  # type: ignore[attr-defined]
+        return isinstance(other, Steps) and type(self) is type(other) and self.steps == other.steps
 
     def __hash__(self) -> int:
-        return hash((type(self).__name__, self.steps))  # type: ignore[attr-defined]
+        return hash((type(self).__name__, self.steps))
 
 
 class Block(Steps, sees="itself"):
@@ -195,15 +200,17 @@ class Stack(Part, sees="itself"):
             raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
         heads = getattr(self.position, "num_heads", None)
         for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
-            if heads is not None and getattr(op, "num_heads", heads) != heads and not getattr(op, "memory", False):
-                raise ValueError(f"Stack.position has {heads} heads and {path}.op {op.num_heads}")  # type: ignore[attr-defined]
+            own = getattr(op, "num_heads", heads)
+            if heads is not None and own != heads and not getattr(op, "memory", False):
+                raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
         if self.position is not None:
             self.check_shared(self.position)
         if self.project is not None and self.neck is not None and self.neck.every_layer:
             raise ValueError("Stack.neck reads the states of all layers, so none can have another width (project)")
+        kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
         for kind in self.pattern:
-            if kind not in self.layers:  # type: ignore[operator]
-                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, self.layers)}")  # type: ignore[arg-type]
+            if kind not in kinds:
+                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
 
     def check_shared(self, position: AttentionPosition) -> None:
         """Every layer must be able to use the one bias, and some layer must."""
@@ -335,7 +342,7 @@ class Stages(Part, sees="all"):
             stage.check_inner(f"Stages.stages.{i}")
 
     def out_width(self, width: int) -> int:
-        return width * math.prod(down.widen for down in self.down)  # type: ignore[attr-defined]
+        return width * math.prod(getattr(down, "widen", 1) for down in self.down)
 
     def build(self, site: Site) -> nn.Module:
         return StagesModule(self, site)
@@ -354,7 +361,7 @@ class StagesModule(nn.Module):
             first += stage.depth
             if i < len(part.down):
                 self.down.append(part.down[i].build(site.child(f"down.{i}", width=width)))
-                width *= part.down[i].widen  # type: ignore[attr-defined]
+                width *= getattr(part.down[i], "widen", 1)
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:

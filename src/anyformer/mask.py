@@ -48,8 +48,8 @@ class Mask(Part):
         return Not(mask=self)
 
 
-def _flat(mask: Mask, kind: type) -> tuple[Mask, ...]:
-    return mask.masks if isinstance(mask, kind) else (mask,)  # type: ignore[attr-defined]
+def _flat(mask: Mask, kind: type[All] | type[Either]) -> tuple[Mask, ...]:
+    return mask.masks if isinstance(mask, kind) else (mask,)
 
 
 class All(Mask, sees="all"):
@@ -298,9 +298,12 @@ class Rows:
 
 def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
     """(B, row length) how many real tokens of its text stand before each; None where that is its place in the row."""
-    if padding is None and documents is None:
+    if padding is not None:
+        real = padding.long()
+    elif documents is not None:
+        real = torch.ones_like(documents)
+    else:
         return None
-    real = torch.ones_like(documents) if padding is None else padding.long()  # type: ignore[arg-type]
     before = real.cumsum(-1) - real
     if documents is not None:
         new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
+import numpy as np
 import torch
 
 from anyformer.data.plan import Chosen, PlaceDice, Plan, share
@@ -53,7 +54,7 @@ class Loader:
         """The step's batches for this process, made here and now."""
         chosen = self.plan.step(step)
         pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
-        batches = [self._batch(chosen.part(piece if len(piece) else slice(0, 1))) for piece in pieces]  # type: ignore
+        batches = [self._batch(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
         real = [len(piece) > 0 for piece in pieces]
         return Ready(step, batches, real, len(chosen.items), int(chosen.sizes.sum()))
 

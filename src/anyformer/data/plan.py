@@ -82,7 +82,7 @@ class Plan:
             # Every epoch has as many rows, whose beginning is shifted: what is left over is never the same. One pass
             # has the rest as well, in a shorter row.
             self.count = -(-self.total // self.length) if once else max(self.total // self.length, 1)
-            examples = examples or max(tokens // self.length, 1)  # type: ignore[operator]
+            examples = examples or max((tokens or 0) // self.length, 1)
             tokens = None
         else:
             self.count = len(split)

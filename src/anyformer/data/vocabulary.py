@@ -119,8 +119,7 @@ def _byte_pairs(tokens: list[str]) -> Any:
 def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
     """Every text in these columns, words of a list included; long ones in parts that have the same words."""
     for row in source.rows(columns):
-        for name in columns if row.example is not None else ():
-            value = row.example[name]  # type: ignore[index]
+        for value in (row.example[name] for name in columns) if row.example is not None else ():
             if isinstance(value, (str, LongText)):
                 yield from worded(value)
             elif isinstance(value, (list, tuple)):

@@ -69,7 +69,7 @@ class AnyformerLM(TemplateLM):
         self.model = load(folder, dtype=dtype, device="auto" if device is None or device.startswith("cuda") else device)
         check_writer(self.model)
         belong(self.model, self.tokenizer)
-        self.backend = "seq2seq" if hasattr(self.model, "encode") else "causal"
+        self.backend = "seq2seq" if self.model.spec.pair else "causal"
         self.path, self._device = str(path), self.model.device
         auto = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or 32) if auto else int(batch_size)

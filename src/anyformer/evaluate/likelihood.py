@@ -37,7 +37,7 @@ def likelihoods(
     for context, rest in pairs:
         if not len(context) or not len(rest):
             raise ValueError(f"a {'context' if len(rest) else 'continuation'} has no tokens")
-    two = hasattr(model, "encode")
+    two = model.spec.pair
     reads: dict[tuple[Any, ...], list[int]] = {}  # what is read -> for which pairs
     for i, (context, rest) in enumerate(pairs):
         reads.setdefault((tuple(context), tuple(rest)) if two else (*context, *rest[:-1]), []).append(i)

@@ -185,7 +185,7 @@ def written(objective: Objective, job: Predictor, records: Sequence[Record], **o
             job.model, batch["input_ids"], attention_mask=batch.get("attention_mask"), tokenizer=job.tokenizer,
             **{"do_sample": False, "compile": False, **room, **options},
         )  # fmt: skip
-        new = ids if hasattr(job.model, "encode") else ids[:, T:]
+        new = ids if job.model.spec.pair else ids[:, T:]
         for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
             for stop in options.get("stop_strings") or ():
                 text = text.partition(stop)[0]

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.block import Stack
 from anyformer.codec import override
 from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -27,7 +27,7 @@ FIELDS: dict[str, ConfigField] = {
     "num_attention_heads": Field(64, "encoder.layers.attention.op.num_heads"),
     "intermediate_size": Field(16384, "encoder.layers.feedforward.op.width"),
     "inner_group_num": Field(1, lambda spec: inner(spec)),
-    "hidden_act": Field("gelu_new", encoder.FIELDS["hidden_act"].path),  # type: ignore[union-attr]
+    **again(encoder.FIELDS, hidden_act="gelu_new"),
     "hidden_dropout_prob": Field(0.0, "embedding.dropout"),
     "attention_probs_dropout_prob": Field(0.0, "encoder.layers.attention.op.dropout"),
     "classifier_dropout_prob": Field(0.1),
@@ -73,9 +73,9 @@ def head(c: Any) -> heads.Head | None:
     return encoder_head(c, lm, dropped, dropped, heads.PooledOutput(pool=pool), dropout=dropout)
 
 
-def rules(spec: Model) -> list[Rule]:
+def rules(spec: Any) -> list[Rule]:
     found = encoder.lm_rules(spec, "predictions", "dense", "LayerNorm")
-    for k in range(spec.encoder.depth):  # type: ignore[attr-defined]
+    for k in range(spec.encoder.depth):
         group, j = divmod(k, inner(spec))
         layer, ours = f"~encoder.albert_layer_groups.{group}.albert_layers.{j}", f"encoder.layers.{k}"
         found += encoder.renames({

@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.block import Stack
 from anyformer.families import encoder
 from anyformer.families.bert import LARGE
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
 from anyformer.families.heads import encoder_head
 from anyformer.mask import CAUSAL, FULL
 from anyformer.model import Model
@@ -39,7 +39,7 @@ FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
     **encoder.DECODING,
     "vocab_size": Field(50358, "embedding.tokens.vocab_size"),
-    "hidden_act": Field("gelu_new", encoder.FIELDS["hidden_act"].path),  # type: ignore[union-attr]
+    **again(encoder.FIELDS, hidden_act="gelu_new"),
     "max_position_embeddings": Field(4096, "embedding.position.length"),
     "attention_type": Field("block_sparse", attention_type),
     "block_size": Field(64, encoder.inside("layers.attention.op.block_size")),

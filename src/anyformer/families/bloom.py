@@ -80,9 +80,9 @@ def describe(c: Any) -> Model:
     )
 
 
-def rules(spec: Model) -> list[Rule]:
+def rules(spec: Any) -> list[Rule]:
     layer, ours = "~h.{i}", "decoder.layers.{i}"
-    op, heads = f"{ours}.attention.op", spec.decoder.layers.steps["attention"].op.num_heads  # type: ignore[attr-defined]
+    op, heads = f"{ours}.attention.op", spec.decoder.layers.steps["attention"].op.num_heads
     outs = {"BloomForSequenceClassification": "score", "BloomForTokenClassification": "classifier",
             "BloomForQuestionAnswering": "qa_outputs"}  # fmt: skip
     modules = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
 from anyformer.model import Model
 from anyformer.parts.moe import TopK
 
@@ -15,15 +15,13 @@ V3: dict[str, ConfigField] = {
     **FIELDS,
     "vocab_size": Field(129280, "embedding.tokens.vocab_size"),
     "hidden_size": Field(7168, "width"),
-    "intermediate_size": Field(18432, FIELDS["intermediate_size"].path),  # type: ignore[union-attr]
+    **again(FIELDS, intermediate_size=18432, first_k_dense_replace=3, n_shared_experts=1),
     "moe_intermediate_size": Field(2048, f"{MOE}.expert.width"),
     "num_hidden_layers": Field(61, "decoder.depth"),
-    "first_k_dense_replace": Field(3, FIELDS["first_k_dense_replace"].path),  # type: ignore[union-attr]
     "num_attention_heads": Field(128, f"{ATTENTION}.num_heads"),
     "num_key_value_heads": Field(128, f"{ATTENTION}.num_heads"),
     "head_dim": Field(None, f"{ATTENTION}.turned_width"),
     "n_routed_experts": Field(256, f"{MOE}.num_experts"),
-    "n_shared_experts": Field(1, FIELDS["n_shared_experts"].path),  # type: ignore[union-attr]
     "num_experts_per_tok": Field(8, f"{MOE}.router.top_k"),
     "n_group": Field(8, f"{MOE}.router.groups"),
     "topk_group": Field(4, f"{MOE}.router.top_groups"),

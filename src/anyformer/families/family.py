@@ -44,6 +44,11 @@ class Field:
             raise Absent from None
 
 
+def again(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
+    """Fields of another family under other published defaults."""
+    return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
+
+
 def activation_at(path: str) -> Callable[[Model], str]:
     """Reads an activation back under a published name."""
     return lambda spec: published_name(at(spec, path))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Inert
+from anyformer.families.family import ConfigField, Family, Field, Inert, again
 from anyformer.families.transformer import TOKENS, check_padding, stack
 from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -20,8 +20,7 @@ FIELDS: dict[str, ConfigField] = {
     "src_vocab_size": Field(42024, "embedding.tokens.vocab_size"),
     "tgt_vocab_size": Field(42024, "decoder_embedding.tokens.vocab_size"),
     "tie_word_embeddings": Field(False, lambda spec: bool(spec.ties)),
-    "activation_function": Field("relu", transformer.FIELDS["activation_function"].path),  # type: ignore[union-attr]
-    "scale_embedding": Field(True, transformer.FIELDS["scale_embedding"].path),  # type: ignore[union-attr]
+    **again(transformer.FIELDS, activation_function="relu", scale_embedding=True),
     "pad_token_id": Field(1, "padding_token"),
     "decoder_start_token_id": Inert(2, "used by generation; where labels are moved, their own last token comes first"),
     "bos_token_id": Inert(0, "used by generation"),

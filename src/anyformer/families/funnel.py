@@ -119,8 +119,8 @@ def head(c: Any) -> heads.Head | None:
     return encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout)
 
 
-def rules(spec: Model) -> list[Rule]:
-    op: Any = spec.encoder.stages[0].layers.steps["attention"].op  # type: ignore[attr-defined]
+def rules(spec: Any) -> list[Rule]:
+    op = spec.encoder.stages[0].layers.steps["attention"].op
     found: list[Rule] = []
     for theirs, ours in (("blocks.{b}.{i}", "stages.{b}.layers.{i}"), ("layers.{i}", "top.layers.{i}")):
         theirs, ours = f"~{'encoder' if '{b}' in ours else 'decoder'}.{theirs}", f"encoder.{ours}"

@@ -29,22 +29,22 @@ def is_parallel(spec: Any) -> bool:
     return "both" in spec.decoder.layers.steps
 
 
-def step(spec: Any, name: str) -> Sublayer:
+def step(spec: Any, name: str) -> Any:
     steps = spec.decoder.layers.steps
     return (steps["both"].steps if is_parallel(spec) else steps)[name]
 
 
 def attention(spec: Any) -> Attention:
-    return step(spec, "attention").op  # type: ignore[return-value]
+    return step(spec, "attention").op
 
 
 def mlp(spec: Any) -> MLP:
-    return step(spec, "feedforward").op  # type: ignore[return-value]
+    return step(spec, "feedforward").op
 
 
 def rope_parameters(spec: Any) -> dict[str, Any]:
-    rope = attention(spec).position
-    return {**write_rope(rope), "partial_rotary_factor": rope.fraction}  # type: ignore[arg-type, union-attr]
+    rope: Any = attention(spec).position
+    return {**write_rope(rope), "partial_rotary_factor": rope.fraction}
 
 
 FIELDS: dict[str, ConfigField] = {

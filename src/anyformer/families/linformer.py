@@ -26,9 +26,9 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Any) -> Model:
-    embedding = encoder.counted_embedding(c)
+    embedding: Any = encoder.counted_embedding(c)
     op = LinformerAttention(
-        num_heads=c.num_attention_heads, length=embedding.position.length, projected=c.projected,  # type: ignore
+        num_heads=c.num_attention_heads, length=embedding.position.length, projected=c.projected,
         sharing=c.sharing, dropout=c.attention_probs_dropout_prob,
     )  # fmt: skip
     stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
 from anyformer.families.transformer import TOKENS, check_padding, stack
 from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -15,19 +15,13 @@ from anyformer.parts.init import Normal
 from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule
 
-
-def default(name: str, value: Any) -> Field:
-    """A field of the original Transformer with another default."""
-    return Field(value, transformer.FIELDS[name].path)  # type: ignore[union-attr]
-
-
 FIELDS: dict[str, ConfigField] = {
     **transformer.FIELDS,
     "vocab_size": Field(128112, "embedding.tokens.vocab_size"),
-    "encoder_layerdrop": default("encoder_layerdrop", 0.05),
-    "decoder_layerdrop": default("decoder_layerdrop", 0.05),
-    "activation_function": default("activation_function", "relu"),
-    "attention_dropout": default("attention_dropout", 0.1),
+    **again(
+        transformer.FIELDS,
+        encoder_layerdrop=0.05, decoder_layerdrop=0.05, activation_function="relu", attention_dropout=0.1,
+    ),
     "scale_embedding": Field(True, lambda spec: spec.embedding.tokens.scale is not None),
     "tie_word_embeddings": Field(True, lambda spec: bool(spec.ties)),
     "pad_token_id": Field(1, "padding_token"),

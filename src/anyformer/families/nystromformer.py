@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.block import Stack
 from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, again
 from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
@@ -21,7 +21,7 @@ OP = "encoder.layers.attention.op"
 FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
     "vocab_size": Field(30000, "embedding.tokens.vocab_size"),
-    "hidden_act": Field("gelu_new", encoder.FIELDS["hidden_act"].path),  # type: ignore[union-attr]
+    **again(encoder.FIELDS, hidden_act="gelu_new"),
     "max_position_embeddings": Field(510, "embedding.position.length"),
     "layer_norm_eps": Field(1e-5, "embedding.norm.eps"),
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
@@ -55,10 +55,10 @@ def head(c: Any) -> heads.Head | None:
     return encoder_head(c, encoder.lm_head(c, c.hidden_act), classify, choose, dropout=dropout)
 
 
-def rules(spec: Model) -> list[Rule]:
+def rules(spec: Any) -> list[Rule]:
     classify = isinstance(spec.head, heads.ClassifyHead)
     out = "qa_outputs" if isinstance(spec.head, heads.SpanHead) else "classifier"
-    op: Any = spec.encoder.layers.steps["attention"].op  # type: ignore[attr-defined]
+    op = spec.encoder.layers.steps["attention"].op
     taps = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
     return [
         Reshape("~encoder.layer.{i}.attention.self.conv.weight", "encoder.layers.{i}.attention.op.conv.weight", taps),

@@ -68,10 +68,10 @@ def describe(c: Any) -> Model:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
     norm = LayerNorm(affine=c.layer_norm_elementwise_affine)
-    place = "pre_norm" if c.do_layer_norm_before else "out_norm"
+    place: dict[str, Any] = {"pre_norm" if c.do_layer_norm_before else "out_norm": norm}
 
     def step(op: Any) -> Sublayer:
-        return Sublayer(op=op, dropout=c.dropout, **{place: norm})  # type: ignore[arg-type]
+        return Sublayer(op=op, dropout=c.dropout, **place)
 
     attention = Attention(
         num_heads=c.num_attention_heads, bias="qkvo" if c.enable_bias else "", mask=Causal(),

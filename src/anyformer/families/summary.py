@@ -10,7 +10,7 @@ from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head import LMHead
 from anyformer.parts.summary import DoubleHead, Summary
 
-TAKES = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
+TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
 
 
 def last_dropout(spec: Any) -> float:
@@ -45,7 +45,7 @@ def double_head(c: Any) -> DoubleHead:
     if c.summary_type not in TAKES:
         raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), TAKES)}")
     summary = Summary(
-        take=TAKES[c.summary_type],  # type: ignore[arg-type]
+        take=TAKES[c.summary_type],
         width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
         activation=activation_named(c.summary_activation or "linear"),
         first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,

@@ -103,7 +103,8 @@ def layer_norm(norm: Any) -> LayerNorm:
 def init(module: nn.Module, width: int) -> dict[str, Initializer]:
     """torch.nn.Transformer draws every matrix by Xavier; its pieces alone keep what nn.Linear draws. In both, queries,
     keys and values are one matrix (3 D, D) and biases of the feed-forward are not zero."""
-    inner: int = next(m.linear1.out_features for m in module.modules() if hasattr(m, "linear1"))  # type: ignore
+    layers = (m for m in module.modules() if isinstance(m, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer))
+    inner = next(layers).linear1.out_features
     of_width, of_inner = (Uniform(low=-(n**-0.5), high=n**-0.5) for n in (width, inner))
     rules: dict[str, Initializer] = {
         "*.op.[qkv].weight": Xavier(gain=2**-0.5), "*.up.bias": of_width, "*.down.bias": of_inner,

@@ -7,7 +7,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Inert, activation_at
 from anyformer.mask import FULL, Causal
-from anyformer.model import DecoderModel, Model
+from anyformer.model import DecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding
@@ -54,8 +54,8 @@ def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
         raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
 
     def step(op: Any) -> Sublayer:
-        place = {"pre_norm" if pre_norm else "out_norm": norm}
-        return Sublayer(op=op, dropout=c.dropout, **place)  # type: ignore[arg-type]
+        place: dict[str, Any] = {"pre_norm" if pre_norm else "out_norm": norm}
+        return Sublayer(op=op, dropout=c.dropout, **place)
 
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=heads, dropout=c.attention_dropout, **kind))
@@ -74,10 +74,10 @@ def check_padding(c: Any, *vocab_sizes: int) -> None:
         raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")
 
 
-def rules(spec: Model) -> list[Rule]:
+def rules(spec: Any) -> list[Rule]:
     """Embeddings, positions and layers; heads are named by each family."""
     alone = isinstance(spec, DecoderModel)
-    norm = "out_norm" if spec.decoder.norm is None else "pre_norm"  # type: ignore[attr-defined]
+    norm = "out_norm" if spec.decoder.norm is None else "pre_norm"
     # MarianMTModel leaves its position tables out of what it saves
     position = Unwritten if spec.architecture == "MarianMTModel" else Rename
     found: list[Rule] = []

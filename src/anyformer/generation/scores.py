@@ -42,8 +42,8 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
     at_least = max(s.min_length, 0 if s.min_new_tokens is None else prompt_length + s.min_new_tokens)
     if at_least and s.eos:
         out.append(lambda ids, scores: scores.index_fill(1, eos, NEVER) if ids.shape[1] < at_least else scores)
-    if s.prefix_allowed_tokens_fn is not None:
-        out.append(lambda ids, scores: allowed(ids, scores, s.prefix_allowed_tokens_fn, s.num_beams, s.pad or 0))  # type: ignore[arg-type]
+    if (choose := s.prefix_allowed_tokens_fn) is not None:
+        out.append(lambda ids, scores: allowed(ids, scores, choose, s.num_beams, s.pad or 0))
     if s.forced_bos_token_id is not None:
         out.append(lambda ids, scores: forced(scores, [s.forced_bos_token_id]) if ids.shape[1] == 1 else scores)
     if last := as_list(s.forced_eos_token_id):
@@ -68,8 +68,8 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
             out.append(lambda ids, scores: top_k(scores, max(s.top_k, keep)))
         if s.top_p < 1.0:
             out.append(lambda ids, scores: top_p(scores, s.top_p, keep))
-        if s.min_p is not None:
-            out.append(lambda ids, scores: min_p(scores, s.min_p, keep))  # type: ignore[arg-type]
+        if (share := s.min_p) is not None:
+            out.append(lambda ids, scores: min_p(scores, share, keep))
         if s.typical_p < 1.0:
             out.append(lambda ids, scores: typical(scores, s.typical_p, keep))
         if s.epsilon_cutoff:

@@ -70,7 +70,8 @@ class Stepper:
         self.state = state if state is not None else self.model.new_state()
         self.length = int(self.state.length)
         T = ids.shape[1] if embeds is None else embeds.shape[1]
-        hidden, scores = [], None
+        hidden: list[Any] = []
+        scores = None
         for start in range(self.length, T, self.chunk or T):
             end = min(start + (self.chunk or T), T)
             scores = self._run(ids[:, start:end], None if embeds is None else embeds[:, start:end], end - start, 1)
@@ -80,7 +81,7 @@ class Stepper:
                 f"past_key_values already holds {self.length} tokens: nothing of the prompt's {T} is left to read"
             )
         if self.wants_hidden:
-            self.hidden = torch.cat(hidden, dim=1)  # type: ignore[arg-type]
+            self.hidden = torch.cat(hidden, dim=1)
         if self.state.memory is not None:
             read_once = (*MEMORY, "attention_mask") if self.pair else MEMORY
             self.source = {n: v for n, v in self.source.items() if n not in read_once}

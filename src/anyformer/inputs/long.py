@@ -84,16 +84,23 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
     yield TokenRange(encoding, skip, len(encoding.ids))
 
 
+def span(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
+    """The characters [first, last) that a token stands for."""
+    found = encoding.token_to_chars(token)
+    assert found is not None, "a special token stands for no text"
+    return found
+
+
 def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[int, int, int]:
     """(tokens before the cut, the character that the next piece begins with, how many of its tokens are not new)."""
     ids, fallback = encoding.ids, None
 
     def begins(token: int) -> int:
-        return encoding.token_to_chars(token)[0]  # type: ignore[index]
+        return span(encoding, token)[0]
 
     for place in _places(window):
         first = bisect_left(range(len(ids)), place, key=begins)
-        if first and encoding.token_to_chars(first - 1)[1] > place:  # type: ignore[index]
+        if first and span(encoding, first - 1)[1] > place:
             continue  # inside a token
         rest = ids[first:]
         fallback = fallback or (first, place, 0)

@@ -168,7 +168,8 @@ class Tokenizer:
         if self._unknown_from is None:
             return ids
         unknown = self.unk_token_id
-        return [place if place < self._unknown_from else unknown for place in ids]  # type: ignore[misc]
+        assert unknown is not None
+        return [place if place < self._unknown_from else unknown for place in ids]
 
     def batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
@@ -370,7 +371,7 @@ class StreamDecoder:
             return self._rest(self._settle(len(self._new)).removesuffix("\ufffd"))
         whole = len(self._new)
         if self._fallback and whole:
-            run = bytes(int(self._tokenizer.token(token)[3:5], 16) for token in self._run())  # type: ignore[index]
+            run = bytes(int((self._tokenizer.token(token) or "")[3:5], 16) for token in self._run())
             reader = codecs.getincrementaldecoder("utf-8")("replace")
             reader.decode(run)
             whole -= len(reader.getstate()[0])

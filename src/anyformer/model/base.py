@@ -208,7 +208,7 @@ class _Unfilled(TorchFunctionMode):
 class TransformerModule(nn.Module):
     """What the modules of all shapes share: inputs by name, state, what is shown, kernels, ties."""
 
-    common: ClassVar[tuple[str, ...]] = ("output_attentions", "output_hidden_states", "return_dict")
+    common: tuple[str, ...] = ("output_attentions", "output_hidden_states", "return_dict")
     caching: ClassVar[tuple[str, ...]] = ("past_key_values", "use_cache")
 
     spec: Any
@@ -227,7 +227,7 @@ class TransformerModule(nn.Module):
         tree = any(getattr(part, "tree", False) for _, part in walk(spec))
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
         if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
-            self.common = (*self.common, "output_router_logits")  # type: ignore[misc]
+            self.common = (*self.common, "output_router_logits")
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
     # -- inputs and outputs ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,7 @@ def activation_named(name: str) -> Activation:
     ours = ALIASES.get(name, name)
     if ours not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; {nearest(name, {*ACTIVATIONS, *ALIASES})}")
-    return ours  # type: ignore[return-value]
+    return cast(Activation, ours)
 
 
 def published_name(activation: str) -> str:

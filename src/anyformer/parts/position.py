@@ -50,8 +50,8 @@ class AbsolutePosition(Part):
 
 def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     """x (B, T, D) with its positions added."""
-    if hasattr(position, "add"):
-        return position.add(x, ctx)  # type: ignore[operator]
+    if (add := getattr(position, "add", None)) is not None:
+        return add(x, ctx)
     return x + position(ctx.positions).to(x.dtype)
 
 

@@ -15,7 +15,7 @@ from anyformer.tasks.task import TaskRun, Texts
 def check_pair(asked: TaskRun) -> None:
     """ValueError where a model is no encoder-decoder with a head that writes."""
     check_writer(asked.model)
-    if not hasattr(asked.model, "encode"):
+    if not asked.model.spec.pair:
         raise ValueError(f"{asked.task} needs an encoder-decoder; this decoder can be asked with few-shot")
 
 

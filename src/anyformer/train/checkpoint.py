@@ -121,12 +121,11 @@ def read(folder: Path, like: Like | None = None) -> Saved:
     if "weights" not in tensors:
         with Checkpoint(folder) as checkpoint:
             tensors["weights"] = {name: checkpoint.read(name) for name in checkpoint.names}
-    for kind, named in tensors.items() if like is not None else ():
-        for address, tensor in named.items():
-            model = like(kind, address, tuple(tensor.shape))  # type: ignore[misc]
-            if isinstance(model, DTensor):
-                lies = {"device_mesh": model.device_mesh, "placements": model.placements}
-                named[address] = distribute_tensor(tensor, **lies, src_data_rank=None)  # type: ignore[arg-type]
+    for kind, address, tensor in [(k, a, t) for k, named in tensors.items() for a, t in named.items()]:
+        model = like(kind, address, tuple(tensor.shape)) if like is not None else None
+        if isinstance(model, DTensor):
+            mesh, placements = model.device_mesh, model.placements
+            tensors[kind][address] = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
     return Saved(folder, values, tensors)
 
 

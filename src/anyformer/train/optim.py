@@ -293,6 +293,7 @@ def clip(parameters: Iterable[nn.Parameter], longest: float | None) -> Tensor:
     groups = by_mesh(p for p in parameters if p.grad is not None)
     lengths = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     length = lengths[0] if len(lengths) == 1 else torch.stack(lengths).norm()
-    for group in groups if longest is not None else ():
-        nn.utils.clip_grads_with_norm_(group, longest, length)  # type: ignore[arg-type]
+    if longest is not None:
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, longest, length)
     return length

@@ -105,10 +105,10 @@ def _own_heads(x: Tensor, mesh: Any) -> Tensor:
     return DTensor.from_local(x, mesh, [Replicate()], run_check=False).redistribute(placements=lies).to_local()
 
 
-def _own_bias(mesh: Any, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _own_bias(mesh: Any, module: AttentionModule, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Before an attention: of a bias that the layers of a stack share, its own heads."""
     x, ctx = args
-    if ctx.bias is not None and not module.part.memory:  # type: ignore[union-attr]
+    if ctx.bias is not None and not module.part.memory:
         ctx = dataclasses.replace(ctx, bias=_own_heads(ctx.bias, mesh))
     return x, ctx
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -91,7 +92,7 @@ def setup(
 
         trainer = Trainer(
             run, folder, model=model, objective=objective, feed=lambda start: loader(splits.train, False, start),
-            valid=None if splits.valid is None else lambda: loader(splits.valid, True),  # type: ignore[arg-type]
+            valid=None if splits.valid is None else functools.partial(loader, splits.valid, True),
             tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
             metrics=during(run, objective, tokenizer, splits.valid, pad),
         )  # fmt: skip

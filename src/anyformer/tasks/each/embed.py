@@ -48,7 +48,7 @@ def hidden(asked: TaskRun, batch: Batch) -> Tensor:
     """(B, T, D) the last hidden states of what reads."""
     model = asked.model
     inputs = taken(model, batch)
-    x = model.encode(inputs, None)[0] if hasattr(model, "encode") else read(model, batch).x
+    x = model.encode(inputs, None)[0] if model.spec.pair else read(model, batch).x
     model._check_finite({"last_hidden_state": x}, inputs, False)
     return x.float()
 

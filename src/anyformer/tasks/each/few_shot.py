@@ -79,7 +79,7 @@ def few_shot(
 
 def picked(asked: TaskRun, prompts: list[str], choices: list[list[str]], per_token: bool) -> list[dict[str, Any]]:
     """The likeliest choice of each prompt."""
-    two = hasattr(asked.model, "encode")
+    two = asked.model.spec.pair
     pairs: list[Pair] = []
     for number, (prompt, own) in enumerate(zip(prompts, choices, strict=True), 1):
         with blaming(None if asked.one else number):
@@ -102,7 +102,7 @@ def picked(asked: TaskRun, prompts: list[str], choices: list[list[str]], per_tok
 
 def spoken(asked: TaskRun, prompts: list[str], stop: list[str], room: int) -> list[dict[str, Any]]:
     """What is written after each prompt; spaces at its end are the answer's to write."""
-    two = hasattr(asked.model, "encode")
+    two = asked.model.spec.pair
     records = []
     for number, prompt in enumerate(prompts, 1):
         with blaming(None if asked.one else number):
