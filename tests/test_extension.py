@@ -124,8 +124,8 @@ def test_n4_a_padded_prompt_leaves_behind_what_the_prompt_does(model: Any, ids: 
     with torch.no_grad():
         model(input_ids=ids[:, :6], past_key_values=plain)
         model(input_ids=row, attention_mask=mask, past_key_values=padded)
-    for address, slot in plain.slots.items():
-        close(padded.slots[address].tensors["average"], slot.tensors["average"], 1e-5)
+    for address, slot in plain.stores.items():
+        close(padded.stores[address].tensors["average"], slot.tensors["average"], 1e-5)
 
 
 def test_it_writes_the_same_with_and_without_a_memory(model: Any, ids: torch.Tensor) -> None:

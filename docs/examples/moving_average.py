@@ -14,7 +14,7 @@ from anyformer.part import Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import RecurrentSpec
+from anyformer.state import PerRow
 
 
 class MovingAverage(Op, sees="past"):
@@ -42,22 +42,21 @@ class MovingAverageModule(nn.Module):
         self.pace = nn.Parameter(torch.empty(self.width))  # a = exp(-exp(pace))
         self.starts = {"pace": Paces(longest=part.longest)}
 
-    def state_spec(self) -> RecurrentSpec:
-        return RecurrentSpec((("average", (1, self.width)),), float32=("average",))
+    def state_spec(self) -> PerRow:
+        return PerRow({"average": (1, self.width)}, dtypes={"average": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = PackedRows.of(ctx)  # real tokens first, and where documents begin
-        slot = None if ctx.state is None else ctx.state.slots[self.address]
-        x = rows.pack(x)
+        x, store = rows.pack(x), ctx.store(self.address)
         v = self.v(x).float()
         # how much time passes at a token: none at a pad, where nothing is forgotten and nothing is written
         time = torch.ones_like(v) if rows.real is None else rows.real.expand_as(v)
         fade = -torch.exp(self.pace.float())[None]  # (1, W): log a
         one = v.new_ones(*v.shape[:2], 1)
-        before = None if slot is None else slot.tensors["average"].expand(x.shape[0], -1, -1)
+        before = None if store is None else store.tensors["average"].expand(x.shape[0], -1, -1)
         h, last = scan(v * -torch.expm1(fade), time, fade, one, one, before, rows.keep)
-        if slot is not None:
-            slot.replace("average", last)
+        if store is not None:
+            store.replace("average", last)
         return rows.unpack(self.o(F.silu(self.gate(x)) * h.to(x.dtype)))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anyformer.kernels.attention import Visible
 from anyformer.mask import FULL, Causal, Mask, see
-from anyformer.state import State
+from anyformer.state import State, Store
 from anyformer.taps import Listener, Taps, Watched
 
 E = TypeVar("E")
@@ -34,7 +34,7 @@ class Memory:
 class Context:
     """One forward pass through one stack. What few families hand down beside this are `extras`, one of a class."""
 
-    index: Tensor  # (T,) place of each token in its row, pads and past counted: what masks compare
+    index: Tensor  # (T,) or (B, T) place of each token in its row, pads and past counted: what masks compare
     positions: Tensor  # (1 or B, T) place of each token in its text, pads not counted: what embeddings and RoPE use
     padding: Tensor | None = None  # (B, S) True where a real token is; None when there is no padding
     documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
@@ -64,9 +64,13 @@ class Context:
     @property
     def tokens(self) -> Tensor | None:
         """(B, T) True where a token of this call is real; None when all are."""
-        if self.padding is not None and self.state is not None and self.state.capacity is not None:
-            return self.padding[:, self.index]  # the mask is that of the whole row
-        return None if self.padding is None else self.padding[:, -self.index.shape[0] :]
+        return None if self.padding is None else self.of_these(self.padding)
+
+    def of_these(self, held: Tensor) -> Tensor:
+        """(B, S, ...) of all tokens that a state without windows holds -> (B, T, ...) of those of this call."""
+        if self.state is not None and self.state.capacity is not None:
+            return at_places(held, self.index)
+        return held[:, -self.index.shape[-1] :]
 
     def places(self) -> Tensor:
         """(S,) row places of all the keys that a state without windows holds after this call."""
@@ -76,15 +80,29 @@ class Context:
             return self.index
         if self.state.capacity is not None:
             return torch.arange(self.state.capacity, device=self.index.device)
-        return torch.arange(int(self.state.length) + self.index.shape[0], device=self.index.device)
+        return torch.arange(self.state.length + self.index.shape[-1], device=self.index.device)
 
     def apart(self) -> tuple[Tensor, Tensor]:
-        """Places of the tokens (T,) and of the keys (S,) between which distances count. Where a text goes on after
-        a padded past, pads may stand between its tokens and do not count: (B, T) and (B, S)."""
-        if self.state is None or self.padding is None or (isinstance(self.state.length, int) and not self.state.length):
+        """Places of the tokens (T,) or (B, T) and of the keys (S,) between which distances count. Where a text goes on
+        after a padded past, pads may stand between its tokens and do not count: (B, T) and (B, S)."""
+        if self.state is None or self.padding is None or (self.state.capacity is None and not self.state.length):
             return self.index, self.places()
         keys = self.padding.cumsum(-1)
-        return keys[:, self.index], keys
+        return at_places(keys, self.index), keys
+
+    # -- what is remembered -------------------------------------------------------------------------------------------
+
+    def store(self, address: str) -> Store | None:
+        """Where the mixer at `address` keeps what it remembers, if anything is remembered."""
+        return None if self.state is None else self.state.stores[address]
+
+    def remember(self, address: str, new: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """What the mixer at `address` declared PerToken, of these tokens, in; the same of all that can be seen, and
+        their row places (S,) or (B, S), out."""
+        store = self.store(address)
+        return (new, self.places()) if store is None else store.extend(new, self.index, self.once)
+
+    # -- looking --------------------------------------------------------------------------------------------------
 
     def tap(self, address: str, name: str, value: Tensor) -> Tensor:
         """Every value that can be looked at or changed goes through here, as `address.name`."""
@@ -109,14 +127,15 @@ class Context:
         return self.shared[key]
 
     def once_for(self, places: Tensor, key: str, compute: Callable[[], Any]) -> Any:
-        """The same for keys at row places `places` (S,), of which windows hold fewer."""
-        if self.index.shape[0] > 1 and self.state is not None and self.state.capacity is not None:
+        """The same for keys at row places `places` (S,) or (B, S), of which windows hold fewer."""
+        if self.index.shape[-1] > 1 and self.state is not None and self.state.capacity is not None:
             return compute()  # a window and these tokens may be as many as there is room for
-        return self.once(f"{key} {places.shape[0]}", compute)
+        return self.once(f"{key} {places.shape[-1]}", compute)
 
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
-        """Which of the keys at row places `keys` (S,) each token may see; `key` names the mask and the kind of keys."""
-        if self.index.shape[0] == 1 and isinstance(mask, Causal) and not (self.state and self.state.capacity):
+        """Which of the keys at row places `keys` (S,) or (B, S) each token may see; `key` names the mask and the kind
+        of keys."""
+        if self.index.shape[-1] == 1 and isinstance(mask, Causal) and not (self.state and self.state.capacity):
             mask = FULL  # the last token of a row sees all of it
         documents = self.documents
         return self.once(f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents))
@@ -130,6 +149,13 @@ class Context:
         return self.once(
             "visible memory", lambda: see(FULL, self.index, places, memory.padding, documents, memory.documents)
         )
+
+
+def at_places(row: Tensor, places: Tensor) -> Tensor:
+    """(B, S, ...) -> (B, T, ...): what is at the places (T,), or (B, T) of each row."""
+    if places.dim() == 1:
+        return row[:, places]
+    return row[torch.arange(row.shape[0], device=row.device)[:, None], places]
 
 
 def leading_pads(padding: Tensor) -> Tensor:

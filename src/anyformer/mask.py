@@ -316,7 +316,8 @@ def see(
     mask: Mask, index: Tensor, keys: Tensor, padding: Tensor | None = None,
     documents: Tensor | None = None, key_documents: Tensor | None = None,
 ) -> Visible:  # fmt: skip
-    """A mask met with one batch: queries at row places `index` (T,), keys at row places `keys` (S,)."""
+    """A mask met with one batch: queries at row places `index` (T,) or (B, T), keys at row places `keys` (S,) or
+    (B, S)."""
     # counted here and not by the predicate, which a compiler may be tracing
     rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None)
 
@@ -328,10 +329,10 @@ def see(
             seen = seen & SAME_DOCUMENT.allows(b, q, k, rows)
         return seen
 
-    of_batch = padding if padding is not None else documents
-    plain = of_batch is None
+    of_batch = [t for t in (padding, documents, index, keys) if t is not None and t.dim() == 2]
+    plain = not of_batch
     return Visible(
-        allows, index, keys, batch_size=1 if of_batch is None else of_batch.shape[0],
+        allows, index, keys, batch_size=1 if plain else of_batch[0].shape[0],
         everything=plain and isinstance(mask, Full),
         causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
     )  # fmt: skip

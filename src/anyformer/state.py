@@ -1,263 +1,317 @@
 """What mixers remember between decoding steps.
 
-A mixer module declares its kind of memory in `state_spec()`; `State` allocates one `Slot` an address from those
-declarations and knows no architecture. Growing slots lengthen with the text; static ones are allocated once, so that a
-decoding step keeps its shapes and compiles once.
+A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
+row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
+lengthens with the text, all rows ending at the same column; a static one is allocated once, and each row is written in
+place at its own length, so that a step keeps its shapes and addresses and can be recorded. Pages would be one more
+class of the same interface. Stores know names and shapes, and no architecture.
 
-B rows, G key/value heads, S tokens held, L room for tokens, K head width.
+B rows, S tokens held, L room for tokens, T new tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Once = Callable[[str, Callable[[], Tensor]], Tensor]  # does what many stores share for the first of them
+
+# -- what is remembered ------------------------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
-class KeyValueSpec:
-    """Keys and values of every token seen (or of the last `window`)."""
+class Declared:
+    """What a mixer remembers: names -> shapes, and the dtypes of those that do not take the model's."""
 
-    num_heads: int
-    head_width: int
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict, kw_only=True)
+
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        """Shapes with all that is held of so many rows, after so many tokens, beside a memory of so many places."""
+        raise NotImplementedError
+
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        """An empty one: growing, or static with room for `capacity` tokens."""
+        raise NotImplementedError
+
+    def nbytes(self, rows: int, tokens: int, dtype: torch.dtype, memory: int = 0) -> int:
+        sizes = self.sizes(rows, tokens, memory)
+        return sum(math.prod(size) * self.dtypes.get(name, dtype).itemsize for name, size in sizes.items())
+
+    def zeros(self, rows: int, tokens: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        sizes = self.sizes(rows, tokens)
+        return {n: torch.zeros(size, dtype=self.dtypes.get(n, dtype), device=device) for n, size in sizes.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class PerToken(Declared):
+    """Something of every token, or of the last `window`. Tokens stand before the last dimension: keys (G, K) are held
+    as (B, G, S, K), a vector (W,) as (B, S, W) and a number () as (B, S)."""
+
     window: int | None = None
 
-    def shape(self, tokens: int) -> tuple[int, int, int]:
-        """Of the keys (and of the values) of one row after so many tokens."""
-        return self.num_heads, min(tokens, self.window or tokens), self.head_width
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        return {n: placed(shape, rows, min(tokens, self.window or tokens)) for n, shape in self.shapes.items()}
+
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        if capacity is None:
+            return Growing(self, {}, static=False)
+        kind = Ring if self.window is not None and self.window < capacity else Static
+        return kind(self, self.zeros(rows, capacity, dtype, device), static=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentSpec:
-    """One vector of every token seen, that all heads share: what its keys and values are made from (MLA)."""
+class PerRow(Declared):
+    """Something of a fixed size, whatever the length of the text."""
 
-    width: int
-    float32: bool = False  # whatever the model is
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        return {name: (rows, *shape) for name, shape in self.shapes.items()}
 
-    def shape(self, tokens: int) -> tuple[int, int, int]:
-        return 1, tokens, self.width
-
-
-@dataclasses.dataclass(frozen=True)
-class CrossSpec:
-    """Keys and values of the memory, computed once."""
-
-    num_heads: int = 0
-    head_width: int = 0
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        return Store(self, self.zeros(rows, capacity or 0, dtype, device), static=capacity is not None)
 
 
 @dataclasses.dataclass(frozen=True)
-class RecurrentSpec:
-    """Tensors of a fixed size, by name -> shape without the batch."""
+class PerMemory(Declared):
+    """Something of every place of the memory, made once a text; held like PerToken's."""
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    float32: tuple[str, ...] = ()  # those that are fp32 whatever the model is: sums over a whole text
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        return {name: placed(shape, rows, memory) for name, shape in self.shapes.items()}
+
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        return Made(self, {}, static=capacity is not None)
 
 
-class Slot:
-    """The memory of one mixer; this kind holds what does not change while a text is written (cross-attention)."""
+def axis(shape: tuple[int, ...]) -> int:
+    """Where places stand in what is held of something that has this shape at each."""
+    return max(len(shape), 1)
 
-    tensors: dict[str, Tensor]
-    can_truncate = True  # whether later tokens can be forgotten again
 
-    def __init__(self) -> None:
-        self.tensors = {}
+def placed(shape: tuple[int, ...], rows: int, places: int) -> tuple[int, ...]:
+    held = (rows, *shape)
+    return (*held[: axis(shape)], places, *held[axis(shape) :])
+
+
+# -- where it is kept --------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """The memory of one mixer: tensors by name, rows first. This kind holds what has a fixed size."""
+
+    can_truncate = False  # whether later tokens can be forgotten again
+
+    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+        self.declared, self.tensors, self.static = declared, tensors, static
+        self.axes = {name: axis(shape) for name, shape in declared.shapes.items()}
+
+    @property
+    def room(self) -> int:
+        """Columns that its tensors have, where they are of tokens."""
+        name, tensor = next(iter(self.tensors.items()))
+        return tensor.shape[self.axes[name]]
+
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """By name; in place where static, so that a recorded step finds its tensors where they were."""
+        if self.static and name in self.tensors:
+            self.tensors[name].copy_(tensor)
+        else:
+            self.tensors[name] = tensor
+
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+        """Something of T tokens at row places `index` (T,) or (B, T) in; all that can be seen, and where it stands in
+        the rows, (S,) or (B, S), out."""
+        raise TypeError(f"{', '.join(self.declared.shapes)}: not declared as something that each token has (PerToken)")
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes a copy of old row rows[i] (beams, forks)."""
-        self.tensors = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
+        self.tensors = {name: reordered(tensor, rows, self.static) for name, tensor in self.tensors.items()}
 
     def truncate(self, dropped: int) -> None:
         """Forgets the last `dropped` tokens."""
 
     def trim(self, length: int) -> None:
-        """Forgets what was before the last `length` places."""
+        """Forgets what was before the last `length` columns."""
 
-    def fork(self) -> Slot:
+    def fork(self) -> Store:
         """A copy that goes its own way. Tensors that are replaced, never written into, are shared."""
-        copy = object.__new__(type(self))
-        copy.__dict__ = {**self.__dict__, "tensors": dict(self.tensors)}
-        return copy
+        tensors = {name: tensor.clone() if self.static else tensor for name, tensor in self.tensors.items()}
+        return type(self)(self.declared, tensors, self.static)
 
-    def adopt(self, other: Slot, length: int) -> None:
-        """Takes over, in place, what a growing slot of the same mixer holds after `length` tokens."""
+    def adopt(self, other: Store, lengths: Tensor) -> None:
+        """Takes over, in place, what a growing store of this mixer holds of rows of `lengths` (B,)."""
         for name, tensor in other.tensors.items():
-            if name in self.tensors:
-                self.tensors[name].copy_(tensor)
-            else:
-                self.tensors[name] = tensor.clone()
+            self.replace(name, tensor if name in self.tensors else tensor.clone())
 
-    def growing(self, length: int) -> Slot:
-        """A growing copy of what is held after `length` tokens."""
-        copy = Slot()
-        copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        return copy
+    def growing(self, lengths: Tensor, columns: int) -> Store:
+        """A growing copy of what is held of rows of `lengths` (B,), each to end at the last of so many columns."""
+        tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return type(self)(self.declared, tensors, static=False)
 
-    def join(self, others: Sequence[Slot], longest: int) -> None:
-        """Takes in the rows of other slots of this kind, behind its own; memories are padded at their end."""
+    def join(self, others: Sequence[Store], memory: int) -> None:
+        """Takes in the rows of other growing stores of this mixer, behind its own; the longest memory has so many
+        places."""
+        self.tensors = {name: torch.cat([store.tensors[name] for store in (self, *others)]) for name in self.tensors}
+
+
+class Made(Store):
+    """What is made of a memory, which stays as it is while a text is written."""
+
+    can_truncate = True
+
+    def join(self, others: Sequence[Store], memory: int) -> None:
         for name in self.tensors:
-            found = [slot.tensors[name] for slot in (self, *others)]
-            if found[0].dim() == 4:  # (B, G, M, K)
-                found = [F.pad(t, (0, 0, 0, longest - t.shape[2])) for t in found]
-            self.tensors[name] = torch.cat(found)
+            found = [store.tensors[name] for store in (self, *others)]
+            self.tensors[name] = torch.cat([longer(t, self.axes[name], after=memory) for t in found])
 
 
-class GrowingKeyValue(Slot):
-    """(B, G, S, K) keys and values that lengthen by concatenation; only the last `window` stay where one is set."""
+class Growing(Store):
+    """Something of each token, the new behind the old; only the last `window` stay where one is declared."""
 
-    def __init__(self, window: int | None = None) -> None:
-        super().__init__()
-        self.window = window
-        self.can_truncate = window is None  # what a window dropped is gone
+    declared: PerToken
 
-    def extend(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        if "k" in self.tensors:
-            k = torch.cat((self.tensors["k"], k), dim=2)
-            v = torch.cat((self.tensors["v"], v), dim=2)
-        # the queries of this call still see `window` keys back, so trimming comes after
-        if self.window is None or k.shape[2] <= self.window:
-            self.tensors = {"k": k, "v": v}
-        else:  # a copy, so that the rest is freed
-            self.tensors = {"k": k[:, :, -self.window :].clone(), "v": v[:, :, -self.window :].clone()}
-        return k, v, torch.arange(end - k.shape[2], end, device=k.device)
+    @property
+    def can_truncate(self) -> bool:  # type: ignore[override]
+        return self.declared.window is None  # what a window dropped is gone
+
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+        if self.tensors:
+            new = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
+        self.tensors = new
+        T, S = index.shape[-1], self.room
+        window = self.declared.window or S
+        if window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
+            self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
+        if S == T:
+            return new, index
+        return new, once(f"places {S}", lambda: index[:1] + torch.arange(T - S, T, device=index.device))
 
     def truncate(self, dropped: int) -> None:
-        self.tensors = {name: tensor[:, :, : tensor.shape[2] - dropped] for name, tensor in self.tensors.items()}
+        self.tensors = {n: t.narrow(self.axes[n], 0, t.shape[self.axes[n]] - dropped) for n, t in self.tensors.items()}
 
     def trim(self, length: int) -> None:
-        self.tensors = {name: tensor[:, :, -length:] for name, tensor in self.tensors.items()}
-
-    def join(self, others: Sequence[Slot], longest: int) -> None:
-        """Shorter rows get pads on their left, so that all of them end at the same place."""
-        slots = (self, *others)
-        held = max(slot.tensors["k"].shape[2] for slot in slots)
-        for name in self.tensors:
-            padded = [F.pad(s.tensors[name], (0, 0, held - s.tensors[name].shape[2], 0)) for s in slots]
-            self.tensors[name] = torch.cat(padded)
-
-
-class StaticKeyValue(Slot):
-    """(B, G, L, K) keys and values allocated once; a step writes in place."""
-
-    def __init__(self, k: Tensor, v: Tensor) -> None:
-        super().__init__()
-        self.tensors = {"k": k, "v": v}
-
-    def extend(self, k: Tensor, v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = self.tensors["k"], self.tensors["v"]
-        keys.index_copy_(2, index, k)
-        values.index_copy_(2, index, v)
-        return keys, values, torch.arange(keys.shape[2], device=keys.device)
-
-    def reorder(self, rows: Tensor) -> None:
-        """In place where the number of rows stays, so that a recorded step finds its tensors where they were."""
-        old, same = self.tensors, len(rows) == self.tensors["k"].shape[0]
-        super().reorder(rows)
-        if same:
-            self.tensors = {name: old[name].copy_(tensor) for name, tensor in self.tensors.items()}
-
-    def fork(self) -> Slot:
-        copy = super().fork()
-        copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        return copy
-
-    def places(self, length: int) -> Tensor | slice:
-        """Where the tokens that are held after `length` of them stand, the first to the last."""
-        return slice(0, length)
-
-    def adopt(self, other: Slot, length: int) -> None:
         for name, tensor in self.tensors.items():
-            tensor.zero_()  # what an earlier text left may be anything, and 0 times anything may not be 0
-            tensor[:, :, self.places(length)] = other.tensors[name][:, :, -tensor.shape[2] :]
+            extra = max(tensor.shape[self.axes[name]] - length, 0)
+            self.tensors[name] = tensor.narrow(self.axes[name], extra, tensor.shape[self.axes[name]] - extra)
 
-    def growing(self, length: int) -> Slot:
-        copy = GrowingKeyValue()
-        copy.tensors = {name: tensor[:, :, self.places(length)].clone() for name, tensor in self.tensors.items()}
-        return copy
+    def join(self, others: Sequence[Store], memory: int) -> None:
+        """Shorter rows begin at a later column, so that all of them end at the same."""
+        for name in self.tensors:
+            found = [store.tensors[name] for store in (self, *others)]
+            held = max(t.shape[self.axes[name]] for t in found)
+            self.tensors[name] = torch.cat([longer(t, self.axes[name], before=held) for t in found])
 
 
-class RingKeyValue(StaticKeyValue):
-    """(B, G, L, K) where L is the window: the token at row place p stands at p modulo L."""
+class Static(Store):
+    """Something of each token in a tensor with room for L: the one at row place p stands in column p."""
+
+    declared: PerToken
+    can_truncate = True
+
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+        self.write(new, index, once)
+        return self.tensors, once(f"places {self.room}", lambda: torch.arange(self.room, device=index.device))
+
+    def write(self, new: dict[str, Tensor], columns: Tensor, once: Once) -> None:
+        """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way."""
+        for name, tensor in new.items():
+            held, dim = self.tensors[name], self.axes[name]
+            shape = tuple(held.shape[: dim + 1])
+            at = once(f"lines {shape} {columns.shape[-1]}", functools.partial(lines, shape, columns))
+            held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
+
+    def column(self, places: Tensor) -> Tensor:
+        """Where what is at these row places stands."""
+        return places
+
+    def places(self, lengths: Tensor) -> Tensor:
+        """(B, L) the row place that each column holds after `lengths` (B, 1) tokens; none of the row's where none."""
+        return torch.arange(self.room, device=lengths.device).expand(*lengths.shape[:-1], -1)
+
+    def adopt(self, other: Store, lengths: Tensor) -> None:
+        """What was in a column may be anything, and 0 times anything may not be 0: those without a token become 0."""
+        end = lengths[:, None]
+        places = self.places(end)
+        for name, tensor in self.tensors.items():
+            theirs = other.tensors[name]
+            column = places - end + theirs.shape[self.axes[name]]
+            tensor.copy_(picked(theirs, self.axes[name], column, (places >= 0) & (places < end)))
+
+    def growing(self, lengths: Tensor, columns: int) -> Store:
+        count = min(columns, self.declared.window or columns)
+        places = lengths[:, None] + torch.arange(-count, 0, device=lengths.device)
+        column = self.column(places)
+        found = {n: picked(t, self.axes[n], column, places >= 0).contiguous() for n, t in self.tensors.items()}
+        return Growing(self.declared, found, static=False)
+
+
+class Ring(Static):
+    """L is the window: what is at row place p stands in column p modulo L."""
 
     can_truncate = False
 
-    def places(self, length: int) -> Tensor | slice:
-        keys = self.tensors["k"]
-        return torch.arange(max(length - keys.shape[2], 0), length, device=keys.device) % keys.shape[2]
+    def column(self, places: Tensor) -> Tensor:
+        return places % self.room
 
-    def growing(self, length: int) -> Slot:
-        copy = super().growing(length)
-        assert isinstance(copy, GrowingKeyValue)
-        copy.window, copy.can_truncate = self.tensors["k"].shape[2], False
-        return copy
+    def places(self, lengths: Tensor) -> Tensor:
+        last = lengths - 1
+        return last - (last - torch.arange(self.room, device=lengths.device)) % self.room
 
-    def extend(self, k: Tensor, v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = self.tensors["k"], self.tensors["v"]
-        L, T = keys.shape[2], k.shape[2]
-        # the last place that each slot of the ring held before this call; negative where none: windows do not see it
-        before = index[0] - 1
-        places = before - (before - torch.arange(L, device=index.device)) % L
+    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+        L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
-            at = index % L
-            keys.index_copy_(2, at, k)
-            values.index_copy_(2, at, v)
-            return keys, values, places.index_copy(0, at, index)
+            self.write(new, once(f"ring columns {L}", lambda: index % L), once)
+            return self.tensors, once(f"ring places {L}", lambda: self.places(begun + 1))
         # the first of these tokens still see what the last of them overwrite
-        seen = torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2), torch.cat((places, index))
-        at, kept = index[-L:] % L, slice(max(T - L, 0), None)
-        keys.index_copy_(2, at, k[:, :, kept])
-        values.index_copy_(2, at, v[:, :, kept])
-        return seen
+        seen = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
+        places, kept = once(f"ring places {L}", lambda: torch.cat((self.places(begun), index), dim=-1)), min(L, T)
+        last = {name: t.narrow(self.axes[name], T - kept, kept) for name, t in new.items()}
+        self.write(last, once(f"ring columns {L}", lambda: index[..., -L:] % L), once)
+        return seen, places
 
 
-class Recurrent(Slot):
-    """Tensors of a fixed size; the mixer replaces them, in place where the state is static."""
+def reordered(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
+    """In place where static and as many rows stay. What holds nothing has no rows of its own."""
+    new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if tensor.numel() == 0 else tensor.index_select(0, rows)
+    return tensor.copy_(new) if static and new.shape == tensor.shape else new
 
-    can_truncate = False
 
-    def __init__(self, tensors: dict[str, Tensor], static: bool) -> None:
-        super().__init__()
-        self.tensors, self.static = tensors, static
+def longer(tensor: Tensor, dim: int, before: int = 0, after: int = 0) -> Tensor:
+    """Zeros before or after, to so many places along a dimension."""
+    missing = [max(count - tensor.shape[dim], 0) for count in (before, after)]
+    return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *missing))
 
-    def replace(self, name: str, tensor: Tensor) -> None:
-        if self.static:
-            self.tensors[name].copy_(tensor)
-        else:
-            self.tensors[name] = tensor
 
-    def reorder(self, rows: Tensor) -> None:
-        """What holds nothing (the window of a convolution of one tap) has no rows of its own."""
-        for name, tensor in self.tensors.items():
-            empty = tensor.numel() == 0
-            new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if empty else tensor.index_select(0, rows)
-            self.tensors[name] = tensor.copy_(new) if self.static and new.shape == tensor.shape else new
+def lines(shape: tuple[int, ...], columns: Tensor) -> Tensor:
+    """Of a table (B, ..., L) whose last dimension is cut into lines: where the columns (T,) or (B, T) of all are."""
+    first = torch.arange(0, math.prod(shape), shape[-1], device=columns.device).view(*shape[:-1], 1)
+    return (first + columns.view(-1, *[1] * (len(shape) - 2), columns.shape[-1])).flatten()
 
-    def fork(self) -> Slot:
-        copy = super().fork()
-        if self.static:
-            copy.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        return copy
 
-    def growing(self, length: int) -> Slot:
-        return Recurrent({name: tensor.clone() for name, tensor in self.tensors.items()}, static=False)
+def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
+    """What stands at `column` (B, N) of a dimension of each row, 0 where not `real` (B, N)."""
+    rows = torch.arange(column.shape[0], device=column.device)[:, None]
+    found = tensor.movedim(dim, 1)[rows, column.clamp(0, tensor.shape[dim] - 1)]
+    return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
 
-    def join(self, others: Sequence[Slot], longest: int) -> None:
-        for name in self.tensors:
-            self.tensors[name] = torch.cat([slot.tensors[name] for slot in (self, *others)])
+
+# -- of a whole model --------------------------------------------------------------------------------------------------
 
 
 class State:
-    """The memory of a whole model: a slot an address, how many tokens it holds, and which of them are real."""
+    """The memory of a whole model: a store an address, how many tokens it holds, and which of them are real."""
 
-    def __init__(self, slots: dict[str, Slot], *, length: int | Tensor = 0, capacity: int | None = None) -> None:
-        self.slots = slots
-        self.length = length  # a tensor when static, so that compiled steps do not specialise on it
+    def __init__(self, stores: dict[str, Store], *, tokens: int | Tensor = 0, capacity: int | None = None) -> None:
+        self.stores = stores
+        self.tokens = tokens  # of every row, pads counted, where growing; of each (B,) where static
         self.capacity = capacity
-        self.padding: Tensor | None = None  # (B, length)
+        self.padding: Tensor | None = None  # (B, tokens) where growing, (B, capacity) where static; None: all are real
         self.memory: Tensor | None = None  # what the encoder said, for encoder-decoders
         self.memory_padding: Tensor | None = None
 
@@ -266,116 +320,126 @@ class State:
         cls, model: nn.Module, batch_size: int, *, capacity: int | None = None,
         dtype: torch.dtype | None = None, device: torch.device | None = None,
     ) -> State:  # fmt: skip
-        """Slots for every mixer of `model` that declares one: growing, or static with room for `capacity` tokens."""
+        """Stores for every mixer of `model` that declares one: growing, or static with room for `capacity` tokens."""
         like = next(model.parameters())
         dtype, device = dtype or like.dtype, device or like.device
-        slots: dict[str, Slot] = {}
-        for address, spec in declarations(model):
-            if isinstance(spec, KeyValueSpec):
-                if capacity is None:
-                    slots[address] = GrowingKeyValue(spec.window)
-                else:
-                    ring = spec.window is not None and spec.window < capacity
-                    shape = (batch_size, *spec.shape(capacity))
-                    empty = [torch.zeros(shape, dtype=dtype, device=device) for _ in "kv"]
-                    slots[address] = (RingKeyValue if ring else StaticKeyValue)(*empty)
-            elif isinstance(spec, LatentSpec):
-                if capacity is None:
-                    slots[address] = GrowingKeyValue()
-                    continue
-                kind = torch.float32 if spec.float32 else dtype
-                latent = torch.zeros(batch_size, *spec.shape(capacity), dtype=kind, device=device)
-                slots[address] = StaticKeyValue(latent, latent[..., :0])
-            elif isinstance(spec, RecurrentSpec):
-                kinds = {name: torch.float32 if name in spec.float32 else dtype for name, _ in spec.shapes}
-                zeros = {n: torch.zeros(batch_size, *s, dtype=kinds[n], device=device) for n, s in spec.shapes}
-                slots[address] = Recurrent(zeros, capacity is not None)
-            else:
-                slots[address] = spec.slot(batch_size, capacity, device) if hasattr(spec, "slot") else Slot()
-        length: int | Tensor = 0 if capacity is None else torch.zeros((), dtype=torch.long, device=device)
-        return cls(slots, length=length, capacity=capacity)
-
-    def extend(self, address: str, k: Tensor, v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """New keys and values in; all that can be seen, with their places in the row (S,), out."""
-        slot = self.slots[address]
-        if isinstance(slot, StaticKeyValue):
-            return slot.extend(k, v, index)
-        assert isinstance(slot, GrowingKeyValue) and isinstance(self.length, int)
-        return slot.extend(k, v, self.length + k.shape[2])
+        stores = {at: each.store(batch_size, capacity, dtype, device) for at, each in declarations(model)}
+        tokens = 0 if capacity is None else torch.zeros(batch_size, dtype=torch.long, device=device)
+        return cls(stores, tokens=tokens, capacity=capacity)
 
     def advance(self, num_tokens: int) -> None:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
-        self.length += num_tokens
+        self.tokens += num_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row."""
+        return self.tokens if isinstance(self.tokens, int) else int(self.tokens.max())
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) tokens of each row; in a growing state those from its first real one on."""
+        if isinstance(self.tokens, Tensor):
+            return self.tokens
+        if self.padding is None:
+            return torch.full((self.rows,), self.tokens, device=next(self.tensors()).device)
+        return (self.padding.cumsum(1) > 0).sum(1)
+
+    @property
+    def holes(self) -> Tensor | None:
+        """(B, S) which places of each row are real, from the first that is; None where all are."""
+        if self.padding is None or isinstance(self.tokens, Tensor):
+            return self.padding
+        places = torch.arange(self.tokens, device=self.padding.device) + (self.tokens - self.lengths)[:, None]
+        real = picked(self.padding, 1, places, places < self.tokens) | (places >= self.tokens)
+        return None if bool(real.all()) else real
+
+    def tensors(self) -> Iterator[Tensor]:
+        return (tensor for store in self.stores.values() for tensor in store.tensors.values())
+
+    @property
+    def rows(self) -> int:
+        return max(tensor.shape[0] for tensor in self.tensors())
 
     @property
     def nbytes(self) -> int:
         """Of all that is held."""
-        return sum(tensor.nbytes for slot in self.slots.values() for tensor in slot.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     @property
     def can_truncate(self) -> bool:
         """Whether tokens can be forgotten; a window or a recurrence has to be forked and read again instead."""
-        return all(slot.can_truncate for slot in self.slots.values())
+        return all(store.can_truncate for store in self.stores.values())
 
     def reorder(self, rows: Tensor, same_memory: bool = False) -> None:
         """Row i of everything becomes a copy of old row rows[i]. `same_memory`: both read the same source, so that what
-        cross-attention holds can stay."""
-        for slot in self.slots.values():
-            if not (same_memory and type(slot) is Slot):
-                slot.reorder(rows)
-        for name in PER_ROW[:1] if same_memory else PER_ROW:
+        was made of it can stay."""
+        for store in self.stores.values():
+            if not (same_memory and isinstance(store, Made)):
+                store.reorder(rows)
+        for name in ("tokens", "padding") if same_memory else ("tokens", "padding", "memory", "memory_padding"):
             value = getattr(self, name)
-            setattr(self, name, None if value is None else value.index_select(0, rows))
+            if isinstance(value, Tensor):
+                setattr(self, name, reordered(value, rows, self.capacity is not None))
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens."""
-        if not 0 <= length <= int(self.length):
-            raise ValueError(f"a state of {int(self.length)} tokens cannot be cut to {length}")
-        if length == int(self.length):
+        """Forgets all but the first `length` tokens of the longest row, and as many of the others."""
+        dropped = self.length - length
+        if not 0 <= dropped <= self.length:
+            raise ValueError(f"a state of {self.length} tokens cannot be cut to {length}")
+        if dropped == 0:
             return
-        bad = next((address for address, slot in self.slots.items() if not slot.can_truncate), None)
+        bad = next((address for address, store in self.stores.items() if not store.can_truncate), None)
         if bad is not None:
             raise ValueError(f"{bad} has overwritten what was before its last tokens: fork the state and read again")
-        dropped = int(self.length) - length
-        for slot in self.slots.values():
-            slot.truncate(dropped)
-        self.length -= dropped
-        if self.capacity is None and self.padding is not None:
+        for store in self.stores.values():
+            store.truncate(dropped)
+        self.tokens -= dropped
+        if self.padding is not None and isinstance(self.tokens, Tensor):  # what comes next is real
+            self.padding |= torch.arange(self.padding.shape[1], device=self.tokens.device) >= self.tokens[:, None]
+        elif self.padding is not None:
             self.padding = self.padding[:, :length]
 
     def trim(self, count: int) -> None:
-        """Forgets the first `count` places, which are pads in every row of a growing state."""
-        assert isinstance(self.length, int) and self.padding is not None
-        self.length -= count
-        for slot in self.slots.values():
-            slot.trim(self.length)
+        """Forgets the first `count` columns, which are pads in every row of a growing state."""
+        assert isinstance(self.tokens, int) and self.padding is not None
+        self.tokens -= count
+        for store in self.stores.values():
+            store.trim(self.tokens)
         self.padding = None if bool(self.padding[:, count:].all()) else self.padding[:, count:]
 
     def fork(self) -> State:
         """A copy that goes its own way: two texts after one prompt."""
-        slots = {address: slot.fork() for address, slot in self.slots.items()}
-        length = self.length.clone() if isinstance(self.length, Tensor) else self.length
-        copy = State(slots, length=length, capacity=self.capacity)
-        copy.padding, copy.memory, copy.memory_padding = self.padding, self.memory, self.memory_padding
+        stores = {address: store.fork() for address, store in self.stores.items()}
+        tokens = self.tokens.clone() if isinstance(self.tokens, Tensor) else self.tokens
+        copy = State(stores, tokens=tokens, capacity=self.capacity)
+        copy.memory, copy.memory_padding = self.memory, self.memory_padding
+        copy.padding = None if self.padding is None else self.padding.clone()
         return copy
 
     def adopt(self, other: State) -> None:
-        """A static state takes over, in place, what a growing one of as many rows holds."""
-        assert isinstance(self.length, Tensor) and isinstance(other.length, int)
-        for address, slot in self.slots.items():
-            slot.adopt(other.slots[address], other.length)
-        self.length.fill_(other.length)
-        for name in PER_ROW[1:]:
-            mine, theirs = getattr(self, name), getattr(other, name)
+        """A static state takes over, in place, what a growing one of as many rows holds. Each row begins with its first
+        real token: pads on the left are left behind."""
+        assert isinstance(self.tokens, Tensor) and self.capacity is not None
+        for address, store in self.stores.items():
+            store.adopt(other.stores[address], other.lengths)
+        self.tokens.copy_(other.lengths)
+        holes = other.holes
+        row = None if holes is None else F.pad(holes, (0, self.capacity - holes.shape[1]), value=True)
+        for name, theirs in (("padding", row), ("memory", other.memory), ("memory_padding", other.memory_padding)):
+            mine = getattr(self, name)
             if mine is None or theirs is None:
                 setattr(self, name, None if theirs is None else theirs.clone())
             else:
                 mine.copy_(theirs)
 
-    def growing(self) -> State:
-        """A growing copy of a static state, to go on from; which tokens are real is for the caller to say."""
-        length = int(self.length)
-        copy = State({address: slot.growing(length) for address, slot in self.slots.items()}, length=length)
+    def growing(self, columns: int | None = None) -> State:
+        """A growing copy of a static state, to go on from: each row ends at the last of so many columns."""
+        columns, end = self.length if columns is None else columns, self.lengths[:, None]
+        copy = State({at: store.growing(self.lengths, columns) for at, store in self.stores.items()}, tokens=columns)
+        places = end + torch.arange(-columns, 0, device=end.device)
+        real = places >= 0 if self.padding is None else picked(self.padding, 1, places, places >= 0)
+        copy.padding = None if bool(real.all()) else real
         copy.memory, copy.memory_padding = self.memory, self.memory_padding
         return copy
 
@@ -383,43 +447,39 @@ class State:
     def concatenate(states: Sequence[State]) -> State:
         """The rows of several growing states in one, whatever their lengths: shorter ones are padded on the left."""
         if any(state.capacity is not None for state in states):
-            raise ValueError("static states have one length for all rows: only growing ones can be concatenated")
-        if any(int(state.length) == 0 for state in states):
+            raise ValueError("the rows of a static state stay where they are: only growing ones can be concatenated")
+        if any(state.length == 0 for state in states):
             raise ValueError("an empty state has no rows to concatenate")
         out = states[0].fork()
-        lengths = [int(state.length) for state in states]
-        rows = [next(t.shape[0] for slot in state.slots.values() for t in slot.tensors.values()) for state in states]
+        out.tokens = longest = max(state.length for state in states)
         memories = [0 if state.memory is None else state.memory.shape[1] for state in states]
-        for address, slot in out.slots.items():
-            slot.join([state.slots[address] for state in states[1:]], max(memories))
-        out.length = max(lengths)
-        device = next(t.device for slot in out.slots.values() for t in slot.tensors.values())
-        real = [torch.ones(b, n, dtype=torch.bool, device=device) for b, n in zip(rows, lengths, strict=True)]
-        given = [mask if state.padding is None else state.padding for state, mask in zip(states, real, strict=True)]
-        padding = torch.cat([F.pad(mask, (out.length - mask.shape[1], 0), value=False) for mask in given])
+        for address, store in out.stores.items():
+            store.join([state.stores[address] for state in states[1:]], max(memories))
+        columns = torch.arange(-longest, 0, device=next(out.tensors()).device)
+        real = [
+            (columns >= -state.length).expand(state.rows, -1) if state.padding is None
+            else longer(state.padding, 1, before=longest) for state in states
+        ]  # fmt: skip
+        padding = torch.cat(real)
         out.padding = None if bool(padding.all()) else padding
         if out.memory is not None:
             seen, masks = [], []
             for state in states:
                 assert state.memory is not None
-                mask, end = state.memory_padding, max(memories) - state.memory.shape[1]
+                mask = state.memory_padding
                 mask = state.memory.new_ones(state.memory.shape[:2]) if mask is None else mask
-                seen.append(F.pad(state.memory, (0, 0, 0, end)))
-                masks.append(F.pad(mask.bool(), (0, end)))
+                seen.append(longer(state.memory, 1, after=max(memories)))
+                masks.append(longer(mask.bool(), 1, after=max(memories)))
             out.memory, out.memory_padding = torch.cat(seen), torch.cat(masks)
         return out
 
 
-PER_ROW = ("padding", "memory", "memory_padding")
-
-
-def declarations(
-    model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None
-) -> Iterator[tuple[str, object]]:
-    """(address, state spec) of every mixer that remembers something; the encoder of a pair reads once and need not."""
+def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
+    """(address, what it declares) of every mixer that remembers something; the encoder of a pair reads once and need
+    not."""
     read_once = ("encoder.", "embedding") if getattr(getattr(model, "spec", None), "pair", False) else ()
     for address, module in model.named_modules() if modules is None else modules:
         if hasattr(module, "state_spec") and not address.startswith(read_once):
-            spec = module.state_spec()
-            if spec is not None:
-                yield address, spec
+            declared = module.state_spec()
+            if declared is not None:
+                yield address, declared

@@ -12,7 +12,6 @@ import anyformer as af
 from anyformer import families
 from anyformer.block import Block
 from anyformer.construct import skeleton
-from anyformer.counting.state import bytes_of
 from anyformer.state import declarations
 
 
@@ -67,12 +66,12 @@ def built(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
             parts.append((address, parameter.numel()))
     sparse = [module for module in model.modules() if hasattr(module, "unused")]
     idle = sum(round(p.numel() * module.unused) for module in sparse for p in module.parameters(recurse=False))
-    return parts, idle, [bytes_of(each, 2, 7, torch.bfloat16, 5) for _, each in declarations(model)]
+    return parts, idle, [each.nbytes(2, 7, torch.bfloat16, 5) for _, each in declarations(model)]
 
 
 def counted(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     found = af.count(spec)
-    state = [bytes_of(each, 2, 7, torch.bfloat16, 5) for each in found.remembered]
+    state = [each.nbytes(2, 7, torch.bfloat16, 5) for each in found.remembered]
     assert found.state(2, 7, torch.bfloat16, 5) == sum(state) and found.active == found.parameters - found.idle
     return list(found.parts.items()), found.idle, state
 

@@ -20,7 +20,7 @@ from anyformer.context import Context
 from anyformer.mask import CAUSAL, FULL, Window
 from anyformer.part import Site
 from anyformer.parts.efficient import CHUNK, EluFeatures, Features, LinearAttention, OrthogonalRows, SoftmaxFeatures
-from anyformer.state import RecurrentSpec
+from anyformer.state import PerRow
 from anyformer.transforms.recompute import recompute
 
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 512, "vocab_size": 99, "initializer_range": 0.3,
@@ -233,8 +233,8 @@ def test_n9_compiled_equals_eager(features: Features) -> None:
 def test_g1_cached_decoding_equals_no_cache(features: Features) -> None:
     model, ids = decoder(features), text()
     M = features.width(8)
-    assert model.decoder.layers[0].attention.op.state_spec() == RecurrentSpec(
-        (("sum", (4, M, 9)), ("power", (4, 1, 1))), float32=("sum", "power")
+    assert model.decoder.layers[0].attention.op.state_spec() == PerRow(
+        {"sum": (4, M, 9), "power": (4, 1, 1)}, dtypes={"sum": torch.float32, "power": torch.float32}
     )
     cuts = [(0, 150), *((t, t + 1) for t in range(150, 160)), (160, LONG)]
     with torch.no_grad():

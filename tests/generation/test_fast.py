@@ -78,9 +78,9 @@ def test_few_recordings_are_kept_and_none_is_copied(model: Any, monkeypatch: pyt
 
 def test_the_state_that_is_given_back_is_the_callers(model: Any) -> None:
     out = af.generate(model, prompt(), max_new_tokens=4, eos_token_id=[], compile=True, return_dict=True)
-    held = {name: slot.tensors["k"].clone() for name, slot in out.past_key_values.slots.items()}
+    held = {name: slot.tensors["k"].clone() for name, slot in out.past_key_values.stores.items()}
     both(model, prompt(1))  # writes over the recording's own
-    for name, slot in out.past_key_values.slots.items():
+    for name, slot in out.past_key_values.stores.items():
         close(slot.tensors["k"], held[name])
 
 
@@ -106,7 +106,7 @@ def test_nan_is_not_written_silently(model: Any) -> None:
     with torch.no_grad():
         half.decoder.layers[1].feedforward.op.down.weight.fill_(float("nan"))
     longer = torch.cat((ids, ids), dim=1)[:, : int(state.length) + 1]
-    for slot in state.slots.values():
+    for slot in state.stores.values():
         assert not slot.tensors["k"].isnan().any()
     with pytest.raises(FloatingPointError, match=r"decoder\.layers\.1\.feedforward"):
         af.generate(half, longer, past_key_values=state, max_new_tokens=3, eos_token_id=[], compile=True)

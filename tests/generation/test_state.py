@@ -13,7 +13,7 @@ from anyformer.codec import override
 from anyformer.mask import CAUSAL, Causal, Mask, Window
 from anyformer.parts.attention import Attention
 from anyformer.parts.position import Rope
-from anyformer.state import RingKeyValue, State
+from anyformer.state import Ring, State
 from small import close
 
 SMALL = {"width": 32, "embedding.tokens.vocab_size": 50, "head.vocab_size": 50, "decoder.depth": 2}
@@ -65,7 +65,7 @@ def test_windows_write_the_same_text(windowed: Any, options: dict[str, Any]) -> 
     expected = af.generate(windowed, **given, use_cache=False)
     assert torch.equal(af.generate(windowed, **given), expected)
     state = windowed.new_state(2, capacity=20)
-    assert all(isinstance(slot, RingKeyValue) for slot in state.slots.values())
+    assert all(isinstance(store, Ring) for store in state.stores.values())
     assert torch.equal(af.generate(windowed, **given, past_key_values=state), expected)
 
 
@@ -92,7 +92,7 @@ def test_count_predicts_a_long_state() -> None:
     spec = af.spec("llama3.2-1b")
     model = af.build(spec, device="meta", dtype=torch.bfloat16)
     state = State.allocate(model, 1, capacity=32768)
-    assert all(tensor.is_meta for slot in state.slots.values() for tensor in slot.tensors.values())
+    assert all(tensor.is_meta for slot in state.stores.values() for tensor in slot.tensors.values())
     counted = af.count(spec)
     assert abs(counted.state(1, 32768, torch.bfloat16) / state.nbytes - 1) < 0.02
     assert counted.state(1, 32768, torch.bfloat16) == 2**30
@@ -171,6 +171,6 @@ def test_a_padded_state_is_cut_back(capacity: int | None) -> None:
 def test_dtype_of_a_state() -> None:
     model = af.build(small(), dtype=torch.bfloat16).eval()
     state: Any = model.new_state(2, capacity=7)
-    tensors: list[Tensor] = [tensor for slot in state.slots.values() for tensor in slot.tensors.values()]
+    tensors: list[Tensor] = [tensor for store in state.stores.values() for tensor in store.tensors.values()]
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors)
     assert state.nbytes == af.count(model.spec).state(2, 7, torch.bfloat16)

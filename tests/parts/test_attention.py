@@ -170,7 +170,7 @@ def test_a_window_bounds_the_memory() -> None:
         state = model.new_state(1)
         for _ in range(3):
             model(input_ids=torch.randint(0, 30, (1, 5)), past_key_values=state)
-        return state.slots["decoder.layers.0.attention.op"].tensors["k"].shape[2]
+        return state.stores["decoder.layers.0.attention.op"].tensors["k"].shape[2]
 
     assert kept(Causal()) == 15 and kept(Causal() & Window(size=4)) == 4 == kept(Window(size=4) & Causal())
     # these still need what is far back
@@ -195,10 +195,10 @@ def test_memory_is_projected_once_a_text() -> None:
     holder.add_module("here", module)
     state, memory = State.allocate(holder, 2), torch.randn(2, 5, D)
     first = module(torch.randn(2, 1, D), context(1, memory=Memory(memory), state=state))
-    kept = state.slots["here"].tensors["k"]
+    kept = state.stores["here"].tensors["k"]
     x = torch.randn(2, 1, D)
     second = module(x, context(1, memory=Memory(memory), state=state))
-    assert state.slots["here"].tensors["k"] is kept and first.shape == second.shape
+    assert state.stores["here"].tensors["k"] is kept and first.shape == second.shape
     close(second, module(x, context(1, memory=Memory(memory))))
     with pytest.raises(ValueError, match="looks at a memory and none was given"):
         module(x, context(1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from anyformer.mask import Causal
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.position import Alibi, Rope
 from anyformer.parts.relative import InputRope
-from anyformer.state import GrowingKeyValue, LatentSpec, State, StaticKeyValue
+from anyformer.state import PerToken, State
 from small import Weights, close, context, made
 
 PART = LatentAttention(
@@ -20,11 +21,9 @@ D, T = 16, 9
 
 
 def state(kind: str) -> State:
-    if kind == "growing":
-        return State({"here": GrowingKeyValue()})
-    latent = torch.zeros(2, 1, T + 2, 14)
-    slots = {"here": StaticKeyValue(latent, latent[..., :0])}
-    return State(slots, length=torch.zeros((), dtype=torch.long), capacity=T + 2)
+    holder = nn.Module()
+    holder.add_module("here", made(PART, D))
+    return State.allocate(holder, 2, capacity=None if kind == "growing" else T + 2)
 
 
 @torch.no_grad()
@@ -36,7 +35,7 @@ def test_one_query_at_a_time_equals_all_at_once(part: LatentAttention, kind: str
     watched = Weights()
     whole = module(x, context(T, kernel=kernel, taps=watched))
     weights = watched[0]
-    assert module.state_spec() == LatentSpec(14)
+    assert module.state_spec() == PerToken({"latent": (14,)})
     for t in range(T):
         seen = Weights()
         for look in (None, seen) if kind == "static" else (seen,):

@@ -74,9 +74,9 @@ def test_pads_wherever_they_stand(model, mask: str, static: bool) -> None:
     close(out[1:], logits(model, IDS[1:]))
     plain = model.new_state()
     logits(model, IDS[:1, real], past_key_values=plain)
-    for address, slot in plain.slots.items():
+    for address, slot in plain.stores.items():
         for name, tensor in slot.tensors.items():
-            close(state.slots[address].tensors[name][:1], tensor)
+            close(state.stores[address].tensors[name][:1], tensor)
     more = torch.tensor([[7, 3, 9]])
     after = logits(model, more.expand(2, -1), past_key_values=state)
     close(after[:1], logits(model, torch.cat((IDS[:1, real], more), 1))[:, -3:])
@@ -86,10 +86,10 @@ def test_pads_in_later_calls(model) -> None:
     """A row that is done while the other goes on keeps its state."""
     state = model.new_state()
     logits(model, IDS[:, :4], past_key_values=state)
-    before = {a: {n: t.clone() for n, t in s.tensors.items()} for a, s in state.slots.items()}
+    before = {a: {n: t.clone() for n, t in s.tensors.items()} for a, s in state.stores.items()}
     logits(model, IDS[:, 4:5], attention_mask=torch.tensor([[0], [1]]), past_key_values=state)
     logits(model, IDS[:, 5:8], attention_mask=torch.tensor([[0, 0, 0], [1, 1, 1]]), past_key_values=state)
-    for address, slot in state.slots.items():
+    for address, slot in state.stores.items():
         for name, tensor in slot.tensors.items():
             done, going = before[address][name]
             assert torch.equal(tensor[0], done) and not torch.equal(tensor[1], going)
@@ -120,10 +120,10 @@ def test_a_state_is_copied_by_row(model) -> None:
 
 def test_a_static_state_stays_where_it_is(model) -> None:
     state = model.new_state(2, capacity=9)
-    places = [t.data_ptr() for slot in state.slots.values() for t in slot.tensors.values()]
+    places = [t.data_ptr() for slot in state.stores.values() for t in slot.tensors.values()]
     for t in range(3):
         logits(model, IDS[:, t : t + 1], past_key_values=state)
-    assert places == [t.data_ptr() for slot in state.slots.values() for t in slot.tensors.values()]
+    assert places == [t.data_ptr() for slot in state.stores.values() for t in slot.tensors.values()]
 
 
 def test_the_stream_stays_in_fp32(model) -> None:
@@ -138,7 +138,7 @@ def test_the_stream_stays_in_fp32(model) -> None:
         out = half(input_ids=IDS, output_hidden_states=True)
         found[wide] = out.hidden_states[-2]
         assert out.logits.dtype == torch.bfloat16
-        assert half.new_state().slots["decoder.layers.0.mixer.op"].tensors["state"].dtype == torch.float32
+        assert half.new_state().stores["decoder.layers.0.mixer.op"].tensors["state"].dtype == torch.float32
     assert found[True].dtype == torch.float32 and found[False].dtype == torch.bfloat16
     exact = model(input_ids=IDS, output_hidden_states=True).hidden_states[-2]
     assert (found[True] - exact).abs().mean() <= (found[False] - exact).abs().mean()

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from anyformer.construct import skeleton
-from anyformer.counting.state import bytes_of
 from anyformer.counting.survey import Survey, everywhere
 from anyformer.model import Model
-from anyformer.state import declarations
+from anyformer.state import Declared, declarations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Count:
     """Parameters of a description, by address. Tied weights count once, at the address that owns them."""
 
     parts: dict[str, int]  # address of a parameter -> its size
-    remembered: tuple[object, ...] = ()  # what each mixer keeps between decoding steps
+    remembered: tuple[Declared, ...] = ()  # what each mixer keeps between decoding steps
     idle: int = 0  # parameters that a token passes by: experts it does not go to
 
     @property
@@ -38,7 +37,7 @@ class Count:
 
     def state(self, batch: int, length: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
         """Bytes of the decoding state of `batch` texts of `length` tokens (after so many read by an encoder)."""
-        return sum(bytes_of(each, batch, length, dtype, source_length) for each in self.remembered)
+        return sum(each.nbytes(batch, length, dtype, source_length) for each in self.remembered)
 
     def table(self, depth: int = 2) -> dict[str, int]:
         """Parameters by the first `depth` names of the address; the layers of a stack are added up."""

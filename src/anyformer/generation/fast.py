@@ -84,7 +84,7 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
     assert state is not None
     tensors = [*model.parameters(), *model.buffers()]
     key = (
-        stepper.rows, capacity, compiled, BACKEND, model.kernel, stepper.mask is None, stepper.segments is None,
+        stepper.rows, capacity, compiled, BACKEND, model.kernel, state.holes is None, stepper.segments is None,
         None if state.memory is None else state.memory.shape, state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
 class Buffers:
     """What a recorded step reads and writes, at addresses that stay. B rows, L capacity, V vocabulary."""
 
-    inputs: dict[str, Tensor]  # the token to read (B, 1); the padding of the whole row (B, L); its segment (B, 1)
+    inputs: dict[str, Tensor]  # the token to read (B, 1); its segment (B, 1)
     written: Tensor  # (B, L) the likeliest token after each step
     count: Tensor  # (1,) how many
     broken: Tensor  # () whether a score was NaN
@@ -114,13 +114,9 @@ class Recording:
         self.model, self.prefix = stepper.model, stepper.prefix
         device, rows = self.model.device, stepper.rows
         self.state = State.allocate(self.model, rows, capacity=capacity)
-        names = {"input_ids": (rows, 1)}
-        if stepper.mask is not None:
-            names["attention_mask"] = (rows, capacity)
-        if stepper.segments is not None:
-            names["token_type_ids"] = (rows, 1)
+        names = [f"{self.prefix}input_ids", *(() if stepper.segments is None else ("token_type_ids",))]
         self.buffers = Buffers(
-            {self.prefix + name: torch.zeros(shape, dtype=torch.long, device=device) for name, shape in names.items()},
+            {name: torch.zeros(rows, 1, dtype=torch.long, device=device) for name in names},
             torch.zeros(rows, capacity, dtype=torch.long, device=device),
             torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.bool, device=device),
         )  # fmt: skip
@@ -176,9 +172,6 @@ class Recording:
         buffers = self.buffers
         assert stepper.state is not None
         self.state.adopt(stepper.state)
-        if stepper.mask is not None:
-            row = F.pad(stepper.mask, (0, buffers.written.shape[1] - stepper.mask.shape[1]), value=True)
-            buffers.inputs[f"{self.prefix}attention_mask"].copy_(row)
         if stepper.segments is not None:
             buffers.inputs["token_type_ids"].copy_(stepper.segments[:, -1:])
         buffers.count.zero_()

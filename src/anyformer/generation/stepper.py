@@ -68,7 +68,7 @@ class Stepper:
             self.embeds = embeds
             return self.read(ids, 1)[:, -1]
         self.state = state if state is not None else self.model.new_state()
-        self.length = int(self.state.length)
+        self.length = self.state.length
         T = ids.shape[1] if embeds is None else embeds.shape[1]
         hidden: list[Any] = []
         scores = None
@@ -117,7 +117,7 @@ class Stepper:
         inputs: dict[str, Any] = dict(self.source)
         name, given = ("input_ids", ids) if embeds is None else ("inputs_embeds", embeds)
         inputs[self.prefix + name] = given
-        if self.mask is not None:
+        if self.mask is not None and self.recording is None:  # a recording's state knows which are real
             row = self.mask[:, : self.length]
             if self.state is not None and self.state.capacity is not None:  # a static state wants the whole row
                 row = F.pad(row, (0, self.state.capacity - row.shape[1]), value=True)
@@ -146,9 +146,7 @@ class Stepper:
         """The state to go on from: the caller's own, whatever is written next."""
         if self.recording is None or self.state is None:
             return self.state
-        state = self.state.growing()
-        state.padding = self.mask
-        return state
+        return self.state.growing(self.length)
 
     # -- going back, and to other rows ----------------------------------------------------------------------------
 
@@ -168,7 +166,7 @@ class Stepper:
         if count == 0:
             return
         if self.state is not None:
-            self.state.truncate(self.length - count)
+            self.state.truncate(self.state.length - count)
         self.length -= count
         if self.mask is not None:
             self.mask = self.mask[:, : self.length]

@@ -23,7 +23,7 @@ class Visible:
     """Which keys each query may see. What a kernel needs is lowered from the one predicate on demand, once.
 
     `allows(b, q, k)` answers for broadcastable tensors of batch row, query place and key place; T queries stand at the
-    row places `index`, S keys at `keys`; `batch_size` is 1 where all rows see the same.
+    row places `index` (T,) or (B, T), S keys at `keys` (S,) or (B, S); `batch_size` is 1 where all rows see the same.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Visible:
         batch_size: int = 1, everything: bool = False, causal: bool = False,
     ) -> None:  # fmt: skip
         self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
-        self.sizes = index.shape[0], keys.shape[0]
+        self.sizes = index.shape[-1], keys.shape[-1]
         self.everything = everything  # no restriction at all
         self.causal = causal  # exactly SDPA's is_causal, which needs no mask tensor
         self._dense: Tensor | None = None
@@ -42,7 +42,8 @@ class Visible:
         """(1 or B, 1, T, S), True where visible."""
         if self._dense is None:
             b = torch.arange(self.batch_size, device=self.index.device)[:, None, None]
-            seen, shape = self.allows(b, self.index[:, None], self.keys), (self.batch_size, *self.sizes)
+            keys = self.keys if self.keys.dim() == 1 else self.keys[:, None]
+            seen, shape = self.allows(b, self.index[..., None], keys), (self.batch_size, *self.sizes)
             self._dense = (seen if seen.shape == shape else seen.expand(shape))[:, None]
         return self._dense
 
@@ -62,7 +63,8 @@ class Visible:
             from torch.nn.attention.flex_attention import create_block_mask
 
             def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-                return self.allows(b, self.index[q], self.keys[k])
+                at = self.index[q] if self.index.dim() == 1 else self.index[b, q]
+                return self.allows(b, at, self.keys[k] if self.keys.dim() == 1 else self.keys[b, k])
 
             batch = None if self.batch_size == 1 else self.batch_size
             self._block = create_block_mask(mask_mod, batch, None, *self.sizes, device=str(self.index.device))

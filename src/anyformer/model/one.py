@@ -82,5 +82,5 @@ class OneStackModule(TransformerModule):
         ctx = ctx.having(kernel=self.kernel, taps=taps, memory=seen)
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
-            state.advance(ctx.index.shape[0])
+            state.advance(ctx.index.shape[-1])
         return x, ctx, {}

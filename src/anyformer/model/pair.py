@@ -102,7 +102,7 @@ class EncoderDecoderModule(TransformerModule):
         losses = {"encoder_router_logits": list(routed)} if routed else {}
         x, ctx = self.decoder(x, ctx.having(kernel=self.kernel, taps=taps, memory=seen, losses=losses))
         if state is not None:
-            state.advance(ctx.index.shape[0])
+            state.advance(ctx.index.shape[-1])
         said = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
         return x, ctx, said
 

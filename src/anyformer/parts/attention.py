@@ -19,7 +19,7 @@ from anyformer.parts.joined import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition
-from anyformer.state import CrossSpec, KeyValueSpec
+from anyformer.state import PerMemory, PerToken
 from anyformer.taps import MIXER, Declared
 
 
@@ -93,10 +93,9 @@ class AttentionModule(nn.Module):
             **({"weights": "cross_attentions"} if part.memory else {}),
         }  # fmt: skip
 
-    def state_spec(self) -> KeyValueSpec | CrossSpec:
-        if self.part.memory:
-            return CrossSpec(self.num_kv_heads, self.head_width)
-        return KeyValueSpec(self.num_kv_heads, self.head_width, self.window)
+    def state_spec(self) -> PerToken | PerMemory:
+        shapes = dict.fromkeys("kv", (self.num_kv_heads, self.head_width))
+        return PerMemory(shapes) if self.part.memory else PerToken(shapes, window=self.window)
 
     @property
     def window(self) -> int | None:
@@ -123,13 +122,12 @@ class AttentionModule(nn.Module):
         if not self.part.memory:
             if self.position is not None:
                 q, k = turned(self.position, q, k, ctx, self.address)
-            places = ctx.index if ctx.fine is None else ctx.places()
-            if ctx.state is not None:
-                k, v, places = ctx.state.extend(self.address, k, v, ctx.index)
+            seen, places = ctx.remember(self.address, {"k": k, "v": v})
+            k, v = seen["k"], seen["v"]
             visible = ctx.visible(self.part.mask, self.mask_key, places)
         bias = None if self.part.memory else ctx.bias
-        if bias is not None and ctx.state is not None and self.window is not None:
-            bias = bias[..., places]  # it is that of all places, of which few are held
+        if bias is not None and places is not None and ctx.state is not None and self.window is not None:
+            bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of all, few are held
         if self.position is not None and places is not None:
             q, own = self.position.bias(q, places, self.scale, ctx)
             if own is not None:
@@ -156,13 +154,13 @@ class AttentionModule(nn.Module):
 
     def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K), computed once a text where a state is kept."""
-        slot = None if ctx.state is None else ctx.state.slots[self.address].tensors
-        if slot:
-            return slot["k"], slot["v"]
+        store = ctx.store(self.address)
+        if store is not None and store.tensors:
+            return store.tensors["k"], store.tensors["v"]
         if ctx.memory is None:
             raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
         found = self.k(ctx.memory.states), self.v(ctx.memory.states)
         k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("kv", found, strict=True))
-        if ctx.state is not None:
-            ctx.state.slots[self.address].tensors = {"k": k, "v": v}
+        if store is not None:
+            store.tensors = {"k": k, "v": v}
         return k, v

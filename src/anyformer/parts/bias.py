@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.check import at_least
-from anyformer.context import Context
+from anyformer.context import Context, at_places
 from anyformer.part import Part, Sees, Site
 from anyformer.parts import tree
 from anyformer.parts.constant import Computed
@@ -40,7 +40,7 @@ class AttentionPositionModule(nn.Module):
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         """(the queries for the content term, what is added to the scaled scores: (1 or B, H, T, S)) for keys at row
-        places `places` (S,)."""
+        places `places` (S,) or (B, S)."""
         return q, None
 
     def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
@@ -72,9 +72,9 @@ def distance(index: Tensor, places: Tensor) -> Tensor:
 
 
 def distance_in(ctx: Context, places: Tensor) -> Tensor:
-    """The same in one forward pass, for keys at row places `places` (S,)."""
+    """The same in one forward pass, for keys at row places `places` (S,) or (B, S)."""
     index, keys = ctx.apart()
-    return distance(index, places if keys.dim() == 1 else keys[:, places])
+    return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 
 class BucketedBias(AttentionPosition, sees="itself"):
@@ -268,7 +268,7 @@ class AlibiModule(AttentionPositionModule):
         if not self.unpadded or ctx.padding is None:
             return distance_in(ctx, places)
         real = ctx.padding.cumsum(-1)
-        return distance(real[:, ctx.index], real[:, places])
+        return distance(at_places(real, ctx.index), at_places(real, places))
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context
+from anyformer.context import Context, at_places
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
 from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
@@ -23,7 +23,7 @@ from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import Recurrent, Slot
+from anyformer.state import PerRow, Store, longer
 from anyformer.taps import MIXER, Declared
 
 # -- inside blocks -----------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class BlockAttentionModule(AttentionModule):
             return super().forward(x, ctx)
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
-            state.extend(self.address, self.heads(k), self.heads(v), ctx.index)
+            ctx.remember(self.address, {"k": self.heads(k), "v": self.heads(v)})
         rows = PackedRows.of(ctx)  # real tokens first: no token sees the pads behind it
         n = -(-T // size)
         q, k, v = (
@@ -118,9 +118,9 @@ class CompressedAttentionModule(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
         self.short_k, self.short_v = (nn.Conv1d(D, D, part.kernel, part.stride) for _ in "kv")
 
-    def state_spec(self) -> CompressedSpec:
-        width, dtype = self.q.in_features, self.q.weight.dtype
-        return CompressedSpec(width, self.part.kernel, self.part.stride, dtype)
+    def state_spec(self) -> Compressed:
+        D, taps = self.q.in_features, self.part.kernel
+        return Compressed({"window": (taps - 1, 2 * D), "k": (D,), "v": (D,)}, taps=taps, stride=self.part.stride)
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H K) -> (B, H, T, K)"""
@@ -159,7 +159,7 @@ class CompressedAttentionModule(nn.Module):
             return j * part.stride + part.kernel - 1 <= (q if places is None else places[b, q])
 
         def make() -> Visible:
-            size = 1 if places is None else places.shape[0]
+            size = next((t.shape[0] for t in (places, index) if t is not None and t.dim() == 2), 1)
             return Visible(allows, index, torch.arange(count, device=index.device), batch_size=size)
 
         return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
@@ -187,13 +187,13 @@ class CompressedAttentionModule(nn.Module):
         the keys that are complete now are made of the last k - 1 tokens before and of these."""
         state, part = ctx.state, self.part
         assert state is not None
-        slot = state.slots[self.address]
-        assert isinstance(slot, Compressed)
+        store = state.stores[self.address]
+        assert isinstance(store, CompressedStore)
         rows = PackedRows.of(ctx)
         (B, T, D), taps, stride = k.shape, part.kernel, part.stride
         new = rows.pack(torch.cat((k, v), dim=-1))
-        past = torch.cat((slot.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
-        slot.replace("window", rows.last(past, taps - 1))
+        past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
+        store.replace("window", rows.last(past, taps - 1))
         begun = self.tokens_before(ctx)  # (1 or B, 1)
         first = ((begun - taps + stride) // stride).clamp(min=0)  # the first key that was not complete before
         number = first + torch.arange(-(-T // stride), device=k.device)
@@ -204,15 +204,15 @@ class CompressedAttentionModule(nn.Module):
             F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
             for i, conv in enumerate((self.short_k, self.short_v))
         ]
-        length = state.capacity if state.capacity is not None else int(state.length) + T
-        return slot.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
+        length = state.capacity if state.capacity is not None else state.length + T
+        return store.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
 
     def tokens_before(self, ctx: Context) -> Tensor:
         """(1 or B, 1) how many real tokens came before this call."""
         if ctx.padding is None:
-            return ctx.index[None, :1]
+            return ctx.index[..., :1].view(-1, 1)
         real = ctx.padding.long()
-        return (real.cumsum(-1) - real)[:, ctx.index[:1]]
+        return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
 
 
 def num_keys(length: int, taps: int, stride: int) -> int:
@@ -221,25 +221,21 @@ def num_keys(length: int, taps: int, stride: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class CompressedSpec:
+class Compressed(PerRow):
     """The compressed keys and values of a text, and the last tokens that the next one will be made of."""
 
-    width: int
     taps: int
     stride: int
-    dtype: torch.dtype
 
-    def slot(self, batch_size: int, capacity: int | None, device: torch.device) -> Slot:
-        keys = 0 if capacity is None else num_keys(capacity, self.taps, self.stride)
-        sizes = {"window": (self.taps - 1, 2 * self.width), "k": (keys, self.width), "v": (keys, self.width)}
-        empty = {n: torch.zeros(batch_size, *size, dtype=self.dtype, device=device) for n, size in sizes.items()}
-        return Compressed(empty, static=capacity is not None)
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        sizes, keys = super().sizes(rows, tokens), num_keys(tokens, self.taps, self.stride)
+        return sizes | {name: (rows, keys, *self.shapes[name]) for name in "kv"}
 
-    def nbytes(self, batch: int, length: int) -> int:
-        return 2 * batch * self.width * (num_keys(length, self.taps, self.stride) + self.taps - 1) * self.dtype.itemsize
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        return CompressedStore(self, self.zeros(rows, capacity or 0, dtype, device), static=capacity is not None)
 
 
-class Compressed(Recurrent):
+class CompressedStore(Store):
     """(B, C, D) compressed keys and values by their number in the text, whichever place of the row that was, and the
     (B, k - 1, 2 D) last tokens before the next. Keys are written when they are complete; nobody sees them before."""
 
@@ -247,22 +243,19 @@ class Compressed(Recurrent):
         for name, value in (("k", k), ("v", v)):
             held = self.tensors[name]
             if not self.static:
-                held = F.pad(held.expand(value.shape[0], -1, -1), (0, 0, 0, max(size - held.shape[1], 0)))
+                held = longer(held.expand(value.shape[0], -1, -1), 1, after=size)
             at = number.clamp(max=held.shape[1] - 1)[..., None].expand_as(value)
             value = value.to(held.dtype)
             self.tensors[name] = held.scatter_(1, at, value) if self.static else held.scatter(1, at, value)
         return self.tensors["k"], self.tensors["v"]
 
-    def adopt(self, other: Slot, length: int) -> None:
+    def adopt(self, other: Store, lengths: Tensor) -> None:
         for name, tensor in self.tensors.items():
             count = min(tensor.shape[1], other.tensors[name].shape[1])
             tensor.zero_()[:, :count] = other.tensors[name][:, :count]
 
-    def growing(self, length: int) -> Slot:
-        return Compressed({name: tensor.clone() for name, tensor in self.tensors.items()}, static=False)
-
-    def join(self, others: Sequence[Slot], longest: int) -> None:
+    def join(self, others: Sequence[Store], memory: int) -> None:
         for name in self.tensors:
-            found = [slot.tensors[name] for slot in (self, *others)]
+            found = [store.tensors[name] for store in (self, *others)]
             held = max(tensor.shape[1] for tensor in found)
-            self.tensors[name] = torch.cat([F.pad(t, (0, 0, 0, held - t.shape[1])) for t in found])
+            self.tensors[name] = torch.cat([longer(t, 1, after=held) for t in found])

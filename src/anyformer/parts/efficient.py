@@ -20,7 +20,7 @@ from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.state import PerRow
 from anyformer.taps import MIXER, Declared, through
 
 CHUNK = 128
@@ -173,7 +173,7 @@ class SoftmaxFeatures(Features, sees="itself"):
 
 
 class OrthogonalRows(Initializer):
-    """Rows as long as those of independent normal numbers, orthogonal to each other as far as there is room."""
+    """PackedRows as long as those of independent normal numbers, orthogonal to each other as far as there is room."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         count, width = tensor.shape
@@ -231,12 +231,12 @@ class LinearAttentionModule(ProjectionsModule):
         self.part, self.causal, self.mask_key = part, isinstance(part.mask, Causal), f"these, {part.mask!r}"
         self.features = part.features.build(site.child("features", width=self.head_width))
 
-    def state_spec(self) -> RecurrentSpec | None:
+    def state_spec(self) -> PerRow | None:
         if not self.causal:
             return None
         H, M = self.part.num_heads, self.part.features.width(self.head_width)
-        shapes = (("sum", (H, M, self.head_width + 1)), ("power", (H, 1, 1)))
-        return RecurrentSpec(shapes, float32=("sum", "power"))
+        shapes = {"sum": (H, M, self.head_width + 1), "power": (H, 1, 1)}
+        return PerRow(shapes, dtypes=dict.fromkeys(shapes, torch.float32))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None and not self.causal:
@@ -258,7 +258,7 @@ class LinearAttentionModule(ProjectionsModule):
 
     def weights(self, q: Tensor, k: Tensor, power: Tensor | None, ctx: Context) -> Tensor:
         """(B, H, T, T) what the sums amount to, all pairs at once."""
-        if ctx.state is not None and int(ctx.state.length):
+        if ctx.state is not None and ctx.state.length:
             raise ValueError(f"{self.address} keeps sums of the past, not its tokens: their weights cannot be shown")
         weights = torch.matmul(q, k.transpose(-1, -2))
         seen = ctx.visible(self.part.mask, self.mask_key, ctx.index).dense()
@@ -275,13 +275,12 @@ class LinearAttentionModule(ProjectionsModule):
             k = k * tokens[:, None, :, None]
             power = None if power is None else power.masked_fill(~tokens[:, None, :, None], float("-inf"))
         if self.causal:
-            slot = None if ctx.state is None else ctx.state.slots[self.address]
-            assert slot is None or isinstance(slot, Recurrent)
-            past = None if slot is None else tuple(slot.tensors[n].expand(q.shape[0], -1, -1, -1) for n in NAMES)
+            store = ctx.store(self.address)
+            past = None if store is None else tuple(store.tensors[n].expand(q.shape[0], -1, -1, -1) for n in NAMES)
             out, _, last = carried(q, k, power, v, documents, past)
             for name, tensor in zip(NAMES, last, strict=True):
-                if slot is not None:
-                    slot.replace(name, tensor)
+                if store is not None:
+                    store.replace(name, tensor)
         elif documents is None:
             if power is not None:
                 k = k * (power - power.amax(2, keepdim=True).clamp(min=LEAST)).exp()

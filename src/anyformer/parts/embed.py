@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context, leading_pads
+from anyformer.context import Context, at_places, leading_pads
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Sees, Site, farthest, walk
 from anyformer.parts.given import check_shape, hides_nothing
-from anyformer.parts.marks import Marks, MarkSpec
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.tree import Tree
-from anyformer.state import State
+from anyformer.state import PerToken, State
 
 
 class Embedding(Part):
@@ -137,8 +136,9 @@ class TextEmbeddingModule(nn.Module):
         narrow = width != site.width or part.projected
         self.project = nn.Linear(width, site.width, bias=not part.project_first) if narrow else None
 
-    def state_spec(self) -> MarkSpec | None:
-        return None if self.part.uncounted is None else MarkSpec()
+    def state_spec(self) -> PerToken | None:
+        """Which tokens take up a position, where not all do."""
+        return None if self.part.uncounted is None else PerToken({"counted": ()}, dtypes={"counted": torch.bool})
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         ids, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
@@ -201,7 +201,7 @@ def real_positions(ctx: Context) -> Tensor:
     """(1 or B, T) how many real tokens stand before each real one; -1 for pads."""
     if ctx.padding is None:
         return ctx.positions
-    return (ctx.padding.cumsum(-1) * ctx.padding - 1)[:, ctx.index]
+    return at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index)
 
 
 def text_context(
@@ -210,21 +210,25 @@ def text_context(
     """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
     under `address`: which tokens take up a position, where not all do."""
     (B, T), device = x.shape[:2], x.device
-    past = 0 if state is None else state.length
-    index = torch.arange(T, device=device) + past
+    past = 0 if state is None else state.tokens
+    index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
     padding = _padding(inputs.get("attention_mask"), B, T, state)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")
     check_shape("document_ids", documents, (B, T))
     check_shape("position_ids", positions, (T,), (1, T), (B, T))
+    parents = inputs.get("tree_parents")
+    ctx = Context(
+        index=index, positions=index if index.dim() == 2 else index[None], padding=padding, documents=documents,
+        state=state, extras=() if parents is None else (Tree(parents),),
+    )  # fmt: skip
     number = None
     if counted is not None:
         if padding is not None:  # pads on the left are not counted, whatever their id
             counted = counted & (index >= leading_pads(padding))
-        slot = None if state is None else state.slots[address]
-        number = (slot.extend(counted, index) if isinstance(slot, Marks) else counted).cumsum(-1)[:, index]
+        number = ctx.of_these(ctx.remember(address, {"counted": counted})[0]["counted"].cumsum(-1))
     if positions is None:
-        positions = index[None]
+        positions = ctx.positions
         if counted is not None and number is not None:
             if documents is not None:  # counted from 1 in each document
                 number = number - (number - counted.long()).gather(-1, first_of_document(documents))
@@ -236,11 +240,7 @@ def text_context(
             positions = (positions - leading_pads(padding)).clamp(min=0)
     elif positions.dim() == 1:
         positions = positions[None]
-    parents = inputs.get("tree_parents")
-    return Context(
-        index=index, positions=positions, padding=padding, documents=documents, state=state,
-        extras=() if parents is None else (Tree(parents),),
-    )  # fmt: skip
+    return ctx if positions is ctx.positions else ctx.having(positions=positions)
 
 
 def first_of_document(documents: Tensor) -> Tensor:
@@ -259,8 +259,8 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        return None if mask is None else mask.bool()
-    past = 0 if state is None else int(state.length)
+        return state.padding if mask is None else mask.bool()
+    past = 0 if state is None else state.length
     if mask is None:
         if state is None or state.padding is None:
             return None

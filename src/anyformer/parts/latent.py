@@ -22,7 +22,7 @@ from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.position import Rope
 from anyformer.parts.relative import InputRope
-from anyformer.state import LatentSpec
+from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared, Listener, through
 
 
@@ -72,8 +72,9 @@ class LatentAttentionModule(nn.Module):
         self.scale = (part.head_width + P) ** -0.5 if part.scale is None else part.scale
         self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
 
-    def state_spec(self) -> LatentSpec:
-        return LatentSpec(self.part.rank + self.part.turned_width)
+    def state_spec(self) -> PerToken:
+        """The latent, and behind it the keys that turn: one vector, which one product then compares."""
+        return PerToken({"latent": (self.part.rank + self.part.turned_width,)})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         part = self.part
@@ -83,9 +84,9 @@ class LatentAttentionModule(nn.Module):
         plain, turned = q.split((part.head_width, part.turned_width), dim=-1)
         latent, key = self.kv_down(x)[:, None].split((part.rank, part.turned_width), dim=-1)
         turned, key = bias.turned(self.position, turned, key, ctx, self.address)
-        kept, places = torch.cat((self.kv_norm(latent), key), dim=-1), ctx.index  # (B, 1, T, R + P)
-        if ctx.state is not None:
-            kept, _, places = ctx.state.extend(self.address, kept, kept[..., :0], ctx.index)
+        latent = torch.cat((self.kv_norm(latent), key), dim=-1)  # (B, 1, T, R + P)
+        seen, places = ctx.remember(self.address, {"latent": latent[:, 0]})
+        kept = seen["latent"][:, None]
         visible = ctx.visible(part.mask, self.mask_key, places)
         asked = ctx.wants(self.address, "k") or ctx.wants(self.address, "v")  # which only the longer way makes
         short = x.shape[1] == 1 and ctx.state is not None and ctx.kernel != "flex" and type(self.kv_up) is nn.Linear

@@ -20,7 +20,7 @@ from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.embed import first_of_document
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.op import Op
-from anyformer.state import LatentSpec
+from anyformer.state import PerToken
 from anyformer.taps import ROUTER, Declared
 
 
@@ -158,8 +158,9 @@ class SwitchModule(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, site.width))
         self.bias = nn.Parameter(torch.empty(num_experts)) if part.bias else None
 
-    def state_spec(self) -> LatentSpec:
-        return LatentSpec(1, float32=True)  # the expert of every token: capacity counts those of the past too
+    def state_spec(self) -> PerToken:
+        """The expert of every token: capacity counts those of the past too."""
+        return PerToken({"expert": ()}, dtypes={"expert": torch.int32})
 
     def forward(self, x: Tensor, ctx: Context) -> Routing:
         dtype = getattr(torch, self.part.dtype)
@@ -175,12 +176,7 @@ class SwitchModule(nn.Module):
     def rank(self, experts: Tensor, ctx: Context) -> Tensor:
         """(B, T) -> (B, T): the how manieth token of its text (or document) each one is at its expert. Pads come
         after all real tokens, wherever they stand."""
-        chosen, at = experts, ctx.index
-        if ctx.state is not None:
-            k = experts[:, None, :, None].float()
-            chosen = ctx.state.extend(self.address, k, k[..., :0], ctx.index)[0][:, 0, :, 0].long()
-        else:
-            at = at - at[0]
+        chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"].long()
         taken = F.one_hot(chosen, self.num_experts)  # (B, S, E)
         real = None if ctx.padding is None else ctx.padding[:, : chosen.shape[1], None]
         before = (taken if real is None else taken * real).cumsum(1)
@@ -190,7 +186,7 @@ class SwitchModule(nn.Module):
         if real is not None:
             pads = (taken * ~real).cumsum(1) + before[:, -1:]
             before = torch.where(real, before, pads)
-        return before.index_select(1, at).gather(2, experts[..., None])[..., 0]
+        return ctx.of_these(before).gather(2, experts[..., None])[..., 0]
 
 
 class NoisyTopK(Router, sees="itself"):

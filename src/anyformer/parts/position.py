@@ -262,7 +262,7 @@ class ConvolutionalModule(nn.Module):
         self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length that the published start has
 
     def add(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape != ctx.index.shape):
+        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape[-1] != ctx.index.shape[-1]):
             raise ValueError("convolutional positions see both sides: no packed documents, no decoding step by step")
         if ctx.tokens is not None:
             x = x * ctx.tokens[..., None]  # pads are silence

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from anyformer.context import Context
+from anyformer.context import Context, at_places
 from anyformer.part import Site
 from anyformer.parts.bias import distance
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
@@ -43,8 +43,8 @@ class RelativeSinusoidsModule(AttentionPositionModule):
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(T + S - 1, D): sines and cosines in turn, of every distance from the last query to the first key down."""
         D = self.project.in_features
-        count = torch.arange(ctx.index.shape[0] + places.shape[0] - 1, device=places.device)
-        apart = (ctx.index[-1] - places.min() - count).float()
+        count = torch.arange(ctx.index.shape[-1] + places.shape[-1] - 1, device=places.device)
+        apart = (farthest(places, ctx) - count).float()
         steps = torch.arange(0, D, 2, device=places.device).float()
         angle = apart[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
@@ -58,14 +58,19 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         return q + self.u[:, None], scores
 
 
+def farthest(places: Tensor, ctx: Context) -> Tensor:
+    """() how far the first of the keys at `places` stands before the last query, in the row where that is most."""
+    return (ctx.index[..., -1:] - places.amin(-1, keepdim=True)).amax()
+
+
 def lined_up(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
     index, keys = ctx.apart()
     if keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
         return line_up(scores, places.shape[0], 1 if ctx.fine is None else 2)
     # pads stand between the past and these tokens, so that each row has its own distances, or keys stand in a ring
-    keys = places if keys.dim() == 1 else keys[:, places]
-    column = ctx.index[-1] - places.min() + distance(index, keys)
+    keys = places if keys.dim() == 1 else at_places(keys, places)
+    column = farthest(places, ctx) + distance(index, keys)
     return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
 
 

@@ -21,7 +21,7 @@ from anyformer.parts.init import Initializer, Value
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Residual
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 
 
@@ -87,23 +87,18 @@ class ShiftModule(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(site.width)))
         self.share = 0.5 ** (site.layer // part.halve_every) if part.halve_every else 1.0
 
-    def state_spec(self) -> RecurrentSpec:
-        return RecurrentSpec((("last", (1, self.width)),))
+    def state_spec(self) -> PerRow:
+        return PerRow({"last": (1, self.width)})
 
-    def slot(self, ctx: Context) -> Recurrent | None:
-        slot = None if ctx.state is None else ctx.state.slots[self.address]
-        assert slot is None or isinstance(slot, Recurrent)
-        return slot
-
-    def blends(self, x: Tensor, rows: PackedRows, slot: Recurrent | None) -> list[Tensor]:
+    def blends(self, x: Tensor, rows: PackedRows, store: Store | None) -> list[Tensor]:
         """(B, T, D) a name: of each a share (D,) is the token itself, the rest the one before it in its document."""
-        past = x.new_zeros(()) if slot is None else slot.tensors["last"].to(x.dtype)
+        past = x.new_zeros(()) if store is None else store.tensors["last"].to(x.dtype)
         whole = torch.cat((past.expand(x.shape[0], 1, -1 if past.dim() else x.shape[2]), x), dim=1)
         before = whole[:, :-1]
         if rows.keep is not None:
             before = before * rows.keep[..., None].to(x.dtype)
-        if slot is not None:
-            slot.replace("last", rows.last(whole, 1))
+        if store is not None:
+            store.replace("last", rows.last(whole, 1))
         return [torch.lerp(before, x, self.get_parameter(name)) for name in self.names]
 
     def shrink(self, x: Tensor) -> Tensor:
@@ -133,28 +128,28 @@ class TimeMixModule(ShiftModule):
             "mix_gate": Ramp(power=0.5 * last),
         }
 
-    def state_spec(self) -> RecurrentSpec:
-        return RecurrentSpec((("last", (1, self.width)), ("sums", (3, self.inner))), float32=("sums",))
+    def state_spec(self) -> PerRow:
+        return PerRow({"last": (1, self.width), "sums": (3, self.inner)}, dtypes={"sums": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = PackedRows.of(ctx)
-        slot = self.slot(ctx)
+        store = ctx.store(self.address)
         x = rows.pack(x)
-        for_k, for_v, for_gate = self.blends(x, rows, slot)
+        for_k, for_v, for_gate = self.blends(x, rows, store)
         k, v, gate = self.k(for_k), self.v(for_v), torch.sigmoid(self.gate(for_gate))
         k, v = (ctx.tap(self.address, name, t).float() for name, t in (("k", k), ("v", v)))
         decay, bonus = -torch.exp(self.decay.float()), self.bonus.float()
-        state = k.new_zeros(1, 3, self.inner) if slot is None else slot.tensors["sums"]
+        state = k.new_zeros(1, 3, self.inner) if store is None else store.tensors["sums"]
         state = state.expand(x.shape[0], -1, -1)
         if x.shape[1] == 1:
             y, last = wkv_step(decay, bonus, k[:, 0], v[:, 0], state)
             y, last = y[:, None], last if rows.real is None else torch.where(rows.real.bool(), last, state)
         else:
-            y = wkv(decay, bonus, k, v, None if slot is None else state, rows.keep)
-            if slot is not None:
+            y = wkv(decay, bonus, k, v, None if store is None else state, rows.keep)
+            if store is not None:
                 last = wkv_last(decay, k, v, state, *ctx.once("ages", lambda: ages(rows, x)))
-        if slot is not None:
-            slot.replace("sums", last)
+        if store is not None:
+            store.replace("sums", last)
         y = ctx.tap(self.address, "mixed", self.shrink(gate * y.to(x.dtype)))
         return ctx.tap(self.address, "out", rows.unpack(self.o(y)))
 
@@ -171,7 +166,7 @@ class ChannelMixModule(ShiftModule):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = PackedRows.of(ctx)
         x = rows.pack(x)
-        for_up, for_gate = self.blends(x, rows, self.slot(ctx))
+        for_up, for_gate = self.blends(x, rows, ctx.store(self.address))
         inner = torch.relu(self.up(for_up)).square()
         return rows.unpack(torch.sigmoid(self.gate(for_gate)) * self.down(self.shrink(inner)))
 

@@ -16,7 +16,7 @@ from anyformer.check import chance
 from anyformer.context import Context, leading_pads
 from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
-from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, lined_up
+from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, farthest, lined_up
 from anyformer.state import State
 
 
@@ -139,7 +139,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
         count = torch.arange(self.step(ctx) * (ctx.index.shape[0] - 1) + places.shape[0], device=places.device)
-        waves = torch.cat(self.sines((ctx.index[-1] - places.min() - count) * spacing_of(ctx)), dim=-1)
+        waves = torch.cat(self.sines((farthest(places, ctx) - count) * spacing_of(ctx)), dim=-1)
         return self.dropped(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:

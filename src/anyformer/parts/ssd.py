@@ -17,7 +17,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import ConvolvingModule, PackedRows, StepBias
-from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.state import PerRow
 
 
 class DualState(Op, sees="past"):
@@ -64,21 +64,17 @@ class DualStateModule(ConvolvingModule):
         self.down = nn.Linear(I, site.width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
 
-    def state_spec(self) -> RecurrentSpec:
+    def state_spec(self) -> PerRow:
         part = self.part
-        shapes = (
-            ("window", (part.taps - 1, sum(self.sizes))),
-            ("state", (part.num_heads, part.head_width, part.states)),
-        )
-        return RecurrentSpec(shapes, float32=("state",))
+        state = part.num_heads, part.head_width, part.states
+        shapes = {"window": (part.taps - 1, sum(self.sizes)), "state": state}
+        return PerRow(shapes, dtypes={"state": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = PackedRows.of(ctx)
-        slot = None if ctx.state is None else ctx.state.slots[self.address]
-        assert slot is None or isinstance(slot, Recurrent)
-        part, x = self.part, rows.pack(x)
+        part, x, store = self.part, rows.pack(x), ctx.store(self.address)
         gate, step, dtype = self.gate(x), self.step(x), x.dtype
-        mixed = self.convolve(self.up(x), rows, slot, ctx)
+        mixed = self.convolve(self.up(x), rows, store, ctx)
         # from here to the norm in fp32, whatever the model is
         x, b, c = mixed.float().split(self.sizes, dim=-1)
         x = x.unflatten(-1, (part.num_heads, -1))
@@ -87,13 +83,13 @@ class DualStateModule(ConvolvingModule):
         if rows.real is not None:
             dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
         A = -torch.exp(self.rate.float())
-        state = None if slot is None else slot.tensors["state"].expand(x.shape[0], -1, -1, -1)
+        state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1, -1)
         if x.shape[1] == 1 and state is not None:
             y, last = ssd_step(*(t if t is A else t[:, 0] for t in (x, dt, A, b, c)), state=state)  # type: ignore[misc]
             y = y[:, None]
         else:
             y, last = ssd(x, dt, A, b, c, state=state, keep=rows.keep)
-        if slot is not None:
-            slot.replace("state", last)
+        if store is not None:
+            store.replace("state", last)
         y = torch.addcmul(y, x, self.skip.float()[:, None]).flatten(2) * F.silu(gate.float())
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", self.norm(y.to(dtype)))))

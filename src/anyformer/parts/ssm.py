@@ -23,7 +23,7 @@ from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
-from anyformer.state import Recurrent, RecurrentSpec
+from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
@@ -103,11 +103,11 @@ class ConvolvingModule(nn.Module):
     conv: nn.Conv1d
     activation: Callable[[Tensor], Tensor]
 
-    def convolve(self, x: Tensor, rows: PackedRows, slot: Recurrent | None, ctx: Context) -> Tensor:
+    def convolve(self, x: Tensor, rows: PackedRows, store: Store | None, ctx: Context) -> Tensor:
         """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
         K, bias, past = self.part.taps, self.conv.bias, None
-        if slot is not None and K > 1:  # the last K - 1 tokens before, then these
-            past = x = torch.cat((slot.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if store is not None and K > 1:  # the last K - 1 tokens before, then these
+            past = x = torch.cat((store.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if rows.age is None:
             y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
         else:
@@ -118,8 +118,8 @@ class ConvolvingModule(nn.Module):
                 near = (rows.age >= back)[..., None].to(x.dtype)
                 y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
             y = y if bias is None else y + bias
-        if slot is not None and past is not None:
-            slot.replace("window", rows.last(past, K - 1))
+        if store is not None and past is not None:
+            store.replace("window", rows.last(past, K - 1))
         y = self.activation(ctx.tap(self.address, "conv", y))
         return y if rows.real is None else y * rows.real.to(y.dtype)
 
@@ -142,32 +142,30 @@ class SelectiveStateModule(ConvolvingModule):
         self.down = nn.Linear(I, site.width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
 
-    def state_spec(self) -> RecurrentSpec:
+    def state_spec(self) -> PerRow:
         I = self.part.width
-        shapes = (("window", (self.part.taps - 1, I)), ("state", (self.part.states, I)))
-        return RecurrentSpec(shapes, float32=("state",))
+        shapes = {"window": (self.part.taps - 1, I), "state": (self.part.states, I)}
+        return PerRow(shapes, dtypes={"state": torch.float32})
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows = PackedRows.of(ctx)
-        slot = None if ctx.state is None else ctx.state.slots[self.address]
-        assert slot is None or isinstance(slot, Recurrent)
-        x = rows.pack(x)
-        gate, x = self.gate(x), self.convolve(self.up(x), rows, slot, ctx)
+        x, store = rows.pack(x), ctx.store(self.address)
+        gate, x = self.gate(x), self.convolve(self.up(x), rows, store, ctx)
         step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
         # from here to the gate in fp32, whatever the model is
         dt = F.softplus(self.step(step).float() + self.step_bias.float())
         if rows.real is not None:
             dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
         A = -torch.exp(self.rate.float()).t().contiguous()
-        state = None if slot is None else slot.tensors["state"].expand(x.shape[0], -1, -1)
+        state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1)
         inputs = (x.float(), dt, A, b.float(), c.float())
         if x.shape[1] == 1 and state is not None:
             y, last = scan_step(*(t if t is A else t[:, 0] for t in inputs), state=state)  # type: ignore[misc]
             y = y[:, None]
         else:
             y, last = scan(*inputs, state=state, keep=rows.keep)
-        if slot is not None:
-            slot.replace("state", last)
+        if store is not None:
+            store.replace("state", last)
         y = torch.addcmul(y, inputs[0], self.skip.float()) * F.silu(gate)
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
 
