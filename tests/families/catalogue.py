@@ -267,6 +267,10 @@ def published_class(case: Case) -> tuple[str]:
     return (case.architecture,)
 
 
+def family(case: Case) -> tuple[str]:
+    return (case.model_type,)
+
+
 def family_and_head(case: Case) -> tuple[str, Any]:
     """For what is dear and depends on the graph of a whole family: one model of it, and one of every kind of head."""
     spec = spec_of(case)

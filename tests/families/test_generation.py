@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from catalogue import (
     Case,
+    body,
     cases,
     close,
+    family,
     family_and_head,
     is_causal,
     is_encoder_decoder,
@@ -41,7 +43,7 @@ WRITERS = [case for case in cases() if writes(case)]
 LENGTHS = (7, 3, 5)  # of the prompts in a batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
-over_writers = over(WRITERS)
+over_writers = over(WRITERS, family)
 
 
 def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> dict[str, Any]:
@@ -192,7 +194,7 @@ def test_g1_every_state_writes_the_same_text(case: Case, way: str) -> None:
         assert out.finish_reasons == expected.finish_reasons
 
 
-@over_writers
+@over(WRITERS, body)
 @pytest.mark.parametrize("kind", ["growing", "static"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_g2_three_and_one_are_four(case: Case, kind: str, sampled: bool) -> None:

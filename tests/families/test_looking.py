@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, body, body_and_head, close, make_inputs, ours, over_catalogue, shared
+from catalogue import Case, body, body_and_head, family, close, make_inputs, ours, over_catalogue, shared
 from torch import Tensor, nn
 
 import anyformer as af
@@ -24,10 +24,6 @@ OTHER_WEIGHTS: dict[type, str] = {
     BlockSparseModule: "blocks that count several times are shown once",
     LocalAttentionModule: "rows of pads and of global tokens are shown as zeros",
 }
-
-
-def family(case: Case) -> tuple[str]:
-    return (case.model_type,)
 
 
 def run(case: Case, **options: Any) -> Any:

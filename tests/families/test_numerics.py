@@ -14,6 +14,7 @@ from catalogue import (
     body_and_head,
     cases,
     close,
+    family,
     family_and_head,
     is_causal,
     is_encoder_decoder,
@@ -99,8 +100,17 @@ def not_causal(case: Case) -> None:
 
 
 @over_catalogue("N2", body)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_n2_kernels_agree(case: Case, dtype: torch.dtype) -> None:
+def test_n2_kernels_agree(case: Case) -> None:
+    kernels_agree(case, torch.float32)
+
+
+@over_catalogue("N2", family)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_n2_kernels_agree_in_half_precision(case: Case, dtype: torch.dtype) -> None:
+    kernels_agree(case, dtype)
+
+
+def kernels_agree(case: Case, dtype: torch.dtype) -> None:
     spec, model = spec_of(case), ours(case, dtype=dtype)
     inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in make_inputs(case).items()}
     batches = [inputs]
