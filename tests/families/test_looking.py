@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, body, body_and_head, family, close, make_inputs, ours, over_catalogue, shared
+from catalogue import Case, body, body_and_head, close, family, make_inputs, ours, over_catalogue, shared
 from torch import Tensor, nn
 
 import anyformer as af
