@@ -44,7 +44,7 @@ class NextToken(Objective):
         return {"loss": num_following(batch)}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, next_tokens(batch))}
+        return {"loss": language_head(model).loss(seen.x, seen.ctx, next_tokens(batch)).sum}
 
 
 def next_tokens(batch: Batch) -> Tensor:

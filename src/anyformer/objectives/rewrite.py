@@ -44,4 +44,4 @@ class Rewrite(Objective):
         return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, batch["labels"], self.smoothing)}
+        return {"loss": language_head(model).loss(seen.x, seen.ctx, batch["labels"], self.smoothing).sum}
