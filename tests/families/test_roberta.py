@@ -31,7 +31,7 @@ def text_with_pads(case: Case) -> tuple[str, torch.Tensor, dict[str, Any]]:
     spec, inputs = spec_of(case), make_inputs(case, batch=3, length=14)
     pair = hasattr(spec, "decoder_embedding")
     name = "decoder_input_ids" if pair else "input_ids"
-    pad = (spec.decoder_embedding if pair else spec.embedding).uncounted
+    pad = (spec.decoder_embedding if pair else spec.embedding).numbering.token
     ids = inputs.pop(name)[:, :10]
     ids[0, [2, 5, 6]], ids[1, 4] = pad, pad
     inputs.pop("token_type_ids", None)
