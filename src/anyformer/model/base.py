@@ -21,7 +21,7 @@ from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, tree, walk
 from anyformer.parts.embed import GIVERS
-from anyformer.parts.given import check_given, check_shape, hides_nothing
+from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise
 from anyformer.parts.moe import MoE
@@ -394,4 +394,4 @@ def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor
         return None
     if memory is not None:
         check_shape(name, mask, tuple(memory.shape[:2]))
-    return None if hides_nothing(mask, name) else mask.bool()
+    return hiding(mask, name)

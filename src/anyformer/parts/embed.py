@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context, at_places, leading_pads
+from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.mask import first_of_document
 from anyformer.part import Part, Sees, Site, farthest, walk
-from anyformer.parts.given import check_shape, hides_nothing
+from anyformer.parts.given import check_shape, hiding
 from anyformer.parts.norm import Norm
 from anyformer.parts.numbering import ByPlace, Numbering
 from anyformer.parts.position import AbsolutePosition, add_position
@@ -243,14 +244,6 @@ def text_context(
     return ctx if positions is ctx.positions else ctx.having(positions=positions)
 
 
-def first_of_document(documents: Tensor) -> Tensor:
-    """(B, T) document numbers -> (B, T) the place where each token's document begins."""
-    index = torch.arange(documents.shape[1], device=documents.device)
-    new = torch.ones_like(documents, dtype=torch.bool)
-    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return torch.where(new, index, 0).cummax(-1).values
-
-
 def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor | None:
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
@@ -271,9 +264,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         mask = torch.cat((before.to(mask.dtype), mask), dim=1)
     if mask.shape != (B, past + T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
-    if hides_nothing(mask):
-        mask = None
-    mask = None if mask is None else mask.bool()
+    mask = hiding(mask)
     if state is not None:
         state.padding = mask
     return mask

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
+from anyformer.mask import begins
 from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.balance import Balance
@@ -195,8 +196,7 @@ def next_labels(labels: Tensor, ctx: Context) -> Tensor:
     """labels moved one to the left: each token's target is the next one, never another document's first."""
     after = F.pad(labels[:, 1:], (0, 1), value=-100)
     if ctx.documents is not None:
-        same = F.pad(ctx.documents[:, 1:] == ctx.documents[:, :-1], (0, 1), value=False)
-        after = after.masked_fill(~same, -100)
+        after = after.masked_fill(F.pad(begins(ctx.documents)[:, 1:], (0, 1), value=True), -100)
     return after
 
 

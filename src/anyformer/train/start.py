@@ -79,7 +79,7 @@ def setup(
             "tokenizer": tokenizer_digest(tokenizer),
             "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
         }
-        pad = padding(tokenizer)
+        pad = 0 if tokenizer is None else tokenizer.filler
         row = length if length is None or not objective.packs else objective.reads(length)
         batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
         options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
@@ -257,11 +257,6 @@ def longest(run: Run, spec: Model) -> int | None:
     if limit is not None and length is not None and length > limit:
         raise ValueError(f"batch.length is {length}, and this model takes at most {limit} tokens")
     return length
-
-
-def padding(tokenizer: Tokenizer | None) -> int:
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer is not None else ()
-    return next((i for i in ids if i is not None), 0)
 
 
 @contextlib.contextmanager
