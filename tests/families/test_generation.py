@@ -73,7 +73,7 @@ def common(case: Case) -> dict[str, Any]:
     """Options of every call: an end that some text reaches early, and others late or never."""
     spec, inputs = spec_of(case), prompts(case)
     start: dict[str, Any] = {"num_beams": 1, "decoder_start_token_id": 2} if is_encoder_decoder(spec) else {}
-    embedding = getattr(spec, "decoder_embedding", spec.embedding)
+    embedding = getattr(spec, spec.target)
     # published so: tokens that can be written and not read, and padding that would have no position in a text
     unwanted = [*range(embedding.tokens.vocab_size, spec.head.vocab_size)]
     unwanted += [embedding.numbering.token] if isinstance(embedding.numbering, WithoutToken) else []

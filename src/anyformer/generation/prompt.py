@@ -153,8 +153,7 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
 
 def position_limit(spec: Any) -> int | None:
     """The longest text a model can read, where there is one."""
-    embedding = spec.decoder_embedding if spec.pair else spec.embedding
-    limit = getattr(getattr(embedding, "position", None), "length", None)
+    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
     if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
         limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
     return limit

@@ -25,6 +25,7 @@ class EncoderDecoderModel(Model):
 
     left_to_right: ClassVar[tuple[str, ...]] = ("decoder_embedding", "decoder")
     pair: ClassVar[bool] = True
+    target: ClassVar[str] = "decoder_embedding"
 
     embedding: Embedding
     encoder: Stack
