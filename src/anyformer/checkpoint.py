@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,12 @@ from anyformer.families import recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
 from anyformer.part import nearest, walk
-from anyformer.parts.init import computed, initialise
+from anyformer.parts.init import initialise
 from anyformer.weights import hub
-from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
-from anyformer.weights.pieces import Pieces, has_weights, opened
-from anyformer.weights.rules import Rename, Step, match, plan
+from anyformer.weights.filling import Outline, Report, Stored, fill
+from anyformer.weights.io import read_json, write_checkpoint, write_json
+from anyformer.weights.pieces import has_weights, opened
+from anyformer.weights.rules import plan, same_names
 
 CONFIGS = ("config.json", "bert_config.json")  # the second is Google's name
 TOKENIZER_FILES = (
@@ -32,44 +32,6 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
     "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
-
-
-SHOWN = 100  # tensors that a report tells by name
-TABLE = 2**28  # numbers of a tensor that is computed, and stored nowhere: the file's size does not bound it
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
-
-    missing: dict[str, str]  # our address -> how it was initialised
-    unexpected: tuple[str, ...]  # published tensors that nothing takes
-    mismatched: dict[str, str]  # our address -> the two shapes, as published
-    dropped: tuple[str, ...]  # published tensors that hold nothing to learn
-    published: dict[str, str]  # our address -> the published tensors that are missing or mismatched for it
-    nonfinite: tuple[str, ...] = ()  # our addresses of weights with NaN or infinity in them
-
-    @property
-    def clean(self) -> bool:
-        return not (self.missing or self.unexpected or self.mismatched or self.nonfinite)
-
-    def __str__(self) -> str:
-        lines = [f"missing {line}" for line in self._by_published_name(self.missing)]
-        lines += [f"unexpected {name}" for name in self.unexpected]
-        lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
-        lines += [f"NaN or infinity in {name}" for name in self.nonfinite]
-        more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-        return "; ".join(lines[:SHOWN] + more) or "every tensor fits"
-
-    def _by_published_name(self, found: dict[str, str]) -> list[str]:
-        """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
-        addresses: dict[tuple[str, str], list[str]] = {}
-        for address, text in found.items():
-            addresses.setdefault((self.published[address], text), []).append(address)
-        return [
-            f"{name} ({'' if ours == [name] else 'here ' + ', '.join(ours) + '; '}{text})"
-            for (name, text), ours in addresses.items()
-        ]
 
 
 def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
@@ -91,22 +53,11 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         with opened(weights or folder) as checkpoint, blaming(path):
 
             def load(family: Family, spec: Model) -> Report:
-                return fill(skeleton(spec), Outline(checkpoint), family, torch.float32)
+                return fill(skeleton(spec), Outline(checkpoint), family.match, torch.float32)
 
             family, found = recognise.choose(left, config, checkpoint.names, load)
     with blaming(path):
         return family.read(config, found)
-
-
-class Outline:
-    """A checkpoint of which only the shapes are read."""
-
-    def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
-        self.names, self.dtype, self._shape = checkpoint.names, checkpoint.dtype, checkpoint.shape
-        self.folder = checkpoint.folder
-
-    def read(self, name: str) -> Tensor:
-        return torch.empty(self._shape(name), dtype=self.dtype(name), device="meta")
 
 
 def read_spec_file(path: Path) -> Model:
@@ -167,27 +118,30 @@ def load(
     where = machine.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
     spec = read_spec(folder, architecture, weights)
-    ours = (folder / "spec.json").is_file()
-    with opened(weights or folder) as checkpoint:
-        family = None if ours else families.find(spec.family)
-        affordable(spec, checkpoint)
-        model = skeleton(spec)
-        spec = untied(model, checkpoint, family)
-        if spec is not model.spec:
-            model = skeleton(spec)
-        chosen = choose_dtype(dtype, spec, checkpoint)
-        report = fill(model, checkpoint, family, chosen, strict)
-    model.tie()
-    model.to(where)
-    if report.missing or report.mismatched:
-        initialise(model, spec.init, seed=0, only={*report.missing, *report.mismatched})
-        model.fresh = frozenset((*report.missing, *report.mismatched))
-    model.folder = folder
-    model.eval()
+    model, report = load_as(spec, folder, dtype=dtype, device=where, strict=strict, weights=weights)
     return model if strict else (model, report)
 
 
-def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
+def load_as(
+    spec: Model, folder: Path, *, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu",
+    strict: bool = True, seed: int = 0, weights: Path | None = None,
+) -> tuple[TransformerModule, Report]:  # fmt: skip
+    """A model of this description with the weights of a folder, which may have been saved as another of its family:
+    what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
+    with opened(weights or folder) as checkpoint:
+        affordable(spec, checkpoint)
+        match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
+        model = skeleton(spec)
+        report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint), strict)
+    model.to(device)
+    model.fresh = frozenset((*report.missing, *report.mismatched))
+    if model.fresh:
+        initialise(model, spec.init, seed, only={*model.fresh})
+    model.folder = folder
+    return model.eval(), report
+
+
+def affordable(spec: Model, checkpoint: Stored) -> None:
     """ValueError where a description asks for more than its file can hold, before anything of it is built."""
     layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
     if layers > len(checkpoint.names):
@@ -195,34 +149,7 @@ def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
         raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
 
 
-def untied(model: TransformerModule, checkpoint: Checkpoint | Pieces, family: Family | None) -> Model:
-    """The description without the ties that the checkpoint contradicts: both tensors are stored, and they differ.
-    Published configs cannot always say so (T5 1.1), and transformers decides by the tensors too."""
-    spec = model.spec
-    if not spec.ties:
-        return spec
-    targets = model.state_dict()
-    names, _, steps = _match_names(checkpoint.names, family, spec, list(targets))
-    makers = {step.targets[0]: step for step in steps if len(step.targets) == step.rule.needed == 1}
-
-    def read(target: str) -> Tensor | None:
-        step = makers.get(target)
-        source = next((s for s in step.sources if s in names), None) if step else None
-        if step is None or source is None:
-            return None
-        tensor, shapes = checkpoint.read(names[source]), [targets[target].shape]
-        return None if any(step.rule.misfits([tensor], shapes)) else step.rule.load([tensor], shapes)[0]
-
-    def holds(name: str, owner: str) -> bool:
-        stored = read(name)
-        other = None if stored is None else read(owner)
-        return stored is None or other is None or torch.equal(stored, other)
-
-    ties = tuple(tie for tie in spec.ties if holds(*tie))
-    return spec if ties == spec.ties else spec.replace(ties=ties)
-
-
-def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Stored) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype
@@ -235,101 +162,6 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
     if str(named).removeprefix("torch.") not in valid:
         raise ValueError(f"dtype {named!r} is not supported; {nearest(str(named), valid)}")
     return getattr(torch, str(named).removeprefix("torch."))
-
-
-def fill(
-    model: TransformerModule, checkpoint: Checkpoint | Pieces | Outline, family: Family | None, dtype: torch.dtype,
-    strict: bool = False,
-) -> Report:  # fmt: skip
-    """Streams the checkpoint into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
-    memory is taken for it.
-
-    Tied names stand for one tensor: whichever of them the checkpoint has fills it.
-    """
-    targets = model.state_dict(keep_vars=True)
-    groups: dict[int, list[str]] = {}  # tensor -> the addresses that share it
-    for name, tensor in targets.items():
-        groups.setdefault(id(tensor), []).append(name)
-    names, dropped, steps = _match_names(checkpoint.names, family, model.spec, list(targets))
-    exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
-    dtypes = {name: torch.float32 if name in exact else dtype for name in targets}
-    used: set[str] = set()
-    filled: dict[str, Tensor] = {}
-    mismatched: dict[str, str] = {}
-    published: dict[str, str] = {}
-    nonfinite: list[str] = []
-    for step in steps:
-        present = [source for source in step.sources if source in names]
-        used.update(present)
-        if len(present) < step.rule.needed:
-            absent = [source for source in step.sources if source not in names]
-            absent = absent[:1] if step.rule.needed == 1 else absent
-            published.update(dict.fromkeys(step.targets, " and ".join(absent)))
-        if len(present) < step.rule.needed or all(target in filled for target in step.targets):
-            continue
-        shapes = [targets[target].shape for target in step.targets]
-        sources = [checkpoint.read(names[source]) for source in present[: step.rule.needed]]
-        if wrong := {n: why for n, why in zip(present, step.rule.misfits(sources, shapes), strict=False) if why}:
-            mismatched.update(dict.fromkeys(step.targets, " and ".join(dict.fromkeys(wrong.values()))))
-            published.update(dict.fromkeys(step.targets, " and ".join(names[source] for source in wrong)))
-            continue
-        for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
-            if tensor.is_floating_point() != targets[target].is_floating_point():
-                mismatched[target] = f"the checkpoint has {tensor.dtype}, the model needs {targets[target].dtype}"
-                published[target] = " and ".join(names[source] for source in present)
-                continue
-            if not tensor.is_meta and not finite(tensor):
-                nonfinite.append(target)
-            tensor = tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor
-            for name in groups[id(targets[target])]:
-                filled[name] = tensor.contiguous()
-    tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}
-    missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
-    left = [name for name in names if name not in used]
-    unexpected = dict.fromkeys(name for name in left if all(match(template, name) is None for template in dropped))
-    how = "initialised as its description says"
-    known = tuple(name for name in left if name not in unexpected)
-    published = {name: published[name] for name in (*missing, *mismatched)}
-    report = Report(
-        dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite)
-    )
-    if strict and not report.clean:
-        raise ValueError(f"{checkpoint.folder}: the checkpoint does not fit its description: {report}")
-    for name in tables:
-        if targets[name].numel() > TABLE:
-            raise ValueError(f"{checkpoint.folder}: {name} would have {targets[name].numel():,} numbers")
-    filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
-    for address, module in model.named_modules():
-        for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            name = f"{address}.{leaf}" if address else leaf
-            if name not in targets:
-                continue
-            tensor = filled.get(name)
-            if tensor is None:
-                tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
-            parameter = isinstance(old, nn.Parameter)
-            setattr(module, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad) if parameter else tensor)
-    return report
-
-
-def finite(tensor: Tensor) -> bool:
-    """One pass over the numbers: their sum tells, unless it is too large itself."""
-    if not tensor.is_floating_point():
-        return True
-    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
-
-
-def _match_names(
-    stored: list[str], family: Family | None, spec: Model, targets: list[str]
-) -> tuple[dict[str, str], list[str], list[Step]]:
-    """({today's name: stored name}, templates of what may be dropped, steps that fill `targets`)."""
-    if family is None:
-        return {n: n for n in stored}, [], [Step(Rename(n, n), [n], [n]) for n in targets]
-    names = family.today(stored)
-    prefix = family.prefix_in(names, spec.architecture)
-    steps, orphans = plan(family.rules(spec), targets, prefix)
-    assert not orphans, f"{family.name} has no rule for {orphans}"
-    return names, [template.replace("~", prefix) for template in family.dropped], steps
 
 
 def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer") -> None:

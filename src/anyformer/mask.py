@@ -7,6 +7,7 @@ row place `k`. Dense masks and FlexAttention's block masks are both made by call
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +21,16 @@ from anyformer.part import REACH, Part, Sees, farthest
 class Mask(Part):
     """Which keys a query may see."""
 
+    counting: ClassVar[bool] = False  # whether it counts places from the first token of a text
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         """b, q, k: broadcastable indices of batch row, query place and key place. True where k is visible."""
         raise NotImplementedError
 
     @property
     def counts(self) -> bool:
-        """Whether it counts places from the first token of a text."""
-        return False
+        """Whether it, or one in it, does."""
+        return self.counting
 
     @property
     def causal(self) -> bool:
@@ -48,56 +51,60 @@ class Mask(Part):
         return Not(mask=self)
 
 
-def _flat(mask: Mask, kind: type[All] | type[Either]) -> tuple[Mask, ...]:
+def _flat(mask: Mask, kind: type[Several]) -> tuple[Mask, ...]:
     return mask.masks if isinstance(mask, kind) else (mask,)
 
 
-class All(Mask, sees="all"):
+class Several(Mask, sees="all"):
+    """Masks put together."""
+
+    sign: ClassVar[str]
+
     masks: tuple[Mask, ...]
 
     def check(self) -> None:
         if not self.masks:
-            raise ValueError("All.masks is empty; it needs at least one mask")
+            raise ValueError(f"{type(self).__name__}.masks is empty; it needs at least one mask")
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        raise NotImplementedError
 
     @property
     def counts(self) -> bool:
         return any(mask.counts for mask in self.masks)
+
+    def __repr__(self) -> str:
+        return self.sign.join(f"({mask!r})" if isinstance(mask, Several) else repr(mask) for mask in self.masks)
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        seen = self.masks[0].allows(b, q, k, rows)
+        for mask in self.masks[1:]:
+            seen = self.join(seen, mask.allows(b, q, k, rows))
+        return seen
+
+
+class All(Several, sees="all"):
+    """What every one of these masks lets through: `a & b`."""
+
+    sign: ClassVar[str] = " & "
 
     def reaches(self) -> Sees | None:
         return min((mask.sees for mask in self.masks), key=REACH.index)
 
-    def __repr__(self) -> str:
-        return " & ".join(f"({mask!r})" if isinstance(mask, (All, Either)) else repr(mask) for mask in self.masks)
-
-    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        seen = self.masks[0].allows(b, q, k, rows)
-        for mask in self.masks[1:]:
-            seen = seen & mask.allows(b, q, k, rows)
-        return seen
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return a & b
 
 
-class Either(Mask, sees="all"):
-    masks: tuple[Mask, ...]
+class Either(Several, sees="all"):
+    """What at least one of these masks lets through: `a | b`."""
 
-    def check(self) -> None:
-        if not self.masks:
-            raise ValueError("Either.masks is empty; it needs at least one mask")
-
-    @property
-    def counts(self) -> bool:
-        return any(mask.counts for mask in self.masks)
+    sign: ClassVar[str] = " | "
 
     def reaches(self) -> Sees | None:
         return farthest(*self.masks)
 
-    def __repr__(self) -> str:
-        return " | ".join(f"({mask!r})" if isinstance(mask, (All, Either)) else repr(mask) for mask in self.masks)
-
-    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
-        seen = self.masks[0].allows(b, q, k, rows)
-        for mask in self.masks[1:]:
-            seen = seen | mask.allows(b, q, k, rows)
-        return seen
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return a | b
 
 
 class Not(Mask, sees="all"):
@@ -162,14 +169,12 @@ class Dilated(Mask, sees="all"):
 class Global(Mask, sees="all"):
     """The first tokens see everything and are seen by everything."""
 
+    counting: ClassVar[bool] = True
+
     first: int = 1
 
     def check(self) -> None:
         at_least(self, 1, "first")
-
-    @property
-    def counts(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -179,14 +184,12 @@ class Global(Mask, sees="all"):
 class SameBlock(Mask, sees="all"):
     """Attention inside consecutive blocks of `size` tokens."""
 
+    counting: ClassVar[bool] = True
+
     size: int
 
     def check(self) -> None:
         at_least(self, 1, "size")
-
-    @property
-    def counts(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -208,6 +211,8 @@ class Strided(Mask, sees="all"):
 class Fixed(Mask, sees="all"):
     """The query's own block of `stride` tokens, and the last `summary` tokens of every block [Child et al. 2019]."""
 
+    counting: ClassVar[bool] = True
+
     stride: int
     summary: int = 1
 
@@ -215,10 +220,6 @@ class Fixed(Mask, sees="all"):
         at_least(self, 1, "stride", "summary")
         if self.summary > self.stride:
             raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
-
-    @property
-    def counts(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -228,14 +229,12 @@ class Fixed(Mask, sees="all"):
 class Axial(Mask, sees="all"):
     """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
 
+    counting: ClassVar[bool] = True
+
     columns: int
 
     def check(self) -> None:
         at_least(self, 1, "columns")
-
-    @property
-    def counts(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -245,6 +244,8 @@ class Axial(Mask, sees="all"):
 class RandomBlocks(Mask, sees="all"):
     """About `per_row` random key blocks a query block, the same for one seed [Zaheer et al. 2020]."""
 
+    counting: ClassVar[bool] = True
+
     size: int
     per_row: int
     num_blocks: int
@@ -252,10 +253,6 @@ class RandomBlocks(Mask, sees="all"):
 
     def check(self) -> None:
         at_least(self, 1, "size", "per_row", "num_blocks")
-
-    @property
-    def counts(self) -> bool:
-        return True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         q, k = rows.in_text(b, q, k)
@@ -296,6 +293,17 @@ class Rows:
         return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
 
 
+def begins(documents: Tensor) -> Tensor:
+    """(B, T) numbers of packed documents -> (B, T) True where one begins."""
+    return F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+
+
+def first_of_document(documents: Tensor) -> Tensor:
+    """(B, T) the place where each token's document begins."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    return torch.where(begins(documents), index, 0).cummax(-1).values
+
+
 def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
     """(B, row length) how many real tokens of its text stand before each; None where that is its place in the row."""
     if padding is not None:
@@ -306,9 +314,7 @@ def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | No
         return None
     before = real.cumsum(-1) - real
     if documents is not None:
-        new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-        first = torch.where(new, torch.arange(new.shape[1], device=new.device), 0).cummax(-1).values
-        before = before - before.gather(-1, first)
+        before = before - before.gather(-1, first_of_document(documents))
     return before
 
 

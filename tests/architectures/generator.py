@@ -18,7 +18,7 @@ import hypothesis.strategies as st
 from anyformer.codec import _import_kinds, decode
 from anyformer.mask import Mask
 from anyformer.part import Part, default_values, hints
-from anyformer.parts.embed import Embedding
+from anyformer.parts.embed import STEPS, Embedding
 from anyformer.parts.head import Head
 from anyformer.parts.op import Op
 
@@ -304,7 +304,7 @@ FIELDS: dict[str, Any] = {
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "TextEmbedding.segments": st.sampled_from((0, 2)),
-    "TextEmbedding.first_position": KEPT, "TextEmbedding.uncounted": st.sampled_from((None, 1)),
+    "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
     "TreeDepth.scheme": absolute, "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
     "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(12),

@@ -130,7 +130,7 @@ def is_text(spec: Any) -> bool:
 
 
 def is_encoder_decoder(spec: Any) -> bool:
-    return hasattr(spec, "decoder_embedding")
+    return spec.pair
 
 
 def is_causal(spec: Any) -> bool:

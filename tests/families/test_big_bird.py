@@ -285,7 +285,7 @@ def test_a_decoder_reads_no_long_text_in_blocks() -> None:
 def test_dropout_is_where_the_published_classes_have_it() -> None:
     spec = ours(BY_ID["BigBirdForSequenceClassification-odd"]).spec
     assert (spec.head.pool.input_dropout, spec.head.pool.dropout) == (0.2, 0.2)
-    assert spec.embedding.norm_last and spec.embedding.dropout == 0.3
+    assert spec.embedding.order.index("dropout") < spec.embedding.order.index("norm") and spec.embedding.dropout == 0.3
     model = af.build(spec, seed=0).train()
     with torch.no_grad():
         x, _ = model.embedding({"input_ids": torch.full((1, 500), 7), "position_ids": torch.zeros(1, 500).long()})

@@ -30,6 +30,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.generation import fast
 from anyformer.parts.head import LMHead
+from anyformer.parts.numbering import WithoutToken
 from anyformer.state import State
 
 
@@ -74,10 +75,10 @@ def common(case: Case) -> dict[str, Any]:
     """Options of every call: an end that some text reaches early, and others late or never."""
     spec, inputs = spec_of(case), prompts(case)
     start: dict[str, Any] = {"num_beams": 1, "decoder_start_token_id": 2} if is_encoder_decoder(spec) else {}
-    embedding = getattr(spec, "decoder_embedding", spec.embedding)
+    embedding = getattr(spec, spec.target)
     # published so: tokens that can be written and not read, and padding that would have no position in a text
     unwanted = [*range(embedding.tokens.vocab_size, spec.head.vocab_size)]
-    unwanted += [] if embedding.uncounted is None else [embedding.uncounted]
+    unwanted += [embedding.numbering.token] if isinstance(embedding.numbering, WithoutToken) else []
     if unwanted:
         start["suppress_tokens"] = unwanted
     free = af.generate(shared(case), **inputs, max_new_tokens=NEW, eos_token_id=[], pad_token_id=0, **start)
@@ -100,7 +101,7 @@ def theirs(case: Case, inputs: dict[str, Any], **options: Any) -> Any:
     silent_transformers()
     use_cache = options["use_cache"] if "use_cache" in options else uses_cache(case)
     options = {"do_sample": False, **common(case), **options, "use_cache": use_cache}
-    if first := getattr(spec_of(case).embedding, "first_position", 0):
+    if first := getattr(getattr(spec_of(case).embedding, "numbering", None), "first", 0):
         # generate() counts from 0 where the published forward pass itself does not (RoBERTa); rows here have no pads
         options["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None] + first
     with torch.no_grad():

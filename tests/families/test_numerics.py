@@ -331,7 +331,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     state = model.new_state()
     run(model, {**inputs, **padded}, past_key_values=state)
     row = padded[mask_name]
-    first = getattr(spec, "decoder_embedding", spec.embedding).first_position
+    first = getattr(spec, spec.target).numbering.first
     for t in range(3):
         row = torch.cat((row, torch.ones(2, 1, dtype=row.dtype)), dim=1)
         place = {f"{side(spec)}position_ids": torch.tensor([[first + 6 + t]])}

@@ -29,13 +29,12 @@ BASE = {
 def text_with_pads(case: Case) -> tuple[str, torch.Tensor, dict[str, Any]]:
     """Tokens (3, 14) among which the padding token stands here and there, and what else the model reads."""
     spec, inputs = spec_of(case), make_inputs(case, batch=3, length=14)
-    pair = hasattr(spec, "decoder_embedding")
-    name = "decoder_input_ids" if pair else "input_ids"
-    pad = (spec.decoder_embedding if pair else spec.embedding).uncounted
+    name = "decoder_input_ids" if spec.pair else "input_ids"
+    pad = getattr(spec, spec.target).numbering.token
     ids = inputs.pop(name)[:, :10]
     ids[0, [2, 5, 6]], ids[1, 4] = pad, pad
     inputs.pop("token_type_ids", None)
-    if pair:  # or the published class hides them where no mask is given
+    if spec.pair:  # or the published class hides them where no mask is given
         inputs["decoder_attention_mask"] = torch.ones_like(ids)
     return name, ids, inputs
 

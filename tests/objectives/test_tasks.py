@@ -13,7 +13,7 @@ from anyformer import families
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.objective import Batch, Objective
+from anyformer.objectives.objective import Batch, Objective, read
 from anyformer.objectives.tag import Tag, word_tokens
 from small import close
 from tiny import CONFIGS
@@ -37,10 +37,12 @@ def labels(number: int) -> dict[str, Any]:
 
 
 def is_the_heads(objective: Objective, model: Any, batch: Batch, tolerance: float = 1e-5) -> None:
-    """sum / weight is the loss that the published head gives for the batch."""
+    """sum / weight is the loss that the published head gives for the batch, and the weight is the head's own."""
     right = model(**{name: value for name, value in batch.items() if name in model.inputs}).loss
     (loss,), (weight,) = objective.losses(objective.module(model), batch).values(), objective.weights(batch).values()
     close(loss / weight, right, tolerance)
+    seen = read(model, batch)
+    assert {float(term.weight) for term in model.head.losses(seen.x, seen.ctx, seen.inputs).values()} == {weight}
 
 
 # -- one label or number a text ---------------------------------------------------------------------------------------
@@ -107,6 +109,9 @@ def test_heads_that_do_not_fit_are_one_line() -> None:
     model = model_for("BertForSequenceClassification", **labels(3))
     with pytest.raises(ValueError, match="2 labels, and the model tells 3 apart"):
         Classify(labels=("a", "b")).module(model)
+    numbers = model_for("BertForSequenceClassification", problem_type="regression", **labels(3))
+    with pytest.raises(ValueError, match="head.problem is 'regression', and what is learnt here is 'single_label_cla"):
+        Classify(labels=("a", "b", "c")).module(numbers)
     with pytest.raises(ValueError, match="needs a model with a TagModule; this one has ClassifyModule"):
         Tag(labels=("a", "b")).module(model)
     with pytest.raises(ValueError, match="needs a model with a SpanModule"):

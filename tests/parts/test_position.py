@@ -19,6 +19,7 @@ from anyformer.parts import tree
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
+from anyformer.parts.numbering import RealTokens, WithoutToken
 from anyformer.parts.position import (
     Alibi,
     Binary,
@@ -553,9 +554,11 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: Rope().build(Site(width=5, address="a.b")), "a.b: Rope turns pairs"),
     (lambda: Rope(fraction=0.5, scaling=DynamicScaling(factor=2.0, length=9)).build(Site(width=4, address="a.b")),
      "a.b: DynamicScaling needs more than one pair of channels that turns"),
-    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Learned(length=9), uncounted=1),
-     "TextEmbedding.position: what uncounted leaves out has the row before the first; set offset=1"),
-    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Sinusoidal(length=9), unpadded=True), "set offset=1"),
+    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Learned(length=9),
+                           numbering=WithoutToken(token=1)),
+     "TextEmbedding.position: what WithoutToken leaves out has the row before the first; set offset=1"),
+    (lambda: TextEmbedding(tokens=Tokens(vocab_size=9), position=Sinusoidal(length=9), numbering=RealTokens()),
+     "set offset=1"),
     (lambda: Windows(mixer=Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), size=3),
      "Windows.mixer.position.size is 2; windows of 3 a side need 3"),
     (lambda: Convolutional(groups=3).build(Site(width=8)), "not a multiple of 3 groups"),

@@ -18,6 +18,7 @@ from anyformer.train.run import Batch, Pretrained
 from anyformer.train.start import pretrained, setup
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
+from anyformer.weights.io import Checkpoint
 
 SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
 
@@ -79,6 +80,25 @@ def test_a_published_model_with_another_head(published: Path) -> None:
     assert not torch.equal(pretrained(part, seed=1).head.out.weight, model.head.out.weight)
     with pytest.raises(ValueError, match="BertForSequenceClasification"):
         pretrained(part.replace(architecture="BertForSequenceClasification"), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["published", "ours"])
+def test_a_start_from_t5_with_an_output_matrix_of_its_own_keeps_it(kind: str, tmp_path: Path) -> None:
+    """T5 1.1: the config describes a tied matrix, and the file has both. Exported again it is the same file."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    torch.manual_seed(0)
+    theirs = transformers.T5ForConditionalGeneration(config)
+    theirs.lm_head.weight = torch.nn.Parameter(torch.randn(40, 16))
+    theirs.save_pretrained(tmp_path / "published")
+    if kind == "ours":
+        af.save(af.load(tmp_path / "published"), tmp_path / "ours")
+    part = Pretrained(path=str(tmp_path / kind), architecture="T5ForConditionalGeneration")
+    af.save(pretrained(part, seed=0), tmp_path / "out", format="hf")
+    with Checkpoint(tmp_path / "out") as out, Checkpoint(tmp_path / "published") as source:
+        assert sorted(out.names) == sorted(source.names) and "lm_head.weight" in out
+        assert all(torch.equal(out.read(name), source.read(name)) for name in source.names)
 
 
 @pytest.mark.parametrize("name", ["sst2", "wnut17", "squad"])

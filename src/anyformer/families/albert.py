@@ -58,7 +58,7 @@ def describe(c: Any) -> Model:
         order=tuple(int(i / (L / G)) * n + j for i in range(L) for j in range(n)),
     )
     tokens = Tokens(vocab_size=c.vocab_size, width=c.embedding_size, padding_index=c.pad_token_id)
-    return encoder.model(c, encoder.embedding(c, tokens=tokens, projected=True), head(c), stack)
+    return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c), stack)
 
 
 def head(c: Any) -> heads.Head | None:

@@ -102,7 +102,7 @@ def head(c: Any) -> Head | None:
 
 
 def rules(spec: Model) -> list[Rule]:
-    alone = isinstance(spec, DecoderModel)
+    alone = not spec.pair
     outs = {"BartForSequenceClassification": "classification_head.out_proj", "BartForQuestionAnswering": "qa_outputs"}
     return [
         *transformer.rules(spec),

@@ -64,7 +64,7 @@ def describe(c: Any) -> Model:
     blocks = {"block_size": c.block_size, "random_blocks": c.num_random_blocks}
     length = c.max_position_embeddings
     op = BlockSparseAttention(**common, **blocks, length=length) if sparse else Attention(**common)
-    kind: dict[str, Any] = {"norm_last": True, "scale": c.hidden_size**0.5 if c.rescale_embeddings else None}
+    kind: dict[str, Any] = {"order": ORDER, "scale": c.hidden_size**0.5 if c.rescale_embeddings else None}
     if sparse and not c.is_decoder:
         embedding = encoder.embedding(c, BlockTextEmbedding, **kind, **blocks)
     else:
@@ -73,6 +73,7 @@ def describe(c: Any) -> Model:
     return encoder.model(c, embedding, head(c), stack)
 
 
+ORDER = ("segments", "position", "dropout", "norm", "project")
 POOL = heads.Pool(take="first", dense=True, activation="tanh")
 
 

@@ -54,7 +54,8 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Any) -> Model:
-    tokens = Tokens(vocab_size=c.vocab_size, width=c.embedding_size, padding_index=c.pad_token_id)
+    narrow = None if c.embedding_size == c.hidden_size else c.embedding_size
+    tokens = Tokens(vocab_size=c.vocab_size, width=narrow, padding_index=c.pad_token_id)
     return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c))
 
 

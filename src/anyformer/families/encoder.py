@@ -16,6 +16,7 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.numbering import WithoutToken
 from anyformer.parts.position import Learned
 from anyformer.weights.rules import Copies, Rename, Rule
 
@@ -82,7 +83,7 @@ def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more:
     if length < 1:
         raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
     position = Learned(length=length, offset=pad + 1, padding=True)
-    return embedding(c, kind, position=position, uncounted=pad, first_position=pad + 1, **more)
+    return embedding(c, kind, position=position, numbering=WithoutToken(token=pad, first=pad + 1), **more)
 
 
 COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.embedding.position.offset)

@@ -19,7 +19,7 @@ from typing import Any
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, nearest, thaw, walk
 from anyformer.parts.activation import published_name
-from anyformer.weights.rules import Rule
+from anyformer.weights.rules import Matched, Rule, plan
 
 
 class Absent(Exception):
@@ -213,6 +213,14 @@ class Family:
             ending = next((old for old in endings if name.endswith(old)), None)
             found[name.removesuffix(ending) + endings[ending] if ending else name] = name
         return found
+
+    def match(self, spec: Model, stored: list[str], targets: list[str]) -> Matched:
+        """How stored tensors fill the addresses `targets` of a model of this description."""
+        names = self.today(stored)
+        prefix = self.prefix_in(names, spec.architecture)
+        steps, orphans = plan(self.rules(spec), targets, prefix)
+        assert not orphans, f"{self.name} has no rule for {orphans}"
+        return Matched(names, steps, [template.replace("~", prefix) for template in self.dropped])
 
     @property
     def known(self) -> dict[str, ConfigField]:

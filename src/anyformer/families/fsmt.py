@@ -12,6 +12,7 @@ from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import Head, LMHead, VocabularyOutput
 from anyformer.parts.init import Normal
+from anyformer.parts.numbering import WithoutToken
 from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule
 
@@ -41,8 +42,8 @@ def describe(c: Any) -> Model:
 
     def embedding(vocab_size: int, unseen: int | None) -> TextEmbedding:
         return TextEmbedding(
-            tokens=Tokens(vocab_size=vocab_size, padding_index=pad), position=position, uncounted=pad, unseen=unseen,
-            scale=c.d_model**0.5 if c.scale_embedding else None, dropout=c.dropout,
+            tokens=Tokens(vocab_size=vocab_size, padding_index=pad), position=position, unseen=unseen,
+            numbering=WithoutToken(token=pad), scale=c.d_model**0.5 if c.scale_embedding else None, dropout=c.dropout,
         )  # fmt: skip
 
     tied = (TOKENS, "head.out.weight") if c.tie_word_embeddings else ()

@@ -25,14 +25,13 @@ def is_tied(spec: Any) -> bool:
 
 def is_shared(spec: Any) -> bool:
     """Whether source and target have one vocabulary."""
-    if isinstance(spec, DecoderModel):
+    if not spec.pair:
         raise Absent
     return spec.embedding.tokens.spare or any(name.startswith("decoder_embedding") for name, _ in spec.ties)
 
 
 def vocab_size(spec: Any) -> int:
-    alone = not hasattr(spec, "decoder_embedding")
-    return spec.head.vocab_size if alone else spec.embedding.tokens.vocab_size
+    return spec.embedding.tokens.vocab_size if spec.pair else spec.head.vocab_size
 
 
 OLD = "a choice of old configs that the published class no longer has"

@@ -12,6 +12,7 @@ from anyformer.families.heads import encoder_head
 from anyformer.model import Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
+from anyformer.parts.numbering import ByPlace
 from anyformer.parts.nystrom import NystromAttention
 from anyformer.parts.position import Learned
 from anyformer.weights.rules import Reshape, Rule
@@ -44,7 +45,7 @@ def describe(c: Any) -> Model:
     # two rows of the table stand before the first position, and a caller's position_ids count them
     position = Learned(length=c.max_position_embeddings, offset=2)
     stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)
-    return encoder.model(c, encoder.embedding(c, position=position, first_position=2), head(c), stack)
+    return encoder.model(c, encoder.embedding(c, position=position, numbering=ByPlace(first=2)), head(c), stack)
 
 
 def head(c: Any) -> heads.Head | None:

@@ -17,6 +17,7 @@ from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.numbering import RealTokens
 from anyformer.parts.position import Learned
 from anyformer.weights.rules import Rename, Rule
 
@@ -84,7 +85,8 @@ def describe(c: Any) -> Model:
         width=c.hidden_size,
         embedding=TextEmbedding(
             tokens=Tokens(vocab_size=c.vocab_size, width=narrow, padding_index=c.pad_token_id),
-            position=Learned(length=c.max_position_embeddings, offset=2), unpadded=True, project_first=True,
+            position=Learned(length=c.max_position_embeddings, offset=2), numbering=RealTokens(),
+            order=("project", "segments", "position", "norm", "dropout"), project_bias=False,
         ),
         decoder=Stack(
             layers=Block(attention=step(attention), feedforward=step(mlp)), depth=c.num_hidden_layers,

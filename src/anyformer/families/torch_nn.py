@@ -10,6 +10,7 @@ It has no config and no files, so it stands beside the catalogue; what is loaded
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from anyformer.parts.feedforward import MLP
 from anyformer.parts.init import Initializer, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.vectors import Vectors
-from anyformer.weights.rules import Rename, Rule, Split, plan
+from anyformer.weights.filling import fill
+from anyformer.weights.rules import Matched, Rename, Rule, Split, plan
 
 MODULES = {"ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Tanh": "tanh", "ELU": "elu", "Mish": "mish"}
 
@@ -137,16 +139,29 @@ def rules(spec: Model) -> list[Rule]:
 
 def load(module: nn.Module, *, causal: bool = True) -> Any:
     """A model with the module's weights (copied), in eval mode."""
-    model, state = skeleton(describe(module, causal=causal)), dict(module.state_dict())
-    targets, ours = model.state_dict(), dict[str, Tensor]()
-    steps, orphans = plan(rules(model.spec), targets)
-    for step in steps:
-        shapes = [targets[name].shape for name in step.targets]
-        tensors = step.rule.load([state.pop(name) for name in step.sources], shapes)
-        ours.update(zip(step.targets, (tensor.detach().clone() for tensor in tensors), strict=True))
-    assert not orphans and not state, f"no rule for {orphans or list(state)}"
-    model.load_state_dict(ours, assign=True)
+    model = skeleton(describe(module, causal=causal))
+    fill(model, Held(module), match, next(module.parameters()).dtype, strict=True)
     return model.eval()
+
+
+def match(spec: Model, stored: list[str], targets: list[str]) -> Matched:
+    steps, orphans = plan(rules(spec), targets)
+    assert not orphans, f"no rule for {orphans}"
+    return Matched({name: name for name in stored}, steps, [])
+
+
+class Held:
+    """The weights of a module as a checkpoint is read."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.state = dict(module.state_dict())
+        self.names, self.folder = list(self.state), Path(f"torch.nn.{type(module).__name__}")
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.state[name].dtype
+
+    def read(self, name: str) -> Tensor:
+        return self.state[name].detach().clone()
 
 
 def export(model: Any) -> dict[str, Tensor]:

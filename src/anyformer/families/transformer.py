@@ -7,7 +7,6 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Inert, activation_at
 from anyformer.mask import FULL, Causal
-from anyformer.model import DecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding
@@ -20,7 +19,7 @@ STEP, TOKENS = "decoder.layers", "embedding.tokens.weight"
 
 def target(spec: Any) -> TextEmbedding:
     """What the decoder reads with, whether there is an encoder or not."""
-    return getattr(spec, "decoder_embedding", spec.embedding)
+    return getattr(spec, spec.target)
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -76,7 +75,7 @@ def check_padding(c: Any, *vocab_sizes: int) -> None:
 
 def rules(spec: Any) -> list[Rule]:
     """Embeddings, positions and layers; heads are named by each family."""
-    alone = isinstance(spec, DecoderModel)
+    alone = not spec.pair
     norm = "out_norm" if spec.decoder.norm is None else "pre_norm"
     # MarianMTModel leaves its position tables out of what it saves
     position = Unwritten if spec.architecture == "MarianMTModel" else Rename
@@ -86,7 +85,7 @@ def rules(spec: Any) -> list[Rule]:
     for side in ("encoder", "decoder"):
         layer, ours = f"~{side}.layers.{{i}}", f"{side}.layers.{{i}}"
         if side == "decoder" or not alone:
-            embedding = "decoder_embedding" if side == "decoder" and not alone else "embedding"
+            embedding = spec.target if side == "decoder" else "embedding"
             found.append(Rename(f"~{side}.embed_tokens.weight", f"{embedding}.tokens.weight"))
             found.append(position(f"~{side}.embed_positions.weight", f"{embedding}.position.weight"))
         for theirs, step in (("self_attn", "attention"), ("encoder_attn", "cross")):

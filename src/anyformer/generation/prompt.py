@@ -13,7 +13,7 @@ from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import align_right
 from anyformer.model import TransformerModule
 from anyformer.part import walk
-from anyformer.parts.given import hides_nothing
+from anyformer.parts.given import hiding
 
 NOT_HERE = {
     "labels": "training reads labels, writing does not",
@@ -84,8 +84,8 @@ def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
     """Where no mask is given, pad tokens are padding, unless they also end a text (as published)."""
     if s.pad_token_id is None or s.pad_token_id in s.eos:
         return None
-    mask = ids != s.pad_token_id
-    return None if bool(mask.all()) or not bool(mask.any(1).all()) else mask.long()
+    mask = hiding(ids != s.pad_token_id)
+    return None if mask is None or not bool(mask.any(1).all()) else mask.long()
 
 
 def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[str, Any], name: str) -> Prompt:
@@ -95,7 +95,7 @@ def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[
             raise ValueError(f"{name} is {tuple(mask.shape)}, the prompt {tuple(read.shape[:2])}")
         if not bool(mask.any(1).all()):
             raise ValueError(f"{name} hides a whole prompt: row {int((~mask.bool().any(1)).nonzero()[0])}")
-        mask = None if hides_nothing(mask, name) else mask.bool()
+        mask = hiding(mask, name)
     if mask is None:
         return Prompt(ids, ids, None, embeds, rest)
     moved = ids if embeds is not None else align_right(ids, mask)
@@ -153,8 +153,7 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
 
 def position_limit(spec: Any) -> int | None:
     """The longest text a model can read, where there is one."""
-    embedding = spec.decoder_embedding if spec.pair else spec.embedding
-    limit = getattr(getattr(embedding, "position", None), "length", None)
+    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
     if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
         limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
     return limit

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.model import TransformerModule
+from anyformer.parts.given import hiding
 from anyformer.state import State
 
 MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
@@ -210,7 +211,7 @@ class Stepper:
             longest = max(value.shape[1] for value in values)
             sizes = [(*[0, 0] * (first.dim() - 2), 0, longest - value.shape[1]) for value in values]
             self.source[name] = torch.cat([F.pad(value, size) for value, size in zip(values, sizes, strict=True)])
-        self.mask, self.rows, self.length = None if bool(mask.all()) else mask, rows, length
+        self.mask, self.rows, self.length = hiding(mask), rows, length
 
     def trim(self) -> None:
         """Forgets places that hold a pad in every row: they are at the left, where longer texts once began."""
@@ -221,7 +222,7 @@ class Stepper:
         if self.state is not None:
             self.state.trim(count)
         self.length -= count
-        self.mask = None if bool(self.mask[:, count:].all()) else self.mask[:, count:]
+        self.mask = hiding(self.mask[:, count:])
         for name in ("segments", "read_ids"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[:, count:])

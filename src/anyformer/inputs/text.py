@@ -139,6 +139,11 @@ class Tokenizer:
         return long.pieces(lambda part: self._bare.encode(part, add_special_tokens=False), chain([first], parts))
 
     @property
+    def filler(self) -> int:
+        """What fills up rows: the padding token, where there is one, or else the one that ends a text."""
+        return next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
+
+    @property
     def _around(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
         one = next((found for text in "aA.1" if (found := self.plain(text)).ids), self.plain(""))
@@ -191,7 +196,7 @@ class Tokenizer:
         seconds: Sequence[str | None] = pairs if pairs is not None else [None] * len(texts)
         rows = [self._encode(t, p, max_length, add_special_tokens) for t, p in zip(texts, seconds)]
         T = max((len(row.ids) for row in rows), default=0)
-        pad = next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
+        pad = self.filler
 
         def filled(values: Iterable[list[int]], fill: int) -> Tensor:
             left = side == "left"

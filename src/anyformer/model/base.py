@@ -21,7 +21,7 @@ from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, tree, walk
 from anyformer.parts.embed import GIVERS
-from anyformer.parts.given import check_given, check_shape, hides_nothing
+from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
 from anyformer.parts.init import Initializer, initialise
 from anyformer.parts.moe import MoE
@@ -74,6 +74,7 @@ class Model(Part):
     # the fields that a text goes through from left to right where the head scores its tokens
     left_to_right: ClassVar[tuple[str, ...]] = ()
     pair: ClassVar[bool] = False  # an encoder reads one text and a decoder writes another
+    target: ClassVar[str] = "embedding"  # the field with which the tokens are read that the head scores
 
     @property
     def writes(self) -> bool:
@@ -117,8 +118,8 @@ class Model(Part):
 
     def check_vocabulary(self) -> None:
         """A head over the vocabulary scores the tokens that the embedding before it reads."""
-        name = self.left_to_right[0] if self.left_to_right else "embedding"
-        tokens = getattr(getattr(self, name), "tokens", None)
+        name = self.target
+        tokens = getattr(getattr(self, name, None), "tokens", None)
         for path, part in walk(self.head, "head"):
             if tokens is not None and isinstance(part, (LMHead, VocabularyOutput)):
                 if part.vocab_size != tokens.vocab_size and not getattr(part, "foreign", False):
@@ -153,8 +154,7 @@ class Model(Part):
         """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
         fields = dict(super().items())
         for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
-            own = "embedding" if name in ("embedding", "encoder") else "decoder_embedding"
-            source = fields.get(own, fields.get("embedding"))
+            source = fields.get("embedding" if name in ("embedding", "encoder") else self.target)
             for address, part in walk(fields.get(name), name):
                 for need in getattr(part, "needs", ()):
                     if source is not None and need not in source.gives:
@@ -394,4 +394,4 @@ def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor
         return None
     if memory is not None:
         check_shape(name, mask, tuple(memory.shape[:2]))
-    return None if hides_nothing(mask, name) else mask.bool()
+    return hiding(mask, name)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.block import Stack
 from anyformer.context import Context, Memory
+from anyformer.mask import begins
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
 from anyformer.parts.embed import Embedding
@@ -24,6 +25,7 @@ class EncoderDecoderModel(Model):
 
     left_to_right: ClassVar[tuple[str, ...]] = ("decoder_embedding", "decoder")
     pair: ClassVar[bool] = True
+    target: ClassVar[str] = "decoder_embedding"
 
     embedding: Embedding
     encoder: Stack
@@ -138,8 +140,7 @@ class EncoderDecoderModule(TransformerModule):
             return torch.cat((labels.gather(1, last), labels[:, :-1]), dim=1)
         moved = F.pad(labels[:, :-1], (1, 0), value=self.spec.start_token)
         if documents is not None:
-            new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
-            moved = moved.masked_fill(new, self.spec.start_token)
+            moved = moved.masked_fill(begins(documents), self.spec.start_token)
         return moved.masked_fill(moved == -100, self.spec.padding_token)
 
 

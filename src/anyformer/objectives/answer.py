@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.objectives.examples import array, field, text_of
-from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, padded_texts, scalars
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import SpanModule
 
 
@@ -80,15 +79,6 @@ class Answer(Objective):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["start_positions"]))}
-
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        inputs = {name: value for name, value in seen.inputs.items() if not name.endswith("_positions")}
-        said = model.head(seen.x, seen.ctx, inputs)
-        losses = [
-            F.cross_entropy(said[f"{name}_logits"].float(), batch[f"{name}_positions"], reduction="sum")
-            for name in ("start", "end")
-        ]
-        return {"loss": (losses[0] + losses[1]) / 2}
 
 
 def place(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
+from anyformer.mask import begins
 from anyformer.objectives.examples import ended
 from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
 
@@ -44,7 +45,7 @@ class NextToken(Objective):
         return {"loss": num_following(batch)}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, next_tokens(batch))}
+        return {"loss": language_head(model).loss(seen.x, seen.ctx, next_tokens(batch)).sum}
 
 
 def next_tokens(batch: Batch) -> Tensor:
@@ -59,5 +60,5 @@ def num_following(batch: Batch) -> float:
     if "attention_mask" in batch:
         follows &= batch["attention_mask"][:, 1:].bool()
     if "document_ids" in batch:
-        follows &= batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
+        follows &= ~begins(batch["document_ids"])[:, 1:]
     return float(follows.sum())

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from anyformer.check import at_least
 from anyformer.objectives.examples import field, joined, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded_texts, scalars
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import MultipleChoiceModule
 
 
@@ -60,7 +59,3 @@ class Choose(Objective):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["labels"]))}
-
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        logits = logits_of(model, seen)  # (B, C)
-        return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum")}

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from anyformer.objectives.examples import field, joined, label_of, text_of
-from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded_texts, scalars
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import ClassifyModule
 
 
@@ -62,13 +61,10 @@ class Classify(Objective):
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != (len(self.labels) or 1):
             raise ValueError(f"{len(self.labels) or 1} labels, and the model tells {head.num_labels} apart")
+        kind = "single_label_classification" if self.labels else "regression"
+        if head.problem not in (None, kind):
+            raise ValueError(f"head.problem is {head.problem!r}, and what is learnt here is {kind!r}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["labels"]))}
-
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        logits = logits_of(model, seen)
-        if self.labels:
-            return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum")}
-        return {"loss": F.mse_loss(logits.squeeze(-1), batch["labels"].float(), reduction="sum")}

@@ -138,4 +138,4 @@ def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
 
 def masked_loss(model: Any, batch: Batch, seen: Read) -> Tensor:
     """Summed over the hidden tokens alone; the others' scores are never computed."""
-    return language_head(model).loss_sum(seen.x.flatten(0, 1)[batch["places"]], seen.ctx, batch["labels"])
+    return language_head(model).loss(seen.x.flatten(0, 1)[batch["places"]], seen.ctx, batch["labels"]).sum

@@ -3,8 +3,9 @@
 An example goes through four hands. `encode` turns it into a record once, before training, and the record is kept on
 disk. `vary` is what chance does to a record each time it is seen (masking, noise): a pure function of the record and a
 generator that depends on the seed and on how many examples came before, never on the process that does it. `collate`
-makes a padded batch. `losses` runs the model and gives each term as a *sum*, and `weights` says over how much, so that
-micro-batches and processes add up to exactly one large batch: the loss is the sum over terms of sum / total weight.
+makes a padded batch. `losses` runs the model and gives each term as a *sum*, which the model's head finds, and
+`weights` says over how much before that, so that micro-batches and processes add up to exactly one large batch: the
+loss is the sum over terms of sum / total weight.
 
 Before any of them, `ready` gives the objective what it has to know of the tokenizer (its mask token, say).
 """
@@ -96,8 +97,10 @@ class Objective(Part):
         return self.judge(model, batch, read(model, batch))
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        """The same, from what the model has read already: objectives that add to another's read once."""
-        raise NotImplementedError
+        """The same, from what the model has read already: objectives that add to another's read once. Unless said
+        otherwise this is what the model's own head finds of the labels."""
+        terms = model.head.losses(seen.x, seen.ctx, seen.inputs).values()
+        return {"loss": torch.stack([term.sum for term in terms]).sum()}
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -171,10 +174,8 @@ def read(model: Any, batch: Batch) -> Read:
 
 
 def logits_of(model: Any, seen: Read, name: str = "logits") -> Tensor:
-    """What the head says, in fp32, without the loss that it would average."""
-    asked = ("labels", "start_positions", "end_positions", "next_sentence_label")
-    inputs = {key: value for key, value in seen.inputs.items() if key not in asked}
-    return model.head(seen.x, seen.ctx, inputs)[name].float()
+    """What the head says, in fp32."""
+    return model.head.answer(seen.x, seen.ctx, seen.inputs)[name].float()
 
 
 def head_of(model: Any, kind: type, what: str) -> Any:

@@ -17,6 +17,7 @@ from anyformer.kernels.loss import IGNORED
 from anyformer.model import Model
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
+from anyformer.parts.labels import binary_loss
 
 
 class ReplacedTokens(Masked):
@@ -72,11 +73,9 @@ class ReplacedTokens(Masked):
         hidden = read(model.generator, batch)
         generator = masked_loss(model.generator, batch, hidden)
         ids, replaced = self.fill_in(model.generator, batch, hidden)
-        seen = read(model.model, {**{n: t for n, t in batch.items() if n != "labels"}, "input_ids": ids})
-        logits = logits_of(model.model, seen)
-        logits = logits.squeeze(-1) if logits.dim() == 3 else logits  # (B, T)
-        each = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
-        return {"generator": generator, "discriminator": self.weight * torch.where(real(batch), each, 0).sum()}
+        logits = logits_of(model.model, read(model.model, {**batch, "input_ids": ids}))
+        found = binary_loss(logits.view_as(ids), replaced, real(batch))
+        return {"generator": generator, "discriminator": self.weight * found.sum}
 
     @torch.no_grad()
     def fill_in(self, generator: Any, batch: Batch, seen: Read) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from anyformer.check import chance
 from anyformer.kernels.loss import IGNORED
-from anyformer.model import EncoderDecoderModule
 from anyformer.objectives.objective import (
     Batch,
     Objective,
@@ -34,8 +33,8 @@ class Rewrite(Objective):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
 
-    def module(self, model: nn.Module) -> nn.Module:
-        if not isinstance(model, EncoderDecoderModule):
+    def module(self, model: Any) -> nn.Module:
+        if not model.spec.pair:
             raise ValueError(f"{type(self).__name__} reads one text and writes another: it needs an encoder-decoder")
         language_head(model)
         return model
@@ -44,4 +43,4 @@ class Rewrite(Objective):
         return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        return {"loss": language_head(model).loss_sum(seen.x, seen.ctx, batch["labels"], self.smoothing)}
+        return {"loss": language_head(model).loss(seen.x, seen.ctx, batch["labels"], self.smoothing).sum}

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.objectives.examples import array, text_of
@@ -16,6 +15,7 @@ from anyformer.objectives.known import Known
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, head_of, scalars
 from anyformer.parts.head import PretrainingModule
+from anyformer.parts.labels import class_loss
 
 FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
 
@@ -114,11 +114,8 @@ class MaskedAndNext(Masked):
         return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        related = model.head.out(model.head.pool(seen.x, seen.ctx, seen.inputs)).float()
-        return {
-            "masked": masked_loss(model, batch, seen),
-            "next": F.cross_entropy(related, batch["next"], reduction="sum"),
-        }
+        related = model.head.related(seen.x, seen.ctx, seen.inputs)
+        return {"masked": masked_loss(model, batch, seen), "next": class_loss(related, batch["next"]).sum}
 
 
 def cut(

@@ -6,22 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array, field, label_number
-from anyformer.objectives.objective import (
-    Batch,
-    Objective,
-    Read,
-    Record,
-    head_of,
-    logits_of,
-    num_labels,
-    padded,
-    padded_texts,
-)
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, num_labels, padded, padded_texts
 from anyformer.parts.head import TagModule
 
 
@@ -66,10 +55,6 @@ class Tag(Objective):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": num_labels(batch["labels"])}
-
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        logits = logits_of(model, seen).flatten(0, 1)
-        return {"loss": F.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")}
 
 
 def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from anyformer.part import Sees, Site, farthest
 from anyformer.parts.bias import turned
 from anyformer.parts.joined import Joined
 from anyformer.parts.norm import Norm
-from anyformer.parts.op import Op
+from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.state import PerMemory, PerToken
 from anyformer.taps import MIXER, Declared
@@ -67,7 +67,7 @@ class Attention(Op, sees="past"):
         return AttentionModule(self, site)
 
 
-class AttentionModule(nn.Module):
+class AttentionModule(InHeads):
     def __init__(self, part: Attention, site: Site) -> None:
         super().__init__()
         H, G = part.num_heads, part.num_kv_heads or part.num_heads
@@ -103,10 +103,6 @@ class AttentionModule(nn.Module):
         masks = self.part.mask.masks if isinstance(self.part.mask, All) else (self.part.mask,)
         sizes = [mask.size for mask in masks if isinstance(mask, Window)]
         return min(sizes) if sizes and any(isinstance(mask, Causal) for mask in masks) else None
-
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, heads * K) -> (B, heads, T, K)"""
-        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         source = x if self.position is None else self.position.source(x, ctx)

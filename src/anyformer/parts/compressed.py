@@ -21,7 +21,7 @@ from anyformer.kernels.convolution import convolve
 from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
 from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
-from anyformer.parts.op import Op
+from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
 from anyformer.state import PerRow, Store, longer
 from anyformer.taps import MIXER, Declared
@@ -106,7 +106,7 @@ class CompressedAttention(Op, sees="past"):
         return CompressedAttentionModule(self, site)
 
 
-class CompressedAttentionModule(nn.Module):
+class CompressedAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "short_k": None, "short_v": None}
 
     def __init__(self, part: CompressedAttention, site: Site) -> None:
@@ -121,10 +121,6 @@ class CompressedAttentionModule(nn.Module):
     def state_spec(self) -> Compressed:
         D, taps = self.q.in_features, self.part.kernel
         return Compressed({"window": (taps - 1, 2 * D), "k": (D,), "v": (D,)}, taps=taps, stride=self.part.stride)
-
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K)"""
-        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))

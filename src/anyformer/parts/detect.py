@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.given import check_shape
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Said
+from anyformer.parts.labels import Loss, binary_loss
 
 
 class DetectHead(Head):
@@ -32,10 +32,12 @@ class DetectModule(HeadModule):
         self.activation = ACTIVATIONS[part.activation]
         self.out = nn.Linear(width, 1)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits, labels, loss = self.out(self.activation(self.dense(x))).squeeze(-1), inputs.get("labels"), None
-        if labels is not None:
-            check_shape("labels", labels, tuple(logits.shape))
-            losses = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
-            loss = losses.mean() if ctx.tokens is None else (losses * ctx.tokens).sum() / ctx.tokens.sum()
-        return {"loss": loss, "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.activation(self.dense(x))).squeeze(-1)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, labels = said["logits"], inputs.get("labels")
+        if labels is None:
+            return {}
+        check_shape("labels", labels, tuple(logits.shape))
+        return {"loss": binary_loss(logits, labels, ctx.tokens)}

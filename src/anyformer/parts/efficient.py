@@ -18,7 +18,7 @@ from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import FULL, Causal, Full, Mask
 from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
-from anyformer.parts.op import Op
+from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
 from anyformer.state import PerRow
 from anyformer.taps import MIXER, Declared, through
@@ -38,7 +38,7 @@ class Projections(Op):
             raise ValueError(f"{type(self).__name__}.bias names projections among 'qkvo', got {self.bias!r}")
 
 
-class ProjectionsModule(nn.Module):
+class ProjectionsModule(InHeads):
     tapped: ClassVar[Declared] = MIXER
 
     def __init__(self, part: Projections, site: Site) -> None:
@@ -48,10 +48,6 @@ class ProjectionsModule(nn.Module):
             raise ValueError(f"{site.address}: width {D} is not a multiple of {H} heads")
         self.address, self.head_width = site.address, D // H
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
-
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K)"""
-        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def projections(self, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:
         """(B, T, H K) queries, keys and values."""

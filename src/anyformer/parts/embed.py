@@ -5,19 +5,20 @@ B batch, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context, at_places, leading_pads
+from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.mask import first_of_document
 from anyformer.part import Part, Sees, Site, farthest, walk
-from anyformer.parts.given import check_shape, hides_nothing
+from anyformer.parts.given import check_shape, hiding
 from anyformer.parts.norm import Norm
+from anyformer.parts.numbering import ByPlace, Numbering
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.tree import Tree
 from anyformer.state import PerToken, State
@@ -46,7 +47,7 @@ class Tokens(Part, sees="itself"):
     """One learned vector a token."""
 
     vocab_size: int
-    width: int | None = None  # narrower than the model: factorised, projected up (ALBERT, OPT-350M)
+    width: int | None = None  # of their own, and projected to the model's (ALBERT, OPT-350M)
     scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
     padding_index: int | None = None  # this token starts at zero and never learns
     spare: bool = False  # checkpoints carry a second table that nothing reads (`shared` of untied Marian and BART)
@@ -81,8 +82,13 @@ class TokensModule(nn.Embedding):
                 raise ValueError(f"token id {bad} is outside the vocabulary of {self.num_embeddings}")
 
 
+Step = Literal["segments", "position", "norm", "dropout", "project"]
+STEPS: tuple[Step, ...] = get_args(Step)
+
+
 class TextEmbedding(Embedding, sees="itself"):
-    """Tokens, and what is added to them."""
+    """Tokens, and what is added to them in `order`: BigBird's dropout comes before its norm, OPT-350M's narrow tokens
+    are projected before positions join."""
 
     inputs: ClassVar[tuple[str, ...]] = (
         "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "document_ids",
@@ -94,25 +100,27 @@ class TextEmbedding(Embedding, sees="itself"):
     token_segments: bool = False  # segments are tokens of the same table (GPT-2)
     norm: Norm | None = None
     dropout: float = 0.0
-    norm_last: bool = False  # dropout comes before the norm (BigBird)
-    projected: bool = False  # into the model's width even where the tokens have it already (ALBERT)
-    project_first: bool = False  # narrower tokens are widened before positions join, without a bias (OPT-350M)
-    unpadded: bool = False  # positions count real tokens alone, and pads stand just before the first (OPT)
-    uncounted: int | None = None  # a token id that takes up no position (RoBERTa's and FSMT's padding)
-    first_position: int = 0  # what a caller's position_ids call the first position (RoBERTa's 2)
+    project_bias: bool = True  # where tokens have a width of their own
+    order: tuple[Step, ...] = STEPS  # what happens to the vectors of tokens, one after the other
+    numbering: Numbering = ByPlace()
     unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
     scale: float | None = None  # of the token vectors, or of the vectors given in their place
 
     def check(self) -> None:
         at_least(self, 0, "segments")
         chance(self, "dropout")
+        kind, numbering = type(self).__name__, type(self.numbering).__name__
+        if sorted(self.order) != sorted(STEPS):
+            raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
+        if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
+            raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
         for path, part in walk(self.position, "position"):
-            if (self.uncounted is not None or self.unpadded) and getattr(part, "offset", 1) < 1:
-                kind, field = type(self).__name__, "unpadded" if self.unpadded else "uncounted"
-                raise ValueError(f"{kind}.{path}: what {field} leaves out has the row before the first; set offset=1")
+            if self.numbering.before and getattr(part, "offset", 1) < 1:
+                fix = "has the row before the first; set offset=1"
+                raise ValueError(f"{kind}.{path}: what {numbering} leaves out {fix}")
 
     def reaches(self) -> Sees | None:
-        return farthest(super().reaches(), None if self.uncounted is None else "past")
+        return farthest(super().reaches(), "past" if self.numbering.counts else None)
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -127,18 +135,19 @@ class TextEmbeddingModule(nn.Module):
     def __init__(self, part: TextEmbedding, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
-        self.width = width = part.tokens.width or site.width
-        inner = site if part.project_first else dataclasses.replace(site, width=width)
+        self.width = part.tokens.width or site.width
+        widened = part.order.index("project")
+        at = {step: site.width if i > widened else self.width for i, step in enumerate(part.order)}
         self.tokens = part.tokens.build(site.child("tokens"))
-        self.position = part.position.build(inner.child("position")) if part.position else None
-        self.segments = nn.Embedding(part.segments, inner.width) if part.segments else None
-        self.norm = part.norm.build(inner.child("norm")) if part.norm else None
-        narrow = width != site.width or part.projected
-        self.project = nn.Linear(width, site.width, bias=not part.project_first) if narrow else None
+        self.position = part.position.build(site.child("position", width=at["position"])) if part.position else None
+        self.segments = nn.Embedding(part.segments, at["segments"]) if part.segments else None
+        self.norm = part.norm.build(site.child("norm", width=at["norm"])) if part.norm else None
+        project = part.tokens.width is not None
+        self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
 
     def state_spec(self) -> PerToken | None:
         """Which tokens take up a position, where not all do."""
-        return None if self.part.uncounted is None else PerToken({"counted": ()}, dtypes={"counted": torch.bool})
+        return PerToken({"counted": ()}, dtypes={"counted": torch.bool}) if self.part.numbering.counts else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         ids, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
@@ -156,36 +165,35 @@ class TextEmbeddingModule(nn.Module):
                 inputs = {**inputs, "attention_mask": ids != self.part.unseen}
         if self.part.scale is not None:
             x = x * self.part.scale
-        if self.part.project_first and self.project is not None:
-            x = self.project(x)
-        if self.part.first_position and inputs.get("position_ids") is not None:
-            inputs = {**inputs, "position_ids": inputs["position_ids"] - self.part.first_position}
-        counted = None
-        if self.part.uncounted is not None:  # where vectors are given, each of them counts
-            counted = x.new_ones(x.shape[:2], dtype=torch.bool) if ids is None else ids != self.part.uncounted
-        ctx = text_context(x, inputs, state, counted, self.address)
-        if self.part.unpadded and inputs.get("position_ids") is None and ctx.documents is None:
-            ctx = ctx.having(positions=real_positions(ctx))
-        segments = inputs.get("token_type_ids")
-        check_shape("token_type_ids", segments, tuple(x.shape[:2]), (1, x.shape[1]))
-        if self.segments is not None:
-            table = self.segments.weight
-            x = x + (table[0] if segments is None else self.segment_vectors(segments))
-        elif segments is not None:
-            if not self.part.token_segments:
-                raise ValueError("this model has no segments: token_type_ids cannot be honoured")
-            kind = self.tokens(segments)
-            x = x + (kind if self.part.scale is None else kind * self.part.scale)
-        if self.position is not None:
-            x = add_position(self.position, x, ctx)
-        if self.norm is not None and not self.part.norm_last:
-            x = self.norm(x)
-        if self.training and self.part.dropout:
-            x = F.dropout(x, self.part.dropout)
-        if self.norm is not None and self.part.norm_last:
-            x = self.norm(x)
-        return (x if self.project is None or self.part.project_first else self.project(x)), ctx
+        numbering, given_positions = self.part.numbering, inputs.get("position_ids")
+        if given_positions is not None:
+            inputs = {**inputs, "position_ids": given_positions - numbering.first}
+        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address)
+        if given_positions is None:
+            ctx = numbering.numbered(ctx)
+        for step in self.part.order:
+            if step == "segments":
+                x = self.add_segments(x, inputs.get("token_type_ids"))
+            elif step == "position" and self.position is not None:
+                x = add_position(self.position, x, ctx)
+            elif step == "norm" and self.norm is not None:
+                x = self.norm(x)
+            elif step == "dropout" and self.training and self.part.dropout:
+                x = F.dropout(x, self.part.dropout)
+            elif step == "project" and self.project is not None:
+                x = self.project(x)
+        return x, ctx
 
+    def add_segments(self, x: Tensor, kinds: Tensor | None) -> Tensor:
+        check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
+        if self.segments is not None:
+            return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
+        if kinds is None:
+            return x
+        if not self.part.token_segments:
+            raise ValueError("this model has no segments: token_type_ids cannot be honoured")
+        vectors = self.tokens(kinds)
+        return x + (vectors if self.part.scale is None else vectors * self.part.scale)
 
     def segment_vectors(self, kinds: Tensor) -> Tensor:
         assert self.segments is not None
@@ -195,13 +203,6 @@ class TextEmbeddingModule(nn.Module):
             low, high = int(kinds.min()), int(kinds.max())
             bad = low if low < 0 else high
             raise ValueError(f"token_type_ids: {bad} is none of the {self.part.segments} kinds of segment") from None
-
-
-def real_positions(ctx: Context) -> Tensor:
-    """(1 or B, T) how many real tokens stand before each real one; -1 for pads."""
-    if ctx.padding is None:
-        return ctx.positions
-    return at_places(ctx.padding.cumsum(-1) * ctx.padding - 1, ctx.index)
 
 
 def text_context(
@@ -243,14 +244,6 @@ def text_context(
     return ctx if positions is ctx.positions else ctx.having(positions=positions)
 
 
-def first_of_document(documents: Tensor) -> Tensor:
-    """(B, T) document numbers -> (B, T) the place where each token's document begins."""
-    index = torch.arange(documents.shape[1], device=documents.device)
-    new = torch.ones_like(documents, dtype=torch.bool)
-    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return torch.where(new, index, 0).cummax(-1).values
-
-
 def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor | None:
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
@@ -271,9 +264,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         mask = torch.cat((before.to(mask.dtype), mask), dim=1)
     if mask.shape != (B, past + T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
-    if hides_nothing(mask):
-        mask = None
-    mask = None if mask is None else mask.bool()
+    mask = hiding(mask)
     if state is not None:
         state.padding = mask
     return mask

@@ -51,6 +51,11 @@ def check_shape(name: str, tensor: Tensor | None, *shapes: tuple[int, ...]) -> N
         raise ValueError(f"{name} has the shape {' or '.join(map(str, shapes))} here, got {tuple(tensor.shape)}")
 
 
+def hiding(mask: Tensor, name: str = "attention_mask") -> Tensor | None:
+    """A mask as booleans; None where it hides nothing."""
+    return None if hides_nothing(mask, name) else mask.bool()
+
+
 def hides_nothing(mask: Tensor, name: str = "attention_mask") -> bool:
     """Whether all of a mask is 1, which is not known while recording; refused where a value is neither 0 nor 1."""
     if recording():

@@ -5,22 +5,25 @@ B batch, T tokens, D width, V vocabulary, C classes or choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Context, leading_pads
+from anyformer.context import Context
 from anyformer.kernels.loss import IGNORED, linear_cross_entropy
+from anyformer.mask import begins
 from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.balance import Balance
-from anyformer.parts.labels import Problem, check_labels, class_loss, classification_loss, cross_entropy
+from anyformer.parts.labels import Loss, Problem, check_labels, class_loss, classification_loss
 from anyformer.parts.norm import Norm
+from anyformer.parts.pool import Pool
 from anyformer.taps import Declared
 
+Said = dict[str, Tensor]
 Outputs = dict[str, Tensor | None]
 
 
@@ -35,8 +38,25 @@ class HeadModule(nn.Module):
         """A chance to reshape the model's inputs before they are embedded."""
         return inputs
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        """What it says of the hidden states (B, T, D), whatever is asked of that."""
         raise NotImplementedError
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        """The losses of an answer, term by term, where the inputs have labels for them."""
+        return {}
+
+    def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        said = self.answer(x, ctx, inputs)
+        return {"loss": total(self.judge(said, ctx, inputs)), **said}
+
+
+def total(terms: Mapping[str, Loss]) -> Tensor | None:
+    """The sum of the terms' means: what published classes call the loss."""
+    return torch.stack([term.mean for term in terms.values()]).sum() if terms else None
 
 
 # -- language models --------------------------------------------------------------------------------------------------
@@ -110,16 +130,17 @@ class LMHeadModule(HeadModule):
         scores = self.out(x if self.part.scale is None else x * self.part.scale)
         return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
 
-    def loss_sum(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed loss of the labels that are not -100, for training: the scores are never held all at once. What
-        balances experts is a mean over the tokens of this pass, and counts as often as there are labels."""
+    def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:
+        """Over the labels that are not -100, for training: the scores are never held all at once. What balances experts
+        is a mean over the tokens of this pass, and counts as often as there are labels."""
         if self.part.shift:
             labels = next_labels(labels, ctx)
+        asked = labels != IGNORED
+        number = asked.sum()
         balance: Tensor | float = 0.0
         if self.part.balance is not None and self.training and (terms := self.part.balance.terms(ctx)):
-            balance = self.part.balance.total(terms) * (labels != IGNORED).sum()
+            balance = self.part.balance.total(terms) * number
         if x.is_cpu and not torch.compiler.is_compiling():  # other devices would wait for a size that depends on data
-            asked = labels != IGNORED
             x, labels = x[asked], labels[asked]
         if self.transform is not None:
             x = self.transform(x)
@@ -129,22 +150,32 @@ class LMHeadModule(HeadModule):
         weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
-        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing) + balance
+        return Loss(linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing) + balance, number)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        keep, labels = inputs.get("logits_to_keep"), inputs.get("labels")
+    def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        return {"loss": self.loss(x, ctx, inputs["labels"])} if inputs.get("labels") is not None else {}
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        keep = inputs.get("logits_to_keep")
         if keep is not None and not (isinstance(keep, int) and keep == 0):
             x = x[:, -keep:] if isinstance(keep, int) else x[:, keep]
         logits = self.scores(x)
-        loss = None
-        if labels is not None:
-            check_labels("labels", labels, tuple(logits.shape[:2]))
-            loss = cross_entropy(logits, next_labels(labels, ctx) if self.part.shift else labels)
         if self.part.balance is None or not inputs.get("output_router_logits"):
-            return {"loss": loss, "logits": logits}
+            return {"logits": logits}
         terms = self.part.balance.terms(ctx)
-        loss = None if loss is None else loss + self.part.balance.total(terms)
-        return {"loss": loss, "aux_loss": terms.pop("aux_loss", None), "logits": logits, **terms}  # as published
+        first = {name: terms.pop(name) for name in ("aux_loss",) if name in terms}
+        return {**first, "logits": logits, **terms}  # as published
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, labels = said["logits"], inputs.get("labels")
+        if labels is None:
+            return {}
+        check_labels("labels", labels, tuple(logits.shape[:2]))
+        found = {"loss": class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)}
+        if self.part.balance is not None and inputs.get("output_router_logits"):
+            terms = {name: value for name, value in said.items() if name != "logits"}
+            found["balance"] = Loss(self.part.balance.total(terms), 1.0)
+        return found
 
 
 class VocabularyOutput(Head):
@@ -157,7 +188,7 @@ class VocabularyOutput(Head):
 
 
 class VocabularyOutputModule(LMHeadModule):
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"last_hidden_state": self.scores(x)}
 
 
@@ -165,8 +196,7 @@ def next_labels(labels: Tensor, ctx: Context) -> Tensor:
     """labels moved one to the left: each token's target is the next one, never another document's first."""
     after = F.pad(labels[:, 1:], (0, 1), value=-100)
     if ctx.documents is not None:
-        same = F.pad(ctx.documents[:, 1:] == ctx.documents[:, :-1], (0, 1), value=False)
-        after = after.masked_fill(~same, -100)
+        after = after.masked_fill(F.pad(begins(ctx.documents)[:, 1:], (0, 1), value=True), -100)
     return after
 
 
@@ -215,101 +245,26 @@ class PretrainingModule(HeadModule):
         self.pool = part.pool.build(site.child("pool"))
         self.out = nn.Linear(site.width, 2)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits, related = ctx.tap(self.address, "lm", self.lm.scores(x)), self.out(self.pool(x, ctx, inputs))
-        labels, next_label, loss = inputs.get("labels"), inputs.get(self.pair_label), None
-        if labels is not None and next_label is not None:
-            loss = cross_entropy(logits, labels) + cross_entropy(related, next_label, self.pair_label)
-        elif labels is not None and self.tokens_alone:
-            loss = cross_entropy(logits, labels)
-        return {"loss": loss, "prediction_logits": logits, self.pair_output: related}
+    def related(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, 2)"""
+        return self.out(self.pool(x, ctx, inputs))
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        logits = ctx.tap(self.address, "lm", self.lm.scores(x))
+        return {"prediction_logits": logits, self.pair_output: self.related(x, ctx, inputs)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        labels, related = inputs.get("labels"), inputs.get(self.pair_label)
+        if labels is None or (related is None and not self.tokens_alone):
+            return {}
+        found = {"masked": class_loss(said["prediction_logits"], labels)}
+        if related is not None:
+            found["next"] = class_loss(said[self.pair_output], related, self.pair_label)
+        return found
 
 
-# -- one vector for a sequence ----------------------------------------------------------------------------------------
 
-
-class Pool(Part):
-    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text). "end"
-    and "all" are the last place and the mean of all places, pads or not (ELECTRA's choices)."""
-
-    take: Literal["first", "last", "mean", "token", "end", "all"] = "first"
-    token: int | None = None
-    input_dropout: float = 0.0  # before the dense layer (RoBERTa)
-    dense: bool = False
-    activation: Activation = "identity"
-    dropout: float = 0.0
-    padding_token: int | None = None
-    width: int | None = None  # of the dense layer's output; the model's unless said
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("token ids",) if self.take in ("token", "last") else ()
-
-    def build(self, site: Site) -> nn.Module:
-        return PoolModule(self, site.width)
-
-
-class PoolModule(nn.Module):
-    def __init__(self, part: Pool, width: int) -> None:
-        super().__init__()
-        self.part = part
-        self.dense = nn.Linear(width, part.width or width) if part.dense else None
-        self.activation = ACTIVATIONS[part.activation]
-
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
-        """(B, T, D) -> (B, D)"""
-        if self.part.take == "first":
-            # the first real token: with pads on the left it does not stand at 0
-            rows = torch.arange(x.shape[0], device=x.device)
-            x = x[:, 0] if ctx.tokens is None else x[rows, ctx.tokens.int().argmax(-1)]
-        elif self.part.take == "mean":
-            if ctx.tokens is None:
-                x = x.mean(1)
-            else:  # pads do not count
-                real = ctx.tokens[..., None].to(x.dtype)
-                x = (x * real).sum(1) / real.sum(1).clamp(min=1)
-        elif self.part.take in ("end", "all"):
-            x = x[:, -1] if self.part.take == "end" else x.mean(1)
-        elif self.part.take == "token":
-            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
-        else:
-            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
-        if self.training and self.part.input_dropout:
-            x = F.dropout(x, self.part.input_dropout)
-        if self.dense is not None:
-            x = self.dense(x)
-        x = self.activation(x)
-        return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
-
-    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
-        """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
-        is not, the same place in their texts."""
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if ids is None:
-            raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
-        found = ids == self.part.token
-        if not torch.compiler.is_compiling() and not bool(found.any(-1).all()):
-            raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
-        place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
-        if ids.shape[1] != x.shape[1]:
-            place = place if mask is None else place - leading_pads(mask)[:, 0]
-            place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
-        return place.clamp(max=x.shape[1] - 1)
-
-    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
-        """The rightmost token that is not padding; without ids to look at, the last of all."""
-        ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
-        if self.part.padding_token is None:
-            if x.shape[0] > 1:
-                raise ValueError("a batch needs pad_token_id in the config to find each row's last token")
-            return -1
-        if ids is None:
-            return -1
-        if ids.shape[1] != x.shape[1]:
-            raise ValueError("give decoder_input_ids: the vector of a text is that of its last token")
-        places = torch.arange(ids.shape[1], device=x.device)
-        return (places * (ids != self.part.padding_token)).argmax(-1)
+# -- one answer a sequence --------------------------------------------------------------------------------------------
 
 
 class PooledOutput(Head):
@@ -326,7 +281,7 @@ class PooledOutputModule(HeadModule):
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
 
 
@@ -351,10 +306,20 @@ class ClassifyModule(HeadModule):
         self.pool = pool.build(site.child("pool"))
         self.out = nn.Linear(pool.width or site.width, num_labels, bias=bias) if num_labels else nn.Identity()
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits, labels = self.out(self.pool(x, ctx, inputs)), inputs.get("labels")
-        loss = None if labels is None else classification_loss(logits, labels, self.problem)
-        return {"loss": loss, "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.pool(x, ctx, inputs))}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        labels = inputs.get("labels")
+        return {} if labels is None else {"loss": classification_loss(said["logits"], labels, self.problem)}
+
+
+class LabelledModule(HeadModule):
+    """One label for each row of scores."""
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        labels = inputs.get("labels")
+        return {} if labels is None else {"loss": class_loss(said["logits"], labels)}
 
 
 class MultipleChoiceHead(Head):
@@ -369,7 +334,7 @@ class MultipleChoiceHead(Head):
         return MultipleChoiceModule(self, site)
 
 
-class MultipleChoiceModule(HeadModule):
+class MultipleChoiceModule(LabelledModule):
     def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
@@ -385,10 +350,8 @@ class MultipleChoiceModule(HeadModule):
         flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
         return {**inputs, **flat, "num_choices": count}
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits = self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])
-        labels = inputs.get("labels")
-        return {"loss": None if labels is None else class_loss(logits, labels), "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])}
 
 
 # -- one answer a token -----------------------------------------------------------------------------------------------
@@ -406,17 +369,14 @@ class TagHead(Head):
         return TagModule(self, site.width)
 
 
-class TagModule(HeadModule):
+class TagModule(LabelledModule):
     def __init__(self, part: TagHead, width: int) -> None:
         super().__init__()
         self.dropout = part.dropout
         self.out = nn.Linear(width, part.num_labels)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        if self.training and self.dropout:
-            x = F.dropout(x, self.dropout)
-        logits, labels = self.out(x), inputs.get("labels")
-        return {"loss": None if labels is None else cross_entropy(logits, labels), "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}
 
 
 class SpanHead(Head):
@@ -440,17 +400,20 @@ class SpanModule(HeadModule):
         """(B, T, 2)"""
         return self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         start, end = self.scores(x, ctx, inputs).unbind(-1)
-        loss, names = None, ("start_positions", "end_positions")
-        if all(inputs.get(name) is not None for name in names):
-            T = start.shape[1]  # answers outside the text are ignored
-            losses = [
-                class_loss(scores, inputs[name].clamp(0, T), name, ignored=T)
-                for scores, name in zip((start, end), names, strict=True)
-            ]
-            loss = (losses[0] + losses[1]) / 2
-        return {"loss": loss, "start_logits": start.contiguous(), "end_logits": end.contiguous()}
+        return {"start_logits": start.contiguous(), "end_logits": end.contiguous()}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        names, found = ("start", "end"), {}
+        if any(inputs.get(f"{name}_positions") is None for name in names):
+            return {}
+        for name in names:
+            scores, places = said[f"{name}_logits"], inputs[f"{name}_positions"]
+            T = scores.shape[1]  # answers outside the text are ignored
+            half, weight = class_loss(scores, places.clamp(0, T), f"{name}_positions", ignored=T)
+            found[name] = Loss(half / 2, weight)
+        return found
 
 
 class CTCHead(Head):
@@ -474,20 +437,24 @@ class CTCModule(HeadModule):
         self.part = part
         self.out = nn.Linear(width, part.vocab_size)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        if self.training and self.part.dropout:
-            x = F.dropout(x, self.part.dropout)
-        logits, labels, loss = self.out(x), inputs.get("labels"), None
-        if labels is not None:
-            check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
-            if labels.numel() and int(labels.max()) >= self.part.vocab_size:
-                raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
-            B, T = logits.shape[:2]
-            frames = torch.full((B,), T, device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
-            kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
-            log_probs = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1)
-            loss = F.ctc_loss(
-                log_probs, labels.masked_select(kept), frames, kept.sum(-1), blank=self.part.blank,
-                reduction=self.part.reduction, zero_infinity=self.part.zero_infinity,
-            )  # fmt: skip
-        return {"loss": loss, "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, labels = said["logits"], inputs.get("labels")
+        if labels is None:
+            return {}
+        check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
+        if labels.numel() and int(labels.max()) >= self.part.vocab_size:
+            raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
+        B, T = logits.shape[:2]
+        frames = torch.full((B,), T, device=logits.device) if ctx.tokens is None else ctx.tokens.sum(-1)
+        kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
+        log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1), kept.sum(-1)
+        each = F.ctc_loss(
+            log_probs, labels.masked_select(kept), frames, lengths, blank=self.part.blank, reduction="none",
+            zero_infinity=self.part.zero_infinity,
+        )  # fmt: skip
+        if self.part.reduction == "sum":
+            return {"loss": Loss(each.sum(), 1.0)}
+        return {"loss": Loss((each / lengths.clamp(min=1)).sum(), B)}

@@ -6,7 +6,7 @@ no device has to wait.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,24 +24,39 @@ def check_labels(name: str, labels: Tensor, shape: tuple[int, ...]) -> None:
     check_shape(name, labels, shape, *([(*shape, 1)] if len(shape) == 1 else []))
 
 
-def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: int = -100) -> Tensor:
-    """Mean over labels (...) that are not `ignored` of how unlikely scores (..., C) find them."""
+class Loss(NamedTuple):
+    """A loss as it adds up over micro-batches and processes: its sum (fp32), and over how much."""
+
+    sum: Tensor
+    weight: Tensor | float
+
+    @property
+    def mean(self) -> Tensor:
+        return self.sum / self.weight
+
+
+def class_loss(logits: Tensor, labels: Tensor, name: str = "labels", ignored: int = -100) -> Loss:
+    """Over labels (...) that are not `ignored`: how unlikely scores (..., C) find them."""
     check_labels(name, labels, tuple(logits.shape[:-1]))
     labels = labels.flatten().to(logits.device, torch.long)
     try:
-        return F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=ignored)
+        total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=ignored, reduction="sum")
     except IndexError:
         C = logits.shape[-1]
         bad = labels[(labels != ignored) & ((labels < 0) | (labels >= C))]
         raise ValueError(f"{name}: {int(bad[0])} is outside 0 to {C - 1}; {ignored} asks for nothing") from None
+    return Loss(total, (labels != ignored).sum())
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
-    """The same in fp32."""
-    return class_loss(logits.float(), labels, name)
+def binary_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Loss:
+    """Of scores whose labels are yes (1) or no (0), over those that are `counted`; all of them unless said."""
+    each = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+    if counted is None:
+        return Loss(each.sum(), each.numel())
+    return Loss(torch.where(counted, each, 0).sum(), counted.sum())
 
 
-def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Tensor:
+def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Loss:
     """Of scores (B, C); what kind of problem it is, the labels tell where the description does not."""
     if problem is None:
         single = labels.dtype in (torch.long, torch.int)
@@ -53,5 +68,5 @@ def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None)
     check_shape("labels", labels, tuple(wanted.shape), *([tuple(logits.shape)] if wanted is not logits else []))
     labels = labels.view_as(wanted)
     if problem == "regression":
-        return F.mse_loss(wanted, labels if labels.is_floating_point() else labels.to(wanted.dtype))
-    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        return Loss(F.mse_loss(wanted.float(), labels.float(), reduction="sum"), labels.numel())
+    return binary_loss(logits, labels)

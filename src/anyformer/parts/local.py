@@ -20,9 +20,10 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.recording import recording
+from anyformer.mask import first_of_document
 from anyformer.part import Sees, Site
-from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
-from anyformer.parts.op import Op
+from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
+from anyformer.parts.op import InHeads, Op
 from anyformer.state import State
 from anyformer.taps import MIXER, Declared, Listener, through
 
@@ -144,7 +145,7 @@ class Chunked(Visible):
         self._dense = mask
 
 
-class LocalAttentionModule(nn.Module):
+class LocalAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "global_weights": "global_attentions"}
 
     def __init__(self, part: LocalAttention, site: Site) -> None:
@@ -153,10 +154,6 @@ class LocalAttentionModule(nn.Module):
         self.part, self.address, self.head_width = part, site.address, width // part.num_heads
         self.o, self.q, self.k, self.v = (nn.Linear(width, width) for _ in "oqkv")
         self.global_q, self.global_k, self.global_v = (nn.Linear(width, width) for _ in "qkv")
-
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K)"""
-        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: Listener | None = None

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.grouped import grouped_linear, takes_rest
+from anyformer.mask import first_of_document
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS
-from anyformer.parts.embed import first_of_document
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.op import Op
 from anyformer.state import PerToken

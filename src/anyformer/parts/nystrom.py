@@ -17,7 +17,7 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import depthwise
 from anyformer.mask import FULL
 from anyformer.part import Site
-from anyformer.parts.op import Op
+from anyformer.parts.op import InHeads, Op
 from anyformer.taps import MIXER, Declared
 
 
@@ -48,7 +48,7 @@ class NystromAttention(Op, sees="all"):
         return NystromAttentionModule(self, site)
 
 
-class NystromAttentionModule(nn.Module):
+class NystromAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "conv": None}
 
     def __init__(self, part: NystromAttention, site: Site) -> None:
@@ -57,10 +57,6 @@ class NystromAttentionModule(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(site.width, site.width) for _ in "qkvo")
         H, k = part.num_heads, part.taps
         self.conv = nn.Conv1d(H, H, k, bias=False, groups=H) if k is not None else None
-
-    def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H K) -> (B, H, T, K)"""
-        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
+from anyformer.mask import first_of_document
 from anyformer.part import Site
-from anyformer.parts.embed import first_of_document
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import SpanHead, SpanModule
 from anyformer.parts.norm import Norm

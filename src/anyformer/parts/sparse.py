@@ -23,10 +23,10 @@ from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, Visible, attend
 from anyformer.kernels.recording import recording
-from anyformer.mask import FULL, Full, Mask
+from anyformer.mask import FULL, Full, Mask, first_of_document
 from anyformer.part import Part, Site
 from anyformer.parts.attention import Attention, AttentionModule
-from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule, first_of_document
+from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.local import Chunked
 from anyformer.parts.neck import Neck
 from anyformer.parts.op import Op

@@ -19,6 +19,7 @@ from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.kernels.recording import recording
 from anyformer.kernels.scan import scan, scan_step
+from anyformer.mask import begins
 from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
@@ -200,7 +201,7 @@ class PackedRows:
                 rows.real = rows.pack(rows.real)
                 documents = None if documents is None else documents.gather(1, rows.order)
         if documents is not None:
-            new = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=False)
+            new = F.pad(begins(documents)[:, 1:], (1, 0))  # the first goes on with what was before
             if rows.real is not None:
                 new = new & rows.real[..., 0].bool()  # a pad begins nothing
             rows.keep = (~new).float()

@@ -14,8 +14,8 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, next_labels
-from anyformer.parts.labels import check_labels, class_loss, cross_entropy
+from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, Said, next_labels
+from anyformer.parts.labels import Loss, check_labels, class_loss
 from anyformer.taps import Declared
 
 
@@ -90,18 +90,25 @@ class DoubleHeadModule(HeadModule):
         flat = {k: v.flatten(0, 1) for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() == 3}
         return {**inputs, **flat, "choices": ids.shape[:2]}
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         choices = inputs.get("choices")  # (B, C)
         logits = ctx.tap(self.address, "lm", self.lm.scores(x))
-        loss, scores_loss, labels, answers = None, None, inputs.get("labels"), inputs.get("mc_labels")
-        if labels is not None:
-            check_labels("labels", labels, tuple(logits.shape[:2]))
-            loss = cross_entropy(logits, next_labels(labels, ctx))
         if choices is not None:
             x, logits = x.unflatten(0, choices), logits.unflatten(0, choices)
         x = ctx.tap(self.address, "text", x)  # by choice, as published
         scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
-        scores = scores.squeeze(-1) if scores.shape[-1] == 1 else scores
-        if answers is not None:
-            scores_loss = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
-        return {"loss": loss, "mc_loss": scores_loss, "logits": logits, "mc_logits": scores}
+        return {"logits": logits, "mc_logits": scores.squeeze(-1) if scores.shape[-1] == 1 else scores}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, scores, found = said["logits"], said["mc_logits"], {}
+        if (labels := inputs.get("labels")) is not None:
+            logits = logits.flatten(0, -3)  # a text a row
+            check_labels("labels", labels, tuple(logits.shape[:2]))
+            found["loss"] = class_loss(logits, next_labels(labels, ctx))
+        if (answers := inputs.get("mc_labels")) is not None:
+            found["mc_loss"] = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
+        return found
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        said = self.answer(x, ctx, inputs)
+        return {**{name: term.mean for name, term in self.judge(said, ctx, inputs).items()}, **said}

@@ -151,12 +151,10 @@ class TaskRun:
         spec = self.model.spec
         known = (
             getattr(getattr(spec.head, "pool", None), "padding_token", None),
-            getattr(spec.embedding, "uncounted", None),
+            getattr(getattr(spec.embedding, "numbering", None), "token", None),
             getattr(getattr(spec.embedding, "tokens", None), "padding_index", None),
-            self.tokenizer.pad_token_id,
-            self.tokenizer.eos_token_id,
         )
-        return next((place for place in known if place is not None), 0)
+        return next((place for place in known if place is not None), self.tokenizer.filler)
 
     @property
     def job(self) -> Predictor:

@@ -19,7 +19,7 @@ from anyformer.inputs.text import belong
 from anyformer.model import TransformerModule
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
-from anyformer.train.start import longest, padding
+from anyformer.train.start import longest
 
 SPLITS = ("test", "valid", "train")
 
@@ -49,7 +49,7 @@ def evaluate(
     task = evaluation.task
     task.module(model)  # a head that cannot be asked this is told here
     same_labels(model, getattr(task, "labels", ()))
-    pad = padding(evaluation.tokenizer)
+    pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
     length = longest(run, model.spec) if task.packs else position_limit(model.spec)
     with tempfile.TemporaryDirectory(prefix="anyformer-eval-") as folder, torch.inference_mode():
         unfit = "skip" if evaluation.skip else "error"

@@ -17,9 +17,9 @@ import torch
 
 from anyformer import families, machine
 from anyformer._version import __version__
-from anyformer.checkpoint import fill, load, read_spec
+from anyformer.checkpoint import load, load_as, read_spec
 from anyformer.codec import override, to_json
-from anyformer.construct import build, skeleton
+from anyformer.construct import build
 from anyformer.data import DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.evaluate import check
@@ -27,7 +27,6 @@ from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule
 from anyformer.part import Table, thaw, walk
-from anyformer.parts.init import initialise
 from anyformer.train import parallel
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
@@ -35,7 +34,6 @@ from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.weights import hub
 from anyformer.weights.io import write_json
-from anyformer.weights.pieces import opened
 
 Tell = Callable[[str], object]
 
@@ -81,7 +79,7 @@ def setup(
             "tokenizer": tokenizer_digest(tokenizer),
             "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
         }
-        pad = padding(tokenizer)
+        pad = 0 if tokenizer is None else tokenizer.filler
         row = length if length is None or not objective.packs else objective.reads(length)
         batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
         options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
@@ -222,18 +220,14 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any
         config.pop("num_labels", None)
         config |= {name: thaw(old.labelled(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
-    model = skeleton(spec)
-    with opened(folder) as checkpoint:
-        report = fill(model, checkpoint, None if (folder / "spec.json").is_file() else family, torch.float32)
-    new = {*report.missing, *report.mismatched}
-    strange = sorted(name for name in new if not name.startswith("head."))
+    model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
+    strange = sorted(name for name in model.fresh if not name.startswith("head."))
     if strange:
         raise ValueError(f"{part.path} lacks weights that {spec.architecture} needs: {', '.join(strange[:5])}")
-    model.tie()
-    initialise(model, spec.init, seed, only=new)
-    model.folder, model.fresh = folder, frozenset(new)
-    if part.labels and not new and old.labels:  # the head is the one that was trained: its rows keep their names
-        model.spec = spec.labelled(old.labels)
+    if report.nonfinite:
+        raise ValueError(f"{part.path} has NaN or infinity in {', '.join(report.nonfinite[:5])}")
+    if part.labels and not model.fresh and old.labels:  # the head that was trained: its rows keep their names
+        model.spec = model.spec.labelled(old.labels)
         name_labels(model, part.labels)
     return model
 
@@ -263,11 +257,6 @@ def longest(run: Run, spec: Model) -> int | None:
     if limit is not None and length is not None and length > limit:
         raise ValueError(f"batch.length is {length}, and this model takes at most {limit} tokens")
     return length
-
-
-def padding(tokenizer: Tokenizer | None) -> int:
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id) if tokenizer is not None else ()
-    return next((i for i in ids if i is not None), 0)
 
 
 @contextlib.contextmanager

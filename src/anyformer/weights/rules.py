@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -225,6 +226,19 @@ class Step:
 
     def __init__(self, rule: Rule, sources: list[str], targets: list[str]) -> None:
         self.rule, self.sources, self.targets = rule, sources, targets
+
+
+class Matched(NamedTuple):
+    """How the tensors of a checkpoint and the parameters of a model find each other."""
+
+    names: dict[str, str]  # today's name of a tensor -> the name it is stored under
+    steps: list[Step]
+    dropped: list[str]  # templates of what may be left over, as it holds nothing to learn
+
+
+def same_names(spec: object, stored: list[str], targets: list[str]) -> Matched:
+    """Of a checkpoint that has our own names."""
+    return Matched({name: name for name in stored}, [Step(Rename(n, n), [n], [n]) for n in targets], [])
 
 
 def plan(rules: Iterable[Rule], targets: Iterable[str], prefix: str = "") -> tuple[list[Step], list[str]]:

@@ -1,0 +1,100 @@
+"""One vector for a sequence.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.context import Context, leading_pads
+from anyformer.part import Part, Site
+from anyformer.parts.activation import ACTIVATIONS, Activation
+
+
+class Pool(Part):
+    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
+    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text). "end"
+    and "all" are the last place and the mean of all places, pads or not (ELECTRA's choices)."""
+
+    take: Literal["first", "last", "mean", "token", "end", "all"] = "first"
+    token: int | None = None
+    input_dropout: float = 0.0  # before the dense layer (RoBERTa)
+    dense: bool = False
+    activation: Activation = "identity"
+    dropout: float = 0.0
+    padding_token: int | None = None
+    width: int | None = None  # of the dense layer's output; the model's unless said
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("token ids",) if self.take in ("token", "last") else ()
+
+    def build(self, site: Site) -> nn.Module:
+        return PoolModule(self, site.width)
+
+
+class PoolModule(nn.Module):
+    def __init__(self, part: Pool, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.dense = nn.Linear(width, part.width or width) if part.dense else None
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, T, D) -> (B, D)"""
+        if self.part.take == "first":
+            # the first real token: with pads on the left it does not stand at 0
+            rows = torch.arange(x.shape[0], device=x.device)
+            x = x[:, 0] if ctx.tokens is None else x[rows, ctx.tokens.int().argmax(-1)]
+        elif self.part.take == "mean":
+            if ctx.tokens is None:
+                x = x.mean(1)
+            else:  # pads do not count
+                real = ctx.tokens[..., None].to(x.dtype)
+                x = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        elif self.part.take in ("end", "all"):
+            x = x[:, -1] if self.part.take == "end" else x.mean(1)
+        elif self.part.take == "token":
+            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
+        else:
+            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
+        if self.training and self.part.input_dropout:
+            x = F.dropout(x, self.part.input_dropout)
+        if self.dense is not None:
+            x = self.dense(x)
+        x = self.activation(x)
+        return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
+
+    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
+        is not, the same place in their texts."""
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None:
+            raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
+        found = ids == self.part.token
+        if not torch.compiler.is_compiling() and not bool(found.any(-1).all()):
+            raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
+        place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
+        if ids.shape[1] != x.shape[1]:
+            place = place if mask is None else place - leading_pads(mask)[:, 0]
+            place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
+        return place.clamp(max=x.shape[1] - 1)
+
+    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
+        """The rightmost token that is not padding; without ids to look at, the last of all."""
+        ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
+        if self.part.padding_token is None:
+            if x.shape[0] > 1:
+                raise ValueError("a batch needs pad_token_id in the config to find each row's last token")
+            return -1
+        if ids is None:
+            return -1
+        if ids.shape[1] != x.shape[1]:
+            raise ValueError("give decoder_input_ids: the vector of a text is that of its last token")
+        places = torch.arange(ids.shape[1], device=x.device)
+        return (places * (ids != self.part.padding_token)).argmax(-1)

@@ -1,0 +1,175 @@
+"""From stored tensors to the parameters of a model, one rule at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.model import Model, TransformerModule
+from anyformer.parts.init import computed
+from anyformer.weights.rules import Matched
+from anyformer.weights.rules import match as fits
+
+Match = Callable[[Model, list[str], list[str]], Matched]  # of a description, stored names and our addresses
+
+SHOWN = 100  # tensors that a report tells by name
+TABLE = 2**28  # numbers of a tensor that is computed, and stored nowhere: the file's size does not bound it
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
+
+    missing: dict[str, str]  # our address -> how it was initialised
+    unexpected: tuple[str, ...]  # published tensors that nothing takes
+    mismatched: dict[str, str]  # our address -> the two shapes, as published
+    dropped: tuple[str, ...]  # published tensors that hold nothing to learn
+    published: dict[str, str]  # our address -> the published tensors that are missing or mismatched for it
+    nonfinite: tuple[str, ...] = ()  # our addresses of weights with NaN or infinity in them
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched or self.nonfinite)
+
+    def __str__(self) -> str:
+        lines = [f"missing {line}" for line in self._by_published_name(self.missing)]
+        lines += [f"unexpected {name}" for name in self.unexpected]
+        lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
+        lines += [f"NaN or infinity in {name}" for name in self.nonfinite]
+        more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+        return "; ".join(lines[:SHOWN] + more) or "every tensor fits"
+
+    def _by_published_name(self, found: dict[str, str]) -> list[str]:
+        """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
+        addresses: dict[tuple[str, str], list[str]] = {}
+        for address, text in found.items():
+            addresses.setdefault((self.published[address], text), []).append(address)
+        return [
+            f"{name} ({'' if ours == [name] else 'here ' + ', '.join(ours) + '; '}{text})"
+            for (name, text), ours in addresses.items()
+        ]
+
+
+class Stored(Protocol):
+    """What is read from: a checkpoint, whichever way it lies in its folder."""
+
+    folder: Path
+    names: list[str]
+
+    def dtype(self, name: str) -> torch.dtype: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class Outline:
+    """A checkpoint of which only the shapes are read."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self.names, self.dtype, self._shape = checkpoint.names, checkpoint.dtype, checkpoint.shape
+        self.folder = checkpoint.folder
+
+    def read(self, name: str) -> Tensor:
+        return torch.empty(self._shape(name), dtype=self.dtype(name), device="meta")
+
+
+def fill(
+    model: TransformerModule, stored: Stored, match: Match, dtype: torch.dtype, strict: bool = False
+) -> Report:  # fmt: skip
+    """Streams stored tensors into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
+    memory is taken for it.
+
+    Tied addresses stand for one tensor: whichever of them is stored fills it. Where several are stored and differ, the
+    description loses their tie: published configs cannot always say so (T5 1.1), and transformers decides by the
+    tensors too.
+    """
+    spec, targets = model.spec, model.state_dict(keep_vars=True)
+    groups: dict[int, list[str]] = {}  # tensor -> the addresses that share it
+    for name, tensor in targets.items():
+        groups.setdefault(id(tensor), []).append(name)
+    names, steps, dropped = match(spec, stored.names, list(targets))
+    exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
+    dtypes = {name: torch.float32 if name in exact else dtype for name in targets}
+    tied = {name for name, _ in spec.ties}
+    used: set[str] = set()
+    filled: dict[str, Tensor] = {}
+    mismatched: dict[str, str] = {}
+    published: dict[str, str] = {}
+    nonfinite: list[str] = []
+    for step in sorted(steps, key=lambda step: any(name in tied for name in step.targets)):  # owners first
+        present = [source for source in step.sources if source in names]
+        used.update(present)
+        if len(present) < step.rule.needed:
+            absent = [source for source in step.sources if source not in names]
+            absent = absent[:1] if step.rule.needed == 1 else absent
+            published.update(dict.fromkeys(step.targets, " and ".join(absent)))
+            continue
+        shapes = [targets[target].shape for target in step.targets]
+        sources = [stored.read(names[source]) for source in present[: step.rule.needed]]
+        if wrong := {n: why for n, why in zip(present, step.rule.misfits(sources, shapes), strict=False) if why}:
+            unfilled = [target for target in step.targets if target not in filled]
+            mismatched.update(dict.fromkeys(unfilled, " and ".join(dict.fromkeys(wrong.values()))))
+            published.update(dict.fromkeys(unfilled, " and ".join(names[source] for source in wrong)))
+            continue
+        for target, tensor in zip(step.targets, step.rule.load(sources, shapes), strict=True):
+            if tensor.is_floating_point() != targets[target].is_floating_point():
+                mismatched[target] = f"the checkpoint has {tensor.dtype}, the model needs {targets[target].dtype}"
+                published[target] = " and ".join(names[source] for source in present)
+                continue
+            if not tensor.is_meta and not finite(tensor):
+                nonfinite.append(target)
+            tensor = (tensor.to(dtypes[target]) if tensor.is_floating_point() else tensor).contiguous()
+            if target not in filled:
+                filled |= dict.fromkeys(groups[id(targets[target])], tensor)
+            elif not tensor.is_meta and not torch.equal(tensor, filled[target]):
+                filled[target] = tensor
+    ties = tuple(tie for tie in spec.ties if filled.get(tie[0]) is filled.get(tie[1]))
+    if ties != spec.ties:
+        model.spec = spec.replace(ties=ties)
+    tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}
+    missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
+    left = [name for name in names if name not in used]
+    unexpected = dict.fromkeys(name for name in left if all(fits(template, name) is None for template in dropped))
+    how = "initialised as its description says"
+    known = tuple(name for name in left if name not in unexpected)
+    published = {name: published[name] for name in (*missing, *mismatched)}
+    report = Report(
+        dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite)
+    )
+    if strict and not report.clean:
+        raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
+    for name in tables:
+        if targets[name].numel() > TABLE:
+            raise ValueError(f"{stored.folder}: {name} would have {targets[name].numel():,} numbers")
+    filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
+    for name in (*missing, *mismatched):
+        if name not in filled:
+            old = targets[name]
+            empty = torch.empty(old.shape, dtype=dtypes[name] if old.is_floating_point() else old.dtype)
+            filled |= dict.fromkeys(groups[id(old)], empty)
+    place(model, filled)
+    return report
+
+
+def place(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Puts tensors in the places of those on meta, by address; one tensor at several addresses is one parameter."""
+    parameters: dict[int, nn.Parameter] = {}
+    for address, module in model.named_modules():
+        for leaf, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            tensor = tensors.get(f"{address}.{leaf}" if address else leaf)
+            if tensor is not None and isinstance(old, nn.Parameter):
+                parameter = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=old.requires_grad))
+                setattr(module, leaf, parameter)
+            elif tensor is not None:
+                setattr(module, leaf, tensor)
+
+
+def finite(tensor: Tensor) -> bool:
+    """One pass over the numbers: their sum tells, unless it is too large itself."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
