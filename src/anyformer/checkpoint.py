@@ -20,9 +20,9 @@ from anyformer.model import Model, TransformerModule
 from anyformer.part import nearest, walk
 from anyformer.parts.init import initialise
 from anyformer.weights import hub
-from anyformer.weights.filling import Outline, Report, Stored, fill
-from anyformer.weights.io import read_json, write_checkpoint, write_json
-from anyformer.weights.pieces import has_weights, opened
+from anyformer.weights.filling import Outline, Report, fill
+from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.pieces import Pieces, has_weights, opened
 from anyformer.weights.rules import plan, same_names
 
 CONFIGS = ("config.json", "bert_config.json")  # the second is Google's name
@@ -141,7 +141,7 @@ def load_as(
     return model.eval(), report
 
 
-def affordable(spec: Model, checkpoint: Stored) -> None:
+def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
     """ValueError where a description asks for more than its file can hold, before anything of it is built."""
     layers = sum(part.depth for _, part in walk(spec) if hasattr(part, "depth"))
     if layers > len(checkpoint.names):
@@ -149,7 +149,7 @@ def affordable(spec: Model, checkpoint: Stored) -> None:
         raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
 
 
-def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Stored) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype

@@ -6,14 +6,13 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_head, tag_dropout
+from anyformer.families.heads import decoder_model, tag_dropout
 from anyformer.mask import Causal
-from anyformer.model import DecoderModel, Model
+from anyformer.model import Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Alibi
 from anyformer.weights.rules import Interleave, Rename, Rule
@@ -69,15 +68,9 @@ def describe(c: Any) -> Model:
         dropout=c.attention_dropout,
     )  # fmt: skip
     mlp = MLP(width=4 * c.hidden_size, activation="gelu_tanh")
-    tie = c.architecture == "BloomForCausalLM" and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        embedding=TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), norm=norm),
-        decoder=Stack(layers=Block(attention=step(attention), feedforward=step(mlp)), depth=c.n_layer, norm=norm),
-        head=decoder_head(c),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    layers = Block(attention=step(attention), feedforward=step(mlp))
+    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), norm=norm)
+    return decoder_model(c, Stack(layers=layers, depth=c.n_layer, norm=norm), embedding)
 
 
 def rules(spec: Any) -> list[Rule]:

@@ -7,16 +7,14 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
-from anyformer.families.heads import decoder_head
+from anyformer.families.heads import decoder_model
 from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.mask import Causal
-from anyformer.model import DecoderModel, Model
+from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
-from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
@@ -117,20 +115,11 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
         "dense": Block(attention=first, feedforward=Sublayer(pre_norm=norm, op=mlp(c.intermediate_size))),
         "sparse": Block(attention=first, feedforward=Sublayer(pre_norm=norm, op=experts)),
     }
-    depth, head = c.num_hidden_layers, decoder_head(c)
+    depth = c.num_hidden_layers
     dense = min(c.first_k_dense_replace, depth)
-    tie = isinstance(head, LMHead) and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        length=c.max_position_embeddings,
-        embedding=TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id)),
-        decoder=Stack(
-            layers=kinds, pattern=("dense",) * dense + ("sparse",) * (depth - dense), depth=depth, norm=norm
-        ),
-        head=head,
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    pattern = ("dense",) * dense + ("sparse",) * (depth - dense)
+    stack = Stack(layers=kinds, pattern=pattern, depth=depth, norm=norm)
+    return decoder_model(c, stack, length=c.max_position_embeddings)
 
 
 def score_scale(c: Any) -> float | None:

@@ -8,16 +8,15 @@ from typing import Any
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_head, tag_dropout
+from anyformer.families.heads import decoder_model, tag_dropout
 from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.mask import Causal
-from anyformer.model import DecoderModel, Model
+from anyformer.model import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Rope
 from anyformer.weights.rules import Interleave, Rename, Rule
@@ -101,20 +100,10 @@ def describe(c: Any) -> Model:
         "feedforward": MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act)),
     }  # fmt: skip
     steps = {name: Sublayer(pre_norm=norm, op=op, dropout=c.hidden_dropout) for name, op in ops.items()}
-    tie = c.architecture == "GPTNeoXForCausalLM" and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        length=c.max_position_embeddings,
-        embedding=TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.hidden_dropout),
-        decoder=Stack(
-            layers=Block(both=Parallel(**steps)) if c.use_parallel_residual else Block(**steps),
-            depth=c.num_hidden_layers,
-            norm=norm,
-        ),
-        head=decoder_head(c),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    layers = Block(both=Parallel(**steps)) if c.use_parallel_residual else Block(**steps)
+    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.hidden_dropout)
+    stack = Stack(layers=layers, depth=c.num_hidden_layers, norm=norm)
+    return decoder_model(c, stack, embedding, length=c.max_position_embeddings)
 
 
 def rules(spec: Model) -> list[Rule]:

@@ -1,11 +1,15 @@
-"""The heads that published decoders and encoders share, by the ending of the class name."""
+"""What published decoders and encoders share: heads by the ending of the class name, and the model around them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from anyformer.block import Stack
 from anyformer.families.family import Absent
+from anyformer.model import DecoderModel
+from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import ClassifyHead, Head, LMHead, MultipleChoiceHead, Pool, SpanHead, TagHead
+from anyformer.parts.init import Normal
 
 
 def decoder_head(c: Any) -> Head | None:
@@ -20,6 +24,23 @@ def decoder_head(c: Any) -> Head | None:
         dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
         return TagHead(num_labels=c.num_labels, dropout=dropout)
     return SpanHead() if name.endswith("ForQuestionAnswering") else None
+
+
+def decoder_model(
+    c: Any, decoder: Stack, embedding: TextEmbedding | None = None, head: Head | None = None, **more: Any
+) -> DecoderModel:
+    """The head of the class over a stack, tied to the tokens where it scores them and the config says so."""
+    head = decoder_head(c) if head is None else head
+    tie = isinstance(head, LMHead) and c.tie_word_embeddings
+    return DecoderModel(
+        width=c.hidden_size,
+        embedding=embedding or TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id)),
+        decoder=decoder,
+        head=head,
+        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
+        init={"*": Normal(std=c.initializer_range)},
+        **more,
+    )
 
 
 def encoder_head(

@@ -6,17 +6,15 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_head
+from anyformer.families.heads import decoder_model
 from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.mask import Causal
-from anyformer.model import DecoderModel, Model
+from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.norm import RMSNorm
 from anyformer.weights.rules import Rename, Rule
 
@@ -65,20 +63,9 @@ def describe(c: Any) -> Model:
         dropout=c.attention_dropout,
     )
     mlp = GatedMLP(width=c.intermediate_size, activation=activation_named(c.hidden_act), bias=c.mlp_bias)
-    tie = c.architecture == "LlamaForCausalLM" and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        length=c.max_position_embeddings,
-        embedding=TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id)),
-        decoder=Stack(
-            layers=Block(attention=Sublayer(pre_norm=norm, op=attention), feedforward=Sublayer(pre_norm=norm, op=mlp)),
-            depth=c.num_hidden_layers,
-            norm=norm,
-        ),
-        head=decoder_head(c),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    layers = Block(attention=Sublayer(pre_norm=norm, op=attention), feedforward=Sublayer(pre_norm=norm, op=mlp))
+    stack = Stack(layers=layers, depth=c.num_hidden_layers, norm=norm)
+    return decoder_model(c, stack, length=c.max_position_embeddings)
 
 
 def rules(spec: Model) -> list[Rule]:

@@ -6,18 +6,16 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_head
+from anyformer.families.heads import decoder_head, decoder_model
 from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.mask import Causal, Window
-from anyformer.model import DecoderModel, Model
+from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.balance import PooledBalance
-from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import GatedMLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
 from anyformer.weights.rules import Rename, Rule
@@ -84,22 +82,9 @@ def describe(c: Any) -> Model:
     head = decoder_head(c)
     if isinstance(head, LMHead):
         head = head.replace(balance=PooledBalance(weight=c.router_aux_loss_coef, top_k=c.num_experts_per_tok))
-    tie = isinstance(head, LMHead) and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        length=c.max_position_embeddings,
-        embedding=TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id)),
-        decoder=Stack(
-            layers=Block(
-                attention=Sublayer(pre_norm=norm, op=attention), feedforward=Sublayer(pre_norm=norm, op=experts)
-            ),
-            depth=c.num_hidden_layers,
-            norm=norm,
-        ),
-        head=head,
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    layers = Block(attention=Sublayer(pre_norm=norm, op=attention), feedforward=Sublayer(pre_norm=norm, op=experts))
+    stack = Stack(layers=layers, depth=c.num_hidden_layers, norm=norm)
+    return decoder_model(c, stack, head=head, length=c.max_position_embeddings)
 
 
 def rules(spec: Model) -> list[Rule]:

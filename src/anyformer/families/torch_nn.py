@@ -10,7 +10,6 @@ It has no config and no files, so it stands beside the catalogue; what is loaded
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,25 +139,22 @@ def rules(spec: Model) -> list[Rule]:
 def load(module: nn.Module, *, causal: bool = True) -> Any:
     """A model with the module's weights (copied), in eval mode."""
     model = skeleton(describe(module, causal=causal))
+
+    def match(spec: Model, stored: list[str], targets: list[str]) -> Matched:
+        steps, orphans = plan(rules(spec), targets)
+        assert not orphans, f"no rule for {orphans}"
+        return Matched({name: name for name in stored}, steps, [])
+
     fill(model, Held(module), match, next(module.parameters()).dtype, strict=True)
     return model.eval()
 
 
-def match(spec: Model, stored: list[str], targets: list[str]) -> Matched:
-    steps, orphans = plan(rules(spec), targets)
-    assert not orphans, f"no rule for {orphans}"
-    return Matched({name: name for name in stored}, steps, [])
-
-
 class Held:
-    """The weights of a module as a checkpoint is read."""
+    """A module as checkpoints are read."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.state = dict(module.state_dict())
-        self.names, self.folder = list(self.state), Path(f"torch.nn.{type(module).__name__}")
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self.state[name].dtype
+        self.state, self.folder = module.state_dict(), type(module).__name__
+        self.names = list(self.state)
 
     def read(self, name: str) -> Tensor:
         return self.state[name].detach().clone()

@@ -56,6 +56,3 @@ class Choose(Objective):
     def module(self, model: nn.Module) -> nn.Module:
         head_of(model, MultipleChoiceModule, "multiple choice")
         return model
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"loss": float(len(batch["labels"]))}

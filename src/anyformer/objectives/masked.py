@@ -15,7 +15,7 @@ from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
-from anyformer.objectives.objective import Batch, Read, Record, language_head, num_labels, padded, padded_texts
+from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
 
 
 class Masked(Knowing):
@@ -116,9 +116,6 @@ class Masked(Knowing):
         if language_head(model).part.shift:
             raise ValueError("masked tokens need a model that sees both sides; this one predicts the next token")
         return model
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
         return {"loss": masked_loss(model, batch, seen)}

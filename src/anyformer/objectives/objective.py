@@ -89,8 +89,8 @@ class Objective(Part):
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """How much each term counts here (usually labels), known before the forward pass."""
-        raise NotImplementedError
+        """How much each term counts here, known before the forward pass; labels unless said otherwise."""
+        return {"loss": num_labels(batch["labels"])}
 
     def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
         """Term -> its sum over the batch, with gradient. A term's factor (lambda) is part of its sum."""

@@ -15,7 +15,6 @@ from anyformer.objectives.objective import (
     Read,
     Record,
     language_head,
-    num_labels,
     padded,
     padded_texts,
 )
@@ -38,9 +37,6 @@ class Rewrite(Objective):
             raise ValueError(f"{type(self).__name__} reads one text and writes another: it needs an encoder-decoder")
         language_head(model)
         return model
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"loss": num_labels(batch["labels"])}
 
     def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
         return {"loss": language_head(model).loss(seen.x, seen.ctx, batch["labels"], self.smoothing).sum}

@@ -10,7 +10,7 @@ from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.objectives.examples import array, field, label_number
-from anyformer.objectives.objective import Batch, Objective, Record, head_of, num_labels, padded, padded_texts
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
 from anyformer.parts.head import TagModule
 
 
@@ -52,9 +52,6 @@ class Tag(Objective):
         if head.out.out_features != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels, and the model tells {head.out.out_features} apart")
         return model
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"loss": num_labels(batch["labels"])}
 
 
 def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:

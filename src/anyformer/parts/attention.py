@@ -6,6 +6,7 @@ B batch, T tokens, S keys seen, H heads, G key/value heads, K head width, D widt
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -68,12 +69,11 @@ class Attention(Op, sees="past"):
 
 
 class AttentionModule(InHeads):
+    otherwise: ClassVar[str] = "; set head_width"
+
     def __init__(self, part: Attention, site: Site) -> None:
-        super().__init__()
-        H, G = part.num_heads, part.num_kv_heads or part.num_heads
-        if part.head_width is None and site.width % H:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {H} heads; set head_width")
-        K = part.head_width or site.width // H
+        super().__init__(site, part.num_heads, part.head_width)
+        H, G, K = part.num_heads, part.num_kv_heads or part.num_heads, self.head_width
         source = part.memory_width or site.width
         self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
         self.k = nn.Linear(source, G * K, bias="k" in part.bias)
@@ -85,9 +85,9 @@ class AttentionModule(InHeads):
         self.scale = part.scale if part.scale is not None else K**-0.5
         if part.scale_by_layer:
             self.scale /= site.layer + 1
-        self.num_kv_heads, self.head_width = G, K
+        self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
-        self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
+        self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
             **MIXER, **({"position": None} if part.position else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),

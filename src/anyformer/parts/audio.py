@@ -19,7 +19,8 @@ from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape, hides_nothing
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Said
+from anyformer.parts.labels import Loss, class_loss
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import add_position
@@ -326,7 +327,7 @@ class SpeechOutput(Head):
 
 
 class SpeechOutputModule(HeadModule):
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
 
 
@@ -346,10 +347,9 @@ class FrameModule(HeadModule):
         super().__init__()
         self.out = nn.Linear(width, part.num_labels)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        logits, labels = self.out(x), inputs.get("labels")
-        loss = None
-        if labels is not None:
-            check_shape("labels", labels, tuple(logits.shape))
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(0, 1).argmax(-1))
-        return {"loss": loss, "logits": logits}
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(x)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        check_shape("labels", labels, tuple(logits.shape))
+        return class_loss(logits, labels.argmax(-1))

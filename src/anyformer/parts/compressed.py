@@ -110,11 +110,8 @@ class CompressedAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "short_k": None, "short_v": None}
 
     def __init__(self, part: CompressedAttention, site: Site) -> None:
-        super().__init__()
-        D = site.width
-        if D % part.num_heads:
-            raise ValueError(f"{site.address}: width {D} is not a multiple of {part.num_heads} heads")
-        self.part, self.address, self.head_width = part, site.address, D // part.num_heads
+        super().__init__(site, part.num_heads)
+        self.part, D = part, site.width
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
         self.short_k, self.short_v = (nn.Conv1d(D, D, part.kernel, part.stride) for _ in "kv")
 

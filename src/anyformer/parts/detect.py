@@ -35,9 +35,6 @@ class DetectModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"logits": self.out(self.activation(self.dense(x))).squeeze(-1)}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        logits, labels = said["logits"], inputs.get("labels")
-        if labels is None:
-            return {}
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         check_shape("labels", labels, tuple(logits.shape))
-        return {"loss": binary_loss(logits, labels, ctx.tokens)}
+        return binary_loss(logits, labels, ctx.tokens)

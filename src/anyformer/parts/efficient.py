@@ -42,11 +42,8 @@ class ProjectionsModule(InHeads):
     tapped: ClassVar[Declared] = MIXER
 
     def __init__(self, part: Projections, site: Site) -> None:
-        super().__init__()
-        H, D = part.num_heads, site.width
-        if D % H:
-            raise ValueError(f"{site.address}: width {D} is not a multiple of {H} heads")
-        self.address, self.head_width = site.address, D // H
+        super().__init__(site, part.num_heads)
+        D = site.width
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
 
     def projections(self, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:

@@ -42,9 +42,13 @@ class HeadModule(nn.Module):
         """What it says of the hidden states (B, T, D), whatever is asked of that."""
         raise NotImplementedError
 
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        return class_loss(logits, labels)
+
     def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         """The losses of an answer, term by term, where the inputs have labels for them."""
-        return {}
+        labels = inputs.get("labels")
+        return {} if labels is None else {"loss": self.label_loss(said["logits"], labels, ctx)}
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
@@ -166,13 +170,13 @@ class LMHeadModule(HeadModule):
         first = {name: terms.pop(name) for name in ("aux_loss",) if name in terms}
         return {**first, "logits": logits, **terms}  # as published
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        logits, labels = said["logits"], inputs.get("labels")
-        if labels is None:
-            return {}
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         check_labels("labels", labels, tuple(logits.shape[:2]))
-        found = {"loss": class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)}
-        if self.part.balance is not None and inputs.get("output_router_logits"):
+        return class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        found = super().judge(said, ctx, inputs)
+        if found and self.part.balance is not None and inputs.get("output_router_logits"):
             terms = {name: value for name, value in said.items() if name != "logits"}
             found["balance"] = Loss(self.part.balance.total(terms), 1.0)
         return found
@@ -309,17 +313,8 @@ class ClassifyModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"logits": self.out(self.pool(x, ctx, inputs))}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        labels = inputs.get("labels")
-        return {} if labels is None else {"loss": classification_loss(said["logits"], labels, self.problem)}
-
-
-class LabelledModule(HeadModule):
-    """One label for each row of scores."""
-
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        labels = inputs.get("labels")
-        return {} if labels is None else {"loss": class_loss(said["logits"], labels)}
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        return classification_loss(logits, labels, self.problem)
 
 
 class MultipleChoiceHead(Head):
@@ -334,7 +329,7 @@ class MultipleChoiceHead(Head):
         return MultipleChoiceModule(self, site)
 
 
-class MultipleChoiceModule(LabelledModule):
+class MultipleChoiceModule(HeadModule):
     def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
         super().__init__()
         self.pool = part.pool.build(site.child("pool"))
@@ -369,7 +364,7 @@ class TagHead(Head):
         return TagModule(self, site.width)
 
 
-class TagModule(LabelledModule):
+class TagModule(HeadModule):
     def __init__(self, part: TagHead, width: int) -> None:
         super().__init__()
         self.dropout = part.dropout
@@ -440,10 +435,7 @@ class CTCModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
 
-    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        logits, labels = said["logits"], inputs.get("labels")
-        if labels is None:
-            return {}
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
         if labels.numel() and int(labels.max()) >= self.part.vocab_size:
             raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
@@ -456,5 +448,5 @@ class CTCModule(HeadModule):
             zero_infinity=self.part.zero_infinity,
         )  # fmt: skip
         if self.part.reduction == "sum":
-            return {"loss": Loss(each.sum(), 1.0)}
-        return {"loss": Loss((each / lengths.clamp(min=1)).sum(), B)}
+            return Loss(each.sum(), 1.0)
+        return Loss((each / lengths.clamp(min=1)).sum(), B)

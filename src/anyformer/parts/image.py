@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.embed import Embedding
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Said
+from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import Learned, LearnedModule
 from anyformer.parts.window import Grid
@@ -155,17 +156,19 @@ class PixelModule(HeadModule):
         self.part = part
         self.out = nn.Linear(width, part.stride**2 * part.channels)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         grid = ctx.extra(Grid)
         assert grid is not None
-        image = F.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, grid), self.part.stride)
-        pixels, masked, loss = inputs["pixel_values"], inputs.get("bool_masked_pos"), None
-        if masked is not None:
-            if image.shape != pixels.shape:
-                drawn, given = tuple(image.shape[2:]), tuple(pixels.shape[2:])
-                raise ValueError(f"no loss: the head draws {drawn} pixels (encoder_stride), the image has {given}")
-            (height, width), (down, right) = pixels.shape[2:], self.part.patch_size
-            hidden = masked.view(-1, -(-height // down), -(-width // right))
-            hidden = hidden.repeat_interleave(down, 1).repeat_interleave(right, 2)[:, None, :height, :width]
-            loss = ((pixels - image).abs() * hidden).sum() / (hidden.sum() + 1e-5) / self.part.channels
-        return {"loss": loss, "reconstruction": image}
+        return {"reconstruction": F.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, grid), self.part.stride)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        image, pixels, masked = said["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
+        if masked is None:
+            return {}
+        if image.shape != pixels.shape:
+            drawn, given = tuple(image.shape[2:]), tuple(pixels.shape[2:])
+            raise ValueError(f"no loss: the head draws {drawn} pixels (encoder_stride), the image has {given}")
+        (height, width), (down, right) = pixels.shape[2:], self.part.patch_size
+        hidden = masked.view(-1, -(-height // down), -(-width // right))
+        hidden = hidden.repeat_interleave(down, 1).repeat_interleave(right, 2)[:, None, :height, :width]
+        return {"loss": Loss(((pixels - image).abs() * hidden).sum() / self.part.channels, hidden.sum() + 1e-5)}

@@ -131,8 +131,6 @@ class LocalAttention(Op, sees="all"):
         return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
 
     def build(self, site: Site) -> nn.Module:
-        if site.width % self.num_heads:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.num_heads} heads")
         return LocalAttentionModule(self, site)
 
 
@@ -149,9 +147,8 @@ class LocalAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "global_weights": "global_attentions"}
 
     def __init__(self, part: LocalAttention, site: Site) -> None:
-        super().__init__()
-        width = site.width
-        self.part, self.address, self.head_width = part, site.address, width // part.num_heads
+        super().__init__(site, part.num_heads)
+        self.part, width = part, site.width
         self.o, self.q, self.k, self.v = (nn.Linear(width, width) for _ in "oqkv")
         self.global_q, self.global_k, self.global_v = (nn.Linear(width, width) for _ in "qkv")
 

@@ -43,8 +43,6 @@ class NystromAttention(Op, sees="all"):
         return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
 
     def build(self, site: Site) -> nn.Module:
-        if site.width % self.num_heads:
-            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.num_heads} heads")
         return NystromAttentionModule(self, site)
 
 
@@ -52,8 +50,8 @@ class NystromAttentionModule(InHeads):
     tapped: ClassVar[Declared] = {**MIXER, "conv": None}
 
     def __init__(self, part: NystromAttention, site: Site) -> None:
-        super().__init__()
-        self.part, self.address, self.head_width = part, site.address, site.width // part.num_heads
+        super().__init__(site, part.num_heads)
+        self.part = part
         self.q, self.k, self.v, self.o = (nn.Linear(site.width, site.width) for _ in "qkvo")
         H, k = part.num_heads, part.taps
         self.conv = nn.Conv1d(H, H, k, bias=False, groups=H) if k is not None else None

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.part import Part
+from anyformer.part import Part, Site
 
 
 class Op(Part):
@@ -18,7 +18,14 @@ class Op(Part):
 class InHeads(nn.Module):
     """A mixer that divides its width among heads."""
 
-    head_width: int
+    otherwise: ClassVar[str] = ""  # what can be done where it cannot
+
+    def __init__(self, site: Site, num_heads: int, head_width: int | None = None) -> None:
+        super().__init__()
+        if head_width is None and site.width % num_heads:
+            found = f"width {site.width} is not a multiple of {num_heads} heads"
+            raise ValueError(f"{site.address}: {found}{self.otherwise}")
+        self.address, self.head_width = site.address, head_width or site.width // num_heads
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H K) -> (B, H, T, K)"""

@@ -14,8 +14,8 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, Said, next_labels
-from anyformer.parts.labels import Loss, check_labels, class_loss
+from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, Said
+from anyformer.parts.labels import Loss, class_loss
 from anyformer.taps import Declared
 
 
@@ -102,9 +102,7 @@ class DoubleHeadModule(HeadModule):
     def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         logits, scores, found = said["logits"], said["mc_logits"], {}
         if (labels := inputs.get("labels")) is not None:
-            logits = logits.flatten(0, -3)  # a text a row
-            check_labels("labels", labels, tuple(logits.shape[:2]))
-            found["loss"] = class_loss(logits, next_labels(labels, ctx))
+            found["loss"] = self.lm.label_loss(logits.flatten(0, -3), labels, ctx)  # a text a row
         if (answers := inputs.get("mc_labels")) is not None:
             found["mc_loss"] = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
         return found

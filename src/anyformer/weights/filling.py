@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.init import computed
+from anyformer.weights.io import Checkpoint
+from anyformer.weights.pieces import Pieces
 from anyformer.weights.rules import Matched
 from anyformer.weights.rules import match as fits
 
@@ -56,12 +57,10 @@ class Report:
 
 
 class Stored(Protocol):
-    """What is read from: a checkpoint, whichever way it lies in its folder."""
+    """A checkpoint, whichever way it lies in its folder."""
 
-    folder: Path
+    folder: Any  # for messages
     names: list[str]
-
-    def dtype(self, name: str) -> torch.dtype: ...
 
     def read(self, name: str) -> Tensor: ...
 
@@ -69,12 +68,11 @@ class Stored(Protocol):
 class Outline:
     """A checkpoint of which only the shapes are read."""
 
-    def __init__(self, checkpoint: Any) -> None:
-        self.names, self.dtype, self._shape = checkpoint.names, checkpoint.dtype, checkpoint.shape
-        self.folder = checkpoint.folder
+    def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
+        self.names, self.folder, self._of = checkpoint.names, checkpoint.folder, checkpoint
 
     def read(self, name: str) -> Tensor:
-        return torch.empty(self._shape(name), dtype=self.dtype(name), device="meta")
+        return torch.empty(self._of.shape(name), dtype=self._of.dtype(name), device="meta")
 
 
 def fill(
