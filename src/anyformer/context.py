@@ -99,8 +99,9 @@ class Context:
     def remember(self, address: str, new: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """What the mixer at `address` declared PerToken, of these tokens, in; the same of all that can be seen, and
         their row places (S,) or (B, S), out."""
-        store = self.store(address)
-        return (new, self.places()) if store is None else store.extend(new, self.index, self.once)
+        if self.state is None:
+            return new, self.places()
+        return self.state.stores[address].extend(new, self.index, self.once)
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -111,12 +111,6 @@ class Store:
         self.declared, self.tensors, self.static = declared, tensors, static
         self.axes = {name: axis(shape) for name, shape in declared.shapes.items()}
 
-    @property
-    def room(self) -> int:
-        """Columns that its tensors have, where they are of tokens."""
-        name, tensor = next(iter(self.tensors.items()))
-        return tensor.shape[self.axes[name]]
-
     def replace(self, name: str, tensor: Tensor) -> None:
         """By name; in place where static, so that a recorded step finds its tensors where they were."""
         if self.static and name in self.tensors:
@@ -154,9 +148,8 @@ class Store:
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return type(self)(self.declared, tensors, static=False)
 
-    def join(self, others: Sequence[Store], memory: int) -> None:
-        """Takes in the rows of other growing stores of this mixer, behind its own; the longest memory has so many
-        places."""
+    def join(self, others: Sequence[Store]) -> None:
+        """Takes in the rows of other growing stores of this mixer, behind its own."""
         self.tensors = {name: torch.cat([store.tensors[name] for store in (self, *others)]) for name in self.tensors}
 
 
@@ -165,10 +158,9 @@ class Made(Store):
 
     can_truncate = True
 
-    def join(self, others: Sequence[Store], memory: int) -> None:
+    def join(self, others: Sequence[Store]) -> None:
         for name in self.tensors:
-            found = [store.tensors[name] for store in (self, *others)]
-            self.tensors[name] = torch.cat([longer(t, self.axes[name], after=memory) for t in found])
+            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], self.axes[name])
 
 
 class Growing(Store):
@@ -184,7 +176,7 @@ class Growing(Store):
         if self.tensors:
             new = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
         self.tensors = new
-        T, S = index.shape[-1], self.room
+        T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
         window = self.declared.window or S
         if window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
@@ -200,12 +192,10 @@ class Growing(Store):
             extra = max(tensor.shape[self.axes[name]] - length, 0)
             self.tensors[name] = tensor.narrow(self.axes[name], extra, tensor.shape[self.axes[name]] - extra)
 
-    def join(self, others: Sequence[Store], memory: int) -> None:
+    def join(self, others: Sequence[Store]) -> None:
         """Shorter rows begin at a later column, so that all of them end at the same."""
         for name in self.tensors:
-            found = [store.tensors[name] for store in (self, *others)]
-            held = max(t.shape[self.axes[name]] for t in found)
-            self.tensors[name] = torch.cat([longer(t, self.axes[name], before=held) for t in found])
+            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], self.axes[name], left=True)
 
 
 class Static(Store):
@@ -214,16 +204,20 @@ class Static(Store):
     declared: PerToken
     can_truncate = True
 
+    def __init__(self, declared: Declared, tensors: dict[str, Tensor], static: bool) -> None:
+        super().__init__(declared, tensors, static)
+        self.room = next(t.shape[self.axes[name]] for name, t in tensors.items())
+        self.alike = {name: f"lines of {tuple(t.shape[1 : self.axes[name] + 1])}" for name, t in tensors.items()}
+
     def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
         self.write(new, index, once)
-        return self.tensors, once(f"places {self.room}", lambda: torch.arange(self.room, device=index.device))
+        return self.tensors, once("places", lambda: torch.arange(self.room, device=index.device))
 
     def write(self, new: dict[str, Tensor], columns: Tensor, once: Once) -> None:
         """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way."""
         for name, tensor in new.items():
             held, dim = self.tensors[name], self.axes[name]
-            shape = tuple(held.shape[: dim + 1])
-            at = once(f"lines {shape} {columns.shape[-1]}", functools.partial(lines, shape, columns))
+            at = once(self.alike[name], functools.partial(lines, held.shape[: dim + 1], columns))
             held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
 
     def column(self, places: Tensor) -> Tensor:
@@ -282,13 +276,19 @@ def reordered(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
     return tensor.copy_(new) if static and new.shape == tensor.shape else new
 
 
-def longer(tensor: Tensor, dim: int, before: int = 0, after: int = 0) -> Tensor:
-    """Zeros before or after, to so many places along a dimension."""
-    missing = [max(count - tensor.shape[dim], 0) for count in (before, after)]
-    return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *missing))
+def longer(tensor: Tensor, dim: int, length: int, left: bool = False) -> Tensor:
+    """Zeros behind (or on the left), to so many places along a dimension."""
+    missing = max(length - tensor.shape[dim], 0)
+    return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *((missing, 0) if left else (0, missing))))
 
 
-def lines(shape: tuple[int, ...], columns: Tensor) -> Tensor:
+def stacked(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
+    """Rows of several tensors in one, the shorter made longer along a dimension."""
+    longest = max(tensor.shape[dim] for tensor in tensors)
+    return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
+
+
+def lines(shape: torch.Size, columns: Tensor) -> Tensor:
     """Of a table (B, ..., L) whose last dimension is cut into lines: where the columns (T,) or (B, T) of all are."""
     first = torch.arange(0, math.prod(shape), shape[-1], device=columns.device).view(*shape[:-1], 1)
     return (first + columns.view(-1, *[1] * (len(shape) - 2), columns.shape[-1])).flatten()
@@ -307,11 +307,11 @@ def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
 class State:
     """The memory of a whole model: a store an address, how many tokens it holds, and which of them are real."""
 
-    def __init__(self, stores: dict[str, Store], *, tokens: int | Tensor = 0, capacity: int | None = None) -> None:
+    def __init__(self, stores: dict[str, Store], *, past: int | Tensor = 0, capacity: int | None = None) -> None:
         self.stores = stores
-        self.tokens = tokens  # of every row, pads counted, where growing; of each (B,) where static
+        self.past = past  # of every row, pads counted, where growing; of each (B,) where static
         self.capacity = capacity
-        self.padding: Tensor | None = None  # (B, tokens) where growing, (B, capacity) where static; None: all are real
+        self.padding: Tensor | None = None  # (B, past) where growing, (B, capacity) where static; None: all are real
         self.memory: Tensor | None = None  # what the encoder said, for encoder-decoders
         self.memory_padding: Tensor | None = None
 
@@ -324,34 +324,34 @@ class State:
         like = next(model.parameters())
         dtype, device = dtype or like.dtype, device or like.device
         stores = {at: each.store(batch_size, capacity, dtype, device) for at, each in declarations(model)}
-        tokens = 0 if capacity is None else torch.zeros(batch_size, dtype=torch.long, device=device)
-        return cls(stores, tokens=tokens, capacity=capacity)
+        past = 0 if capacity is None else torch.zeros(batch_size, dtype=torch.long, device=device)
+        return cls(stores, past=past, capacity=capacity)
 
     def advance(self, num_tokens: int) -> None:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
-        self.tokens += num_tokens
+        self.past += num_tokens
 
     @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return self.tokens if isinstance(self.tokens, int) else int(self.tokens.max())
+        return self.past if isinstance(self.past, int) else int(self.past.max())
 
     @property
     def lengths(self) -> Tensor:
         """(B,) tokens of each row; in a growing state those from its first real one on."""
-        if isinstance(self.tokens, Tensor):
-            return self.tokens
+        if isinstance(self.past, Tensor):
+            return self.past
         if self.padding is None:
-            return torch.full((self.rows,), self.tokens, device=next(self.tensors()).device)
+            return torch.full((self.rows,), self.past, device=next(self.tensors()).device)
         return (self.padding.cumsum(1) > 0).sum(1)
 
     @property
     def holes(self) -> Tensor | None:
         """(B, S) which places of each row are real, from the first that is; None where all are."""
-        if self.padding is None or isinstance(self.tokens, Tensor):
+        if self.padding is None or isinstance(self.past, Tensor):
             return self.padding
-        places = torch.arange(self.tokens, device=self.padding.device) + (self.tokens - self.lengths)[:, None]
-        real = picked(self.padding, 1, places, places < self.tokens) | (places >= self.tokens)
+        places = torch.arange(self.past, device=self.padding.device) + (self.past - self.lengths)[:, None]
+        real = picked(self.padding, 1, places, places < self.past) | (places >= self.past)
         return None if bool(real.all()) else real
 
     def tensors(self) -> Iterator[Tensor]:
@@ -377,7 +377,7 @@ class State:
         for store in self.stores.values():
             if not (same_memory and isinstance(store, Made)):
                 store.reorder(rows)
-        for name in ("tokens", "padding") if same_memory else ("tokens", "padding", "memory", "memory_padding"):
+        for name in ("past", "padding") if same_memory else ("past", "padding", "memory", "memory_padding"):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 setattr(self, name, reordered(value, rows, self.capacity is not None))
@@ -385,7 +385,7 @@ class State:
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens of the longest row, and as many of the others."""
         dropped = self.length - length
-        if not 0 <= dropped <= self.length:
+        if not 0 <= dropped <= (self.past if isinstance(self.past, int) else int(self.past.min())):
             raise ValueError(f"a state of {self.length} tokens cannot be cut to {length}")
         if dropped == 0:
             return
@@ -394,25 +394,25 @@ class State:
             raise ValueError(f"{bad} has overwritten what was before its last tokens: fork the state and read again")
         for store in self.stores.values():
             store.truncate(dropped)
-        self.tokens -= dropped
-        if self.padding is not None and isinstance(self.tokens, Tensor):  # what comes next is real
-            self.padding |= torch.arange(self.padding.shape[1], device=self.tokens.device) >= self.tokens[:, None]
+        self.past -= dropped
+        if self.padding is not None and isinstance(self.past, Tensor):  # what comes next is real
+            self.padding |= torch.arange(self.padding.shape[1], device=self.past.device) >= self.past[:, None]
         elif self.padding is not None:
             self.padding = self.padding[:, :length]
 
     def trim(self, count: int) -> None:
         """Forgets the first `count` columns, which are pads in every row of a growing state."""
-        assert isinstance(self.tokens, int) and self.padding is not None
-        self.tokens -= count
+        assert isinstance(self.past, int) and self.padding is not None
+        self.past -= count
         for store in self.stores.values():
-            store.trim(self.tokens)
+            store.trim(self.past)
         self.padding = None if bool(self.padding[:, count:].all()) else self.padding[:, count:]
 
     def fork(self) -> State:
         """A copy that goes its own way: two texts after one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
-        tokens = self.tokens.clone() if isinstance(self.tokens, Tensor) else self.tokens
-        copy = State(stores, tokens=tokens, capacity=self.capacity)
+        past = self.past.clone() if isinstance(self.past, Tensor) else self.past
+        copy = State(stores, past=past, capacity=self.capacity)
         copy.memory, copy.memory_padding = self.memory, self.memory_padding
         copy.padding = None if self.padding is None else self.padding.clone()
         return copy
@@ -420,10 +420,10 @@ class State:
     def adopt(self, other: State) -> None:
         """A static state takes over, in place, what a growing one of as many rows holds. Each row begins with its first
         real token: pads on the left are left behind."""
-        assert isinstance(self.tokens, Tensor) and self.capacity is not None
+        assert isinstance(self.past, Tensor) and self.capacity is not None
         for address, store in self.stores.items():
             store.adopt(other.stores[address], other.lengths)
-        self.tokens.copy_(other.lengths)
+        self.past.copy_(other.lengths)
         holes = other.holes
         row = None if holes is None else F.pad(holes, (0, self.capacity - holes.shape[1]), value=True)
         for name, theirs in (("padding", row), ("memory", other.memory), ("memory_padding", other.memory_padding)):
@@ -436,7 +436,7 @@ class State:
     def growing(self, columns: int | None = None) -> State:
         """A growing copy of a static state, to go on from: each row ends at the last of so many columns."""
         columns, end = self.length if columns is None else columns, self.lengths[:, None]
-        copy = State({at: store.growing(self.lengths, columns) for at, store in self.stores.items()}, tokens=columns)
+        copy = State({at: store.growing(self.lengths, columns) for at, store in self.stores.items()}, past=columns)
         places = end + torch.arange(-columns, 0, device=end.device)
         real = places >= 0 if self.padding is None else picked(self.padding, 1, places, places >= 0)
         copy.padding = None if bool(real.all()) else real
@@ -451,27 +451,23 @@ class State:
         if any(state.length == 0 for state in states):
             raise ValueError("an empty state has no rows to concatenate")
         out = states[0].fork()
-        out.tokens = longest = max(state.length for state in states)
-        memories = [0 if state.memory is None else state.memory.shape[1] for state in states]
+        out.past = max(state.length for state in states)
         for address, store in out.stores.items():
-            store.join([state.stores[address] for state in states[1:]], max(memories))
-        columns = torch.arange(-longest, 0, device=next(out.tensors()).device)
-        real = [
-            (columns >= -state.length).expand(state.rows, -1) if state.padding is None
-            else longer(state.padding, 1, before=longest) for state in states
-        ]  # fmt: skip
-        padding = torch.cat(real)
+            store.join([state.stores[address] for state in states[1:]])
+        device = next(out.tensors()).device
+        real = [known(state.padding, (state.rows, state.length), device) for state in states]
+        padding = stacked(real, 1, left=True)
         out.padding = None if bool(padding.all()) else padding
         if out.memory is not None:
-            seen, masks = [], []
-            for state in states:
-                assert state.memory is not None
-                mask = state.memory_padding
-                mask = state.memory.new_ones(state.memory.shape[:2]) if mask is None else mask
-                seen.append(longer(state.memory, 1, after=max(memories)))
-                masks.append(longer(mask.bool(), 1, after=max(memories)))
-            out.memory, out.memory_padding = torch.cat(seen), torch.cat(masks)
+            read = [(state.memory, state.memory_padding) for state in states if state.memory is not None]
+            out.memory = stacked([memory for memory, _ in read], 1)
+            out.memory_padding = stacked([known(mask, memory.shape[:2], device) for memory, mask in read], 1)
         return out
+
+
+def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
+    """A mask also where there is none, for all are real."""
+    return torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask.bool()
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:

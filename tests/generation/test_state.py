@@ -125,6 +125,22 @@ def test_truncate_says_what_it_cannot(windowed: Any) -> None:
 
 
 @torch.no_grad()
+def test_a_full_state_takes_no_more() -> None:
+    """Also where another row has room left."""
+    model = af.build(small(), seed=2).eval()
+    grown, state = model.new_state(), model.new_state(2, capacity=6)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    model(input_ids=torch.ones(2, 5, dtype=torch.long), attention_mask=mask, past_key_values=grown)
+    state.adopt(grown)
+    model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=state)
+    assert state.lengths.tolist() == [4, 6]
+    with pytest.raises(ValueError, match="room for 6 tokens: 1 after 6 do not fit"):
+        model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=state)
+    with pytest.raises(ValueError, match="cannot be cut to 1"):
+        state.truncate(1)
+
+
+@torch.no_grad()
 def test_a_static_state_is_cut_by_its_length() -> None:
     model = af.build(small(), seed=2).eval()
     ids = torch.randint(0, 50, (2, 9))

@@ -23,7 +23,7 @@ from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import PerRow, Store, longer
+from anyformer.state import PerRow, Store, longer, stacked
 from anyformer.taps import MIXER, Declared
 
 # -- inside blocks -----------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class CompressedStore(Store):
         for name, value in (("k", k), ("v", v)):
             held = self.tensors[name]
             if not self.static:
-                held = longer(held.expand(value.shape[0], -1, -1), 1, after=size)
+                held = longer(held.expand(value.shape[0], -1, -1), 1, size)
             at = number.clamp(max=held.shape[1] - 1)[..., None].expand_as(value)
             value = value.to(held.dtype)
             self.tensors[name] = held.scatter_(1, at, value) if self.static else held.scatter(1, at, value)
@@ -247,8 +247,6 @@ class CompressedStore(Store):
             count = min(tensor.shape[1], other.tensors[name].shape[1])
             tensor.zero_()[:, :count] = other.tensors[name][:, :count]
 
-    def join(self, others: Sequence[Store], memory: int) -> None:
+    def join(self, others: Sequence[Store]) -> None:
         for name in self.tensors:
-            found = [store.tensors[name] for store in (self, *others)]
-            held = max(tensor.shape[1] for tensor in found)
-            self.tensors[name] = torch.cat([longer(t, 1, after=held) for t in found])
+            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], 1)

@@ -211,7 +211,9 @@ def text_context(
     """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
     under `address`: which tokens take up a position, where not all do."""
     (B, T), device = x.shape[:2], x.device
-    past = 0 if state is None else state.tokens
+    past = 0 if state is None else state.past
+    if state is not None and state.capacity is not None and not recording() and state.length + T > state.capacity:
+        raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
     index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
     padding = _padding(inputs.get("attention_mask"), B, T, state)
     documents = inputs.get("document_ids")
