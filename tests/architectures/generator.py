@@ -249,7 +249,8 @@ def patch(draw: Draw, place: Place) -> list[int]:
 
 
 def patch_positions(draw: Draw, place: Place) -> dict[str, Any] | None:
-    return None if draw(st.booleans()) else {"kind": "Learned", "length": draw(st.sampled_from((6, 12)))}
+    made = {"kind": "Learned", "length": draw(st.sampled_from((6, 12))), "offset": draw(st.sampled_from((0, 1)))}
+    return None if draw(st.booleans()) else made
 
 
 def stem(draw: Draw, place: Place) -> dict[str, Any]:
@@ -324,6 +325,7 @@ FIELDS: dict[str, Any] = {
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
+    "PatchEmbedding.prefix": st.integers(0, 2),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
     "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,

@@ -129,6 +129,16 @@ def is_text(spec: Any) -> bool:
     return "input_ids" in spec.embedding.inputs
 
 
+def mask_shape(spec: Any, inputs: dict[str, Any]) -> tuple[int, ...] | None:
+    """Of the attention_mask that a model takes beside these inputs; None where it takes none."""
+    read = spec.embedding
+    if "attention_mask" not in read.inputs or "a grid" in read.gives:
+        return None
+    first = inputs[read.inputs[0]]
+    tokens = getattr(read, "prefix", 0) + math.prod(getattr(read, "grid", ()))
+    return (len(first), tokens) if "an image" in read.gives else tuple(first.shape)
+
+
 def is_encoder_decoder(spec: Any) -> bool:
     return hasattr(spec, "decoder_embedding")
 

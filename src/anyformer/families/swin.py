@@ -6,6 +6,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Stages, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.vision import pair, pixel_rules, unpair
 from anyformer.model import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -30,14 +31,6 @@ def mixers(spec: Any) -> list[Attention]:
 def read_ratio(spec: Any) -> float:
     # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
     return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
-
-
-def pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def unpair(value: tuple[int, int]) -> int | tuple[int, int]:
-    return value[0] if value[0] == value[1] else value
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -126,10 +119,6 @@ def head(c: Any) -> Head | None:
 def rules(spec: Any) -> list[Rule]:
     block, ours = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
     mixer, down = f"{ours}.attention.op.mixer", "~encoder.layers.{s}.downsample"
-    out: list[Rule] = [Rename("classifier.{p}", "head.out.{p}")]
-    if isinstance(spec.head, PixelHead):  # published as a 1 x 1 convolution
-        kernel = Reshape("decoder.0.weight", "head.out.weight", (-1, spec.encoder.out_width(spec.width), 1, 1))
-        out = [kernel, Rename("decoder.0.bias", "head.out.bias")]
     return [
         Rename("~embeddings.patch_embeddings.projection.{p}", "embedding.patch.{p}"),
         Rename("~embeddings.norm.{p}", "embedding.norm.{p}"),
@@ -145,7 +134,8 @@ def rules(spec: Any) -> list[Rule]:
         Rename(f"{down}.norm.{{p}}", "encoder.down.{s}.pre_norm.{p}"),
         Rename(f"{down}.reduction.{{p}}", "encoder.down.{s}.project.{p}"),
         Rename("~layernorm.{p}", "encoder.norm.{p}"),
-        *out,
+        *pixel_rules(spec, spec.encoder.out_width(spec.width)),
+        Rename("classifier.{p}", "head.out.{p}"),
     ]
 
 

@@ -58,7 +58,9 @@ class WindowsModule(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         grid, size, shift = ctx.extra(Grid), self.size, self.shift
-        assert grid is not None and ctx.padding is None, "windows are cut from whole grids"
+        assert grid is not None, "windows are cut from grids"
+        if ctx.padding is not None:
+            raise ValueError("windows are cut from whole grids: give no attention_mask")
         if min(grid) <= size:  # one window spans the shorter side: there is nothing to straddle
             size, shift = min(grid), 0
         (rows, columns), x = grid, x.unflatten(1, grid)
