@@ -37,7 +37,7 @@ class Sublayer(Part, sees="itself"):
     out_norm: Norm | None = None  # after the add
     residual: Residual = ADD
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
-    dropout: float = 0.0  # on the branch
+    dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
     def check(self) -> None:
@@ -82,14 +82,13 @@ class SublayerModule(nn.Module):
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
         y = self.op(x if self.pre_norm is None or self.normed_skip else self.pre_norm(x), ctx)
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
             y = self.post_norm(y)
-        if self.training:
-            if self.dropout:
-                y = F.dropout(y, self.dropout)
-            if self.drop_path:  # whole examples lose the branch
-                keep = 1 - self.drop_path
-                y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
+        if self.training and self.drop_path:  # whole examples lose the branch
+            keep = 1 - self.drop_path
+            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
         return ctx.tap(self.address, "branch", y)
 
 

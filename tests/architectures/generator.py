@@ -319,6 +319,7 @@ FIELDS: dict[str, Any] = {
     "InputRope.fraction": slip(st.just(0.5)), "InputRope.scaling": KEPT,
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
+    "ContinuousGridBias.learned": st.sampled_from((0, 3)),
     "Pool.take": st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),

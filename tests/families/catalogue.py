@@ -228,12 +228,14 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     return {}
 
 
-PER_ROW = {"pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits"}
+PER_ROW = {
+    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
+}  # fmt: skip
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
-    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead)
+    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead)
     found = {}
     for name, value in out.items():
         if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):

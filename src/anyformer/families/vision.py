@@ -113,12 +113,19 @@ def describe(c: Any, prefix: int, head: Head | None) -> Model:
     )  # fmt: skip
 
 
-def head(c: Any) -> Head | None:
-    """A label for the image, its pixels, or the first token through a pooler."""
+def classify_or_draw(c: Any, pool: Pool) -> Head | None:
+    """A label for the image, or its pixels; None for the base class."""
     if c.architecture.endswith("ForImageClassification"):
-        return ClassifyHead(num_labels=c.num_labels, pool=Pool(take="first"), problem=c.problem_type)
+        return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
     if c.architecture.endswith("ForMaskedImageModeling"):
         return PixelHead(channels=c.num_channels, stride=c.encoder_stride, patch_size=pair(c.patch_size))
+    return None
+
+
+def head(c: Any) -> Head | None:
+    """The same, and for the base class the first token through a pooler."""
+    if (found := classify_or_draw(c, Pool(take="first"))) is not None:
+        return found
     width = None if c.pooler_output_size in (None, 0, c.hidden_size) else c.pooler_output_size
     pool = Pool(take="first", dense=True, activation=activation_named(c.pooler_act), width=width)
     return PooledOutput(pool=pool) if c.has_pooler else None

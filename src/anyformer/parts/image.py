@@ -138,6 +138,7 @@ class Merge(Part, sees="all"):
     widen: ClassVar[int] = 2
 
     pre_norm: Norm | None = None
+    post_norm: Norm | None = None  # of the wider patches (Swin V2)
 
     def build(self, site: Site) -> nn.Module:
         return MergeModule(self, site)
@@ -148,6 +149,8 @@ class MergeModule(nn.Module):
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm", width=4 * site.width)) if part.pre_norm else None
         self.project = nn.Linear(4 * site.width, part.widen * site.width, bias=False)
+        after = site.child("post_norm", width=part.widen * site.width)
+        self.post_norm = part.post_norm.build(after) if part.post_norm else None
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
         x = x.unflatten(1, grid)
@@ -156,7 +159,30 @@ class MergeModule(nn.Module):
         grid = Grid(x.shape[1] // 2, x.shape[2] // 2)
         # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the one below it
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
-        return self.project(x if self.pre_norm is None else self.pre_norm(x)), grid
+        x = self.project(x if self.pre_norm is None else self.pre_norm(x))
+        return (x if self.post_norm is None else self.post_norm(x)), grid
+
+
+class DistilledHead(Head):
+    """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
+    together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a second token",)
+
+    num_labels: int
+
+    def build(self, site: Site) -> nn.Module:
+        return DistilledModule(site.width, self.num_labels)
+
+
+class DistilledModule(HeadModule):
+    def __init__(self, width: int, num_labels: int) -> None:
+        super().__init__()
+        self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
+        return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
 
 
 class PixelHead(Head):
