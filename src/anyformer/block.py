@@ -37,7 +37,7 @@ class Sublayer(Part, sees="itself"):
     out_norm: Norm | None = None  # after the add
     residual: Residual = ADD
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
-    dropout: float = 0.0  # on the branch
+    dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
     def check(self) -> None:
@@ -82,14 +82,13 @@ class SublayerModule(nn.Module):
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
         y = self.op(x if self.pre_norm is None or self.normed_skip else self.pre_norm(x), ctx)
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
             y = self.post_norm(y)
-        if self.training:
-            if self.dropout:
-                y = F.dropout(y, self.dropout)
-            if self.drop_path:  # whole examples lose the branch
-                keep = 1 - self.drop_path
-                y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
+        if self.training and self.drop_path:  # whole examples lose the branch
+            keep = 1 - self.drop_path
+            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
         return ctx.tap(self.address, "branch", y)
 
 
@@ -185,7 +184,8 @@ class Stack(Part, sees="itself"):
     project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
     dropout: float = 0.0  # after that
     layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
-    shows: Literal["inputs", "outputs"] = "inputs"  # of each layer, as hidden states; after the norm is always there
+    # as hidden states: inputs or outputs of each layer and what the norm made, or all of the stream before the norm
+    shows: Literal["inputs", "outputs", "stream"] = "inputs"
     neck: Neck | None = None  # what the states go through once they are shown, before a head reads them
 
     def check(self) -> None:
@@ -321,8 +321,9 @@ class StackModule(nn.Module):
         """What published classes return of this stack."""
         found = seen.under(self.address)
         if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
-            last, inputs = len(self.part.steps) + 1, self.part.shows == "inputs"
-            found["hidden_states"] = [*(states[: last - 1] if inputs else states[1:last]), states[-1]]
+            last, end = len(self.part.steps) + 1, states[-1:]
+            kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}
+            found["hidden_states"] = kinds[self.part.shows]
         return found
 
 
@@ -367,6 +368,8 @@ class StagesModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         grid = ctx.extra(Grid)
         assert grid is not None, "stages need tokens that are laid out in a grid"
+        if ctx.padding is not None:
+            raise ValueError("patches that are put together cannot be hidden one by one: give no attention_mask")
         x = self.level(0, x, grid, ctx)
         for i, stage in enumerate(self.stages):
             index = torch.arange(x.shape[1], device=x.device)

@@ -57,7 +57,13 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
 
             family, found = recognise.choose(left, config, checkpoint.names, load)
     with blaming(path):
-        return family.read(config, found)
+        spec = family.read(config, found)
+    if not family.absent or not has_weights(weights or folder):
+        return spec
+    with opened(weights or folder) as checkpoint:
+        told = family.told_by(checkpoint.names, spec.architecture)
+    other = recognise.described(family, found, {**config, **told}) or spec
+    return spec if other.replace(source={}) == spec.replace(source={}) else other
 
 
 def read_spec_file(path: Path) -> Model:

@@ -249,7 +249,8 @@ def patch(draw: Draw, place: Place) -> list[int]:
 
 
 def patch_positions(draw: Draw, place: Place) -> dict[str, Any] | None:
-    return None if draw(st.booleans()) else {"kind": "Learned", "length": draw(st.sampled_from((6, 12)))}
+    made = {"kind": "Learned", "length": draw(st.sampled_from((6, 12))), "offset": draw(st.sampled_from((0, 1)))}
+    return None if draw(st.booleans()) else made
 
 
 def stem(draw: Draw, place: Place) -> dict[str, Any]:
@@ -318,12 +319,14 @@ FIELDS: dict[str, Any] = {
     "InputRope.fraction": slip(st.just(0.5)), "InputRope.scaling": KEPT,
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
+    "ContinuousGridBias.learned": st.sampled_from((0, 3)),
     "Pool.take": st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
+    "PatchEmbedding.prefix": st.integers(0, 2),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
     "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,

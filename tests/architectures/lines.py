@@ -154,7 +154,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
 
 
 def n4_pads_change_nothing(spec: Any) -> None:
-    if "attention_mask" not in spec.embedding.inputs:
+    if "attention_mask" not in spec.embedding.inputs or "an image" in spec.embedding.gives:  # an image has no pads
         return
     model, inputs = random_model(spec), inputs_of(spec)
     first = spec.embedding.inputs[0]

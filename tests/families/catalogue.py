@@ -129,6 +129,16 @@ def is_text(spec: Any) -> bool:
     return "input_ids" in spec.embedding.inputs
 
 
+def mask_shape(spec: Any, inputs: dict[str, Any]) -> tuple[int, ...] | None:
+    """Of the attention_mask that a model takes beside these inputs; None where it takes none."""
+    read = spec.embedding
+    if "attention_mask" not in read.inputs or "a grid" in read.gives:
+        return None
+    first = inputs[read.inputs[0]]
+    tokens = getattr(read, "prefix", 0) + math.prod(getattr(read, "grid", ()))
+    return (len(first), tokens) if "an image" in read.gives else tuple(first.shape)
+
+
 def is_encoder_decoder(spec: Any) -> bool:
     return spec.pair
 
@@ -218,12 +228,14 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     return {}
 
 
-PER_ROW = {"pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits"}
+PER_ROW = {
+    "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
+}  # fmt: skip
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
-    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead)
+    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead)
     found = {}
     for name, value in out.items():
         if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):

@@ -20,6 +20,7 @@ from catalogue import (
     is_encoder_decoder,
     is_text,
     make_inputs,
+    mask_shape,
     ours,
     over_catalogue,
     results,
@@ -54,9 +55,8 @@ def side(spec: Any) -> str:
 def masked(inputs: dict[str, Any], spec: Any) -> dict[str, Any]:
     """The same inputs with attention masks given, all of them ones."""
     out = dict(inputs)
-    if "attention_mask" in spec.embedding.inputs:
-        first = inputs[spec.embedding.inputs[0]]
-        out["attention_mask"] = torch.ones(first.shape, dtype=torch.long)
+    if (shape := mask_shape(spec, inputs)) is not None:
+        out["attention_mask"] = torch.ones(shape, dtype=torch.long)
     if is_encoder_decoder(spec):
         out["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
     return out

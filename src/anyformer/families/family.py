@@ -194,6 +194,7 @@ class Family:
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # classes that put something else there
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other names of config fields
     dropped: tuple[str, ...] = ()  # templates of published tensors that hold nothing to learn
+    absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `told_by`
     legacy: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old endings of tensor names -> today's
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
@@ -205,6 +206,14 @@ class Family:
         """The prefix of a checkpoint with these names: one of the base model alone leaves it out."""
         prefix = self.prefix_of(architecture) or self.prefix
         return prefix if any(name.startswith(prefix) for name in names) else ""
+
+    def told_by(self, names: Iterable[str], architecture: str) -> dict[str, Any]:
+        """What a checkpoint with these names adds to its config: `absent` says which fields a tensor sets that is not
+        there (a ViT without its pooler)."""
+        names = {*names}
+        prefix = self.prefix_in(names, architecture)
+        missing = [fields for name, fields in self.absent.items() if name.replace("~", prefix) not in names]
+        return {name: value for fields in missing for name, value in fields.items()}
 
     def today(self, names: Iterable[str]) -> dict[str, str]:
         """{today's name of a tensor: the name it is stored under}."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from anyformer.block import Block, Stack, Stages, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.vision import classify_or_draw, pair, pixel_rules, unpair
 from anyformer.model import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, Head, Pool, PooledOutput
+from anyformer.parts.head import Pool, PooledOutput
 from anyformer.parts.image import Merge, PatchEmbedding, PixelHead
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
@@ -30,14 +32,6 @@ def mixers(spec: Any) -> list[Attention]:
 def read_ratio(spec: Any) -> float:
     # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
     return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
-
-
-def pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def unpair(value: tuple[int, int]) -> int | tuple[int, int]:
-    return value[0] if value[0] == value[1] else value
 
 
 FIELDS: dict[str, ConfigField] = {
@@ -70,66 +64,65 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
-    last, norm = c.embed_dim * 2 ** (len(c.depths) - 1), LayerNorm(eps=c.layer_norm_eps)
+def check(c: Any) -> None:
+    """Fields that say the same thing must agree."""
+    last = c.embed_dim * 2 ** (len(c.depths) - 1)
     if len(c.num_heads) != len(c.depths):
         raise ValueError(f"num_heads {c.num_heads} and depths {c.depths} name different numbers of stages")
     for name, value, given in (("num_layers", len(c.depths), c.num_layers), ("hidden_size", last, c.hidden_size)):
         if given not in (None, value):
             raise ValueError(f"{name} is {given}, but embed_dim {c.embed_dim} and depths {c.depths} make it {value}")
+    for i, heads in enumerate(c.num_heads):
+        if c.embed_dim * 2**i % heads:
+            raise ValueError(f"stage {i} is {c.embed_dim * 2**i} wide, not a multiple of its {heads} heads")
 
-    def stage(i: int) -> Stack:
-        width, heads, size, dropout = c.embed_dim * 2**i, c.num_heads[i], c.window_size, c.hidden_dropout_prob
-        if width % heads:
-            raise ValueError(f"stage {i} is {width} wide, not a multiple of its {heads} heads")
+
+def describe(c: Any) -> Model:
+    check(c)
+    norm, dropout, size = LayerNorm(eps=c.layer_norm_eps), c.hidden_dropout_prob, c.window_size
+
+    def block(i: int, shifted: bool) -> Block:
         mixer = Attention(
-            num_heads=heads, bias="qkvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
-            position=GridBias(num_heads=heads, size=size),
+            num_heads=c.num_heads[i], bias="qkvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
+            position=GridBias(num_heads=c.num_heads[i], size=size),
         )  # fmt: skip
-        mlp = MLP(width=int(c.mlp_ratio * width), activation=activation_named(c.hidden_act))
+        windows = Windows(mixer=mixer, size=size, shift=size // 2 if shifted else 0)
+        attention = Sublayer(pre_norm=norm, op=windows, dropout=dropout, drop_path=c.drop_path_rate)
+        return Block(attention=attention, feedforward=Sublayer(pre_norm=norm, op=mlp(c, i), dropout=dropout))
 
-        def block(shift: int) -> Block:
-            windows = Windows(mixer=mixer, size=size, shift=shift)
-            attention = Sublayer(pre_norm=norm, op=windows, dropout=dropout, drop_path=c.drop_path_rate)
-            return Block(attention=attention, feedforward=Sublayer(pre_norm=norm, op=mlp, dropout=dropout))
+    return model(c, block, Merge(pre_norm=LayerNorm()))
 
-        layers = {"plain": block(0), "shifted": block(size // 2)}
-        return Stack(layers=layers, pattern=tuple(layers), depth=c.depths[i])
 
+def mlp(c: Any, stage: int) -> MLP:
+    return MLP(width=int(c.mlp_ratio * c.embed_dim * 2**stage), activation=activation_named(c.hidden_act))
+
+
+def model(c: Any, block: Callable[[int, bool], Block], down: Merge) -> Model:
+    """`block` makes the layers of a stage, which are shifted in turn; `down` stands between stages."""
+    head = classify_or_draw(c, Pool(take="mean"))
     embedding = PatchEmbedding(
         image_size=pair(c.image_size), patch_size=pair(c.patch_size), channels=c.num_channels, norm=LayerNorm(),
-        mask_token=c.architecture == "SwinForMaskedImageModeling", dropout=c.hidden_dropout_prob,
+        mask_token=isinstance(head, PixelHead), dropout=c.hidden_dropout_prob,
     )  # fmt: skip
     if c.use_absolute_embeddings:
         embedding = embedding.replace(position=Learned(length=embedding.grid[0] * embedding.grid[1]))
-    stages = tuple(stage(i) for i in range(len(c.depths)))
+    kinds = [{"plain": block(i, False), "shifted": block(i, True)} for i in range(len(c.depths))]
+    stages = tuple(
+        Stack(layers=layers, pattern=tuple(layers), depth=depth) for layers, depth in zip(kinds, c.depths, strict=True)
+    )
     zero, std = Value(value=0.0), c.initializer_range or 0.02  # published: zero means the default
     return EncoderModel(
         width=c.embed_dim,
         embedding=embedding,
-        encoder=Stages(stages=stages, down=(Merge(pre_norm=LayerNorm()),) * (len(stages) - 1), norm=norm),
-        head=head(c),
+        encoder=Stages(stages=stages, down=(down,) * (len(stages) - 1), norm=LayerNorm(eps=c.layer_norm_eps)),
+        head=head or PooledOutput(pool=Pool(take="mean")),
         init={"*.position.weight": zero, "embedding.mask_token": zero, "*": Normal(std=std)},
     )
-
-
-def head(c: Any) -> Head | None:
-    pool = Pool(take="mean")
-    match c.architecture:
-        case "SwinForImageClassification":
-            return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
-        case "SwinForMaskedImageModeling":
-            return PixelHead(channels=c.num_channels, stride=c.encoder_stride, patch_size=pair(c.patch_size))
-    return PooledOutput(pool=pool)
 
 
 def rules(spec: Any) -> list[Rule]:
     block, ours = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
     mixer, down = f"{ours}.attention.op.mixer", "~encoder.layers.{s}.downsample"
-    out: list[Rule] = [Rename("classifier.{p}", "head.out.{p}")]
-    if isinstance(spec.head, PixelHead):  # published as a 1 x 1 convolution
-        kernel = Reshape("decoder.0.weight", "head.out.weight", (-1, spec.encoder.out_width(spec.width), 1, 1))
-        out = [kernel, Rename("decoder.0.bias", "head.out.bias")]
     return [
         Rename("~embeddings.patch_embeddings.projection.{p}", "embedding.patch.{p}"),
         Rename("~embeddings.norm.{p}", "embedding.norm.{p}"),
@@ -145,13 +138,14 @@ def rules(spec: Any) -> list[Rule]:
         Rename(f"{down}.norm.{{p}}", "encoder.down.{s}.pre_norm.{p}"),
         Rename(f"{down}.reduction.{{p}}", "encoder.down.{s}.project.{p}"),
         Rename("~layernorm.{p}", "encoder.norm.{p}"),
-        *out,
+        *pixel_rules(spec, spec.encoder.out_width(spec.width)),
+        Rename("classifier.{p}", "head.out.{p}"),
     ]
 
 
-def size(width: int, depth: int, heads: int, published: float) -> Size:
+def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
     config = {"embed_dim": width, "depths": (2, 2, depth, 2), "num_heads": [heads * 2**i for i in range(4)]}
-    return Size({**config, "num_labels": 1000}, published)
+    return Size({**config, "num_labels": 1000, **more}, published)
 
 
 FAMILIES = (

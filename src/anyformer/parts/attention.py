@@ -6,15 +6,17 @@ B batch, T tokens, S keys seen, H heads, G key/value heads, K head width, D widt
 from __future__ import annotations
 
 import functools
+import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.mask import FULL, All, Causal, Full, Mask, Window
-from anyformer.part import Sees, Site, farthest
+from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.bias import turned
 from anyformer.parts.joined import Joined
 from anyformer.parts.norm import Norm
@@ -22,6 +24,30 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position import AttentionPosition
 from anyformer.state import PerMemory, PerToken
 from anyformer.taps import MIXER, Declared
+
+
+class LearnedScale(Part, sees="itself"):
+    """Scores times a learned number a head, never above `most`: what cosines of queries and keys need [Liu et al.
+    2022]. `site.width` at build is the number of heads."""
+
+    start: float = 10.0
+    most: float = 100.0
+
+    def check(self) -> None:
+        positive(self, "start", "most")
+
+    def build(self, site: Site) -> nn.Module:
+        return LearnedScaleModule(self, site.width)
+
+
+class LearnedScaleModule(nn.Module):
+    def __init__(self, part: LearnedScale, heads: int) -> None:
+        super().__init__()
+        self.starts, self.most = {"weight": math.log(part.start)}, math.log(part.most)
+        self.weight = nn.Parameter(torch.full((heads, 1, 1), math.log(part.start)))  # its logarithm
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q * self.weight.clamp(max=self.most).exp()
 
 
 class Attention(Op, sees="past"):
@@ -34,6 +60,7 @@ class Attention(Op, sees="past"):
     mask: Mask = FULL
     position: AttentionPosition | None = None
     scale: float | None = None  # of the scores; 1 / sqrt(head width) unless said
+    learned_scale: LearnedScale | None = None  # in its place
     scale_by_layer: bool = False  # also divided by the layer's number, from 1 (Mistral's GPT-2)
     qk_norm: Norm | None = None  # over each head's queries and keys
     softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
@@ -47,6 +74,8 @@ class Attention(Op, sees="past"):
         chance(self, "dropout")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
+            raise ValueError("Attention.learned_scale stands in the place of scale and scale_by_layer; leave them out")
         if set(self.bias) - set("qkvo"):
             raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
         if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
@@ -83,6 +112,9 @@ class AttentionModule(InHeads):
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
         self.scale = part.scale if part.scale is not None else K**-0.5
+        self.learned_scale: nn.Module | None = None
+        if part.learned_scale is not None:
+            self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
         if part.scale_by_layer:
             self.scale /= site.layer + 1
         self.num_kv_heads = G
@@ -115,6 +147,8 @@ class AttentionModule(InHeads):
             q, k, v = self.projections(x, source, ctx)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.learned_scale is not None:
+            q = self.learned_scale(q)
         if not self.part.memory:
             if self.position is not None:
                 q, k = turned(self.position, q, k, ctx, self.address)

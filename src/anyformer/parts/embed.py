@@ -37,8 +37,8 @@ class Embedding(Part):
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {
-    "a grid": "PatchEmbedding", "a mask token": "PatchEmbedding(mask_token=True)",
-    "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
+    "an image": "PatchEmbedding", "a grid": "PatchEmbedding(prefix=0)", "a second token": "PatchEmbedding(prefix=2)",
+    "a mask token": "PatchEmbedding(mask_token=True)", "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
     "segments": "TextEmbedding(segments=2)", "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding",
 }  # fmt: skip
 

@@ -5,15 +5,18 @@ B batch, C channels, N patches, D width.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.embed import Embedding
+from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
@@ -25,18 +28,22 @@ Size = tuple[int, int]  # rows, columns
 
 
 class PatchEmbedding(Embedding, sees="all"):
-    """One vector a patch [Dosovitskiy et al. 2021]. An image that is no multiple of the patch is padded with zeros; one
-    of another size than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image
-    is read at once."""
+    """One vector a patch, after learned ones that belong to none [Dosovitskiy et al. 2021]. An image of another size
+    than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image is read at
+    once; `attention_mask` hides tokens of it, where no grid is needed."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos", "interpolate_pos_encoding")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "pixel_values", "bool_masked_pos", "interpolate_pos_encoding", "attention_mask"
+    )  # fmt: skip
 
     image_size: Size
     patch_size: Size
     channels: int = 3
+    pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
     norm: Norm | None = None
     mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
-    position: Learned | None = None  # one a patch of `image_size`
+    prefix: int = 0  # learned tokens before the patches: one that speaks for the image (ViT), two (DeiT)
+    position: Learned | None = None  # one a patch of `image_size`; its `offset` rows are those of the prefix
     dropout: float = 0.0
 
     @property
@@ -45,7 +52,8 @@ class PatchEmbedding(Embedding, sees="all"):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ("a grid", *(("a mask token",) if self.mask_token else ()))
+        found = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
+        return tuple(name for name, given in {**found, "a mask token": self.mask_token}.items() if given)
 
     @property
     def grid(self) -> Grid:
@@ -54,8 +62,12 @@ class PatchEmbedding(Embedding, sees="all"):
     def check(self) -> None:
         if min(*self.patch_size, self.channels, *self.grid) < 1:
             raise ValueError(f"no patch of {self.patch_size} fits an image of {self.image_size}")
-        if self.position is not None and self.position.length != self.grid[0] * self.grid[1]:
+        at_least(self, 0, "prefix")
+        chance(self, "dropout")
+        if self.position is not None and self.position.length != math.prod(self.grid):
             raise ValueError(f"a grid of {self.grid} patches cannot have {self.position.length} positions")
+        if self.position is not None and self.position.offset not in (0, self.prefix):
+            raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}, of a prefix of {self.prefix}")
 
     def build(self, site: Site) -> nn.Module:
         return PatchEmbeddingModule(self, site)
@@ -68,6 +80,7 @@ class PatchEmbeddingModule(nn.Module):
         self.patch = nn.Conv2d(part.channels, site.width, part.patch_size, stride=part.patch_size)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
+        self.prefix = nn.Parameter(torch.zeros(1, part.prefix, site.width)) if part.prefix else None
         self.position = part.position.build(site.child("position")) if part.position else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -76,8 +89,10 @@ class PatchEmbeddingModule(nn.Module):
             found = None if pixels is None else tuple(pixels.shape)
             raise ValueError(f"pixel_values is (batch, {self.part.channels} channels, height, width), got {found}")
         below, right = (-side % step for side, step in zip(pixels.shape[2:], self.part.patch_size, strict=True))
-        if below or right:
+        if (below or right) and self.part.pad:
             pixels = F.pad(pixels, (0, right, 0, below))
+        if any(side < step for side, step in zip(pixels.shape[2:], self.part.patch_size, strict=True)):
+            raise ValueError(f"an image of {tuple(pixels.shape[2:])} pixels is smaller than a patch")
         x = self.patch(pixels)
         grid = Grid(x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)
@@ -86,25 +101,34 @@ class PatchEmbeddingModule(nn.Module):
         if masked is not None:
             if self.mask_token is None:
                 raise ValueError("this model has no mask token: bool_masked_pos cannot be honoured")
+            check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
-        if self.position is not None:
-            x = x + self.positions(grid, bool(inputs.get("interpolate_pos_encoding", False)))
+        before = self.prefix
+        if isinstance(self.position, LearnedModule):
+            first = self.position.offset
+            table = self.position(torch.arange(-first, self.position.length, device=x.device))
+            x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
+            before = before if before is None or not first else before + table[:first]
+        if before is not None:
+            x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
-        index = torch.arange(x.shape[1], device=x.device)
-        return x, Context(index=index, positions=index[None], extras=(grid,))
+        index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")
+        check_shape("attention_mask", mask, tuple(x.shape[:2]))
+        padding = None if mask is None or hides_nothing(mask) else mask.bool()
+        return x, Context(index=index, positions=index[None], padding=padding, extras=(grid,))
 
-    def positions(self, grid: Grid, interpolate: bool) -> Tensor:
-        """(N, D) for a grid of any size."""
-        assert isinstance(self.position, LearnedModule)
-        table = self.position(torch.arange(self.position.num_embeddings, device=self.position.weight.device))
-        if interpolate and grid != self.part.grid:
+    def positions(self, table: Tensor, grid: Grid, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
+        """(N, D) for a grid of any size, of an image of `size` pixels."""
+        if inputs.get("interpolate_pos_encoding", False):
+            if grid == self.part.grid:
+                return table
             image = table.float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
             return F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-        if grid[0] * grid[1] != table.shape[0]:
+        if math.prod(grid) != table.shape[0] or (size != self.part.image_size and not self.part.pad):
             raise ValueError(
-                f"the image makes {grid} patches and positions were learned for {self.part.grid}; "
-                "give interpolate_pos_encoding=True"
+                f"an image of {size} pixels makes {tuple(grid)} patches and positions were learned for "
+                f"{self.part.image_size} pixels and {tuple(self.part.grid)} patches; give interpolate_pos_encoding=True"
             )
         return table
 
@@ -115,6 +139,7 @@ class Merge(Part, sees="all"):
     widen: ClassVar[int] = 2
 
     pre_norm: Norm | None = None
+    post_norm: Norm | None = None  # of the wider patches (Swin V2)
 
     def build(self, site: Site) -> nn.Module:
         return MergeModule(self, site)
@@ -125,6 +150,8 @@ class MergeModule(nn.Module):
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm", width=4 * site.width)) if part.pre_norm else None
         self.project = nn.Linear(4 * site.width, part.widen * site.width, bias=False)
+        after = site.child("post_norm", width=part.widen * site.width)
+        self.post_norm = part.post_norm.build(after) if part.post_norm else None
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
         x = x.unflatten(1, grid)
@@ -133,14 +160,37 @@ class MergeModule(nn.Module):
         grid = Grid(x.shape[1] // 2, x.shape[2] // 2)
         # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the one below it
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
-        return self.project(x if self.pre_norm is None else self.pre_norm(x)), grid
+        x = self.project(x if self.pre_norm is None else self.pre_norm(x))
+        return (x if self.post_norm is None else self.post_norm(x)), grid
+
+
+class DistilledHead(Head):
+    """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
+    together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a second token",)
+
+    num_labels: int
+
+    def build(self, site: Site) -> nn.Module:
+        return DistilledModule(site.width, self.num_labels)
+
+
+class DistilledModule(HeadModule):
+    def __init__(self, width: int, num_labels: int) -> None:
+        super().__init__()
+        self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
+        return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
 
 
 class PixelHead(Head):
     """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
     the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
 
-    needs: ClassVar[tuple[str, ...]] = ("a grid", "a mask token")
+    needs: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
 
     channels: int
     stride: int
@@ -159,7 +209,8 @@ class PixelModule(HeadModule):
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         grid = ctx.extra(Grid)
         assert grid is not None
-        return {"reconstruction": F.pixel_shuffle(self.out(x).transpose(1, 2).unflatten(2, grid), self.part.stride)}
+        drawn = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # what stands before the patches draws nothing
+        return {"reconstruction": F.pixel_shuffle(drawn.unflatten(2, grid), self.part.stride)}
 
     def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         image, pixels, masked = said["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")

@@ -71,6 +71,25 @@ class ScaleNormModule(nn.Module):
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
 
 
+class UnitNorm(Norm, sees="itself"):
+    """Every vector has length 1 and nothing is learned: of queries and keys, their products are cosines."""
+
+    eps: float = 1e-12
+
+    def build(self, site: Site) -> nn.Module:
+        return UnitNormModule(self.eps)
+
+
+class UnitNormModule(nn.Module):
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.element_size() < 4 else x  # half precision has no such eps
+        return F.normalize(wide, dim=-1, eps=self.eps).to(x.dtype)
+
+
 class BatchNorm(Norm, sees="all"):
     """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
     counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""

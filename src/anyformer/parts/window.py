@@ -5,14 +5,17 @@ B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D widt
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+import math
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site, walk
+from anyformer.parts.constant import Computed
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
 
@@ -34,6 +37,7 @@ class Windows(Op, sees="all"):
     mixer: Op
     size: int
     shift: int = 0
+    fixed: bool = False  # a grid smaller than a window is filled up with zeros; else one window is as large as it
 
     def check(self) -> None:
         if self.size < 1 or not 0 <= self.shift < self.size:
@@ -53,13 +57,15 @@ class Windows(Op, sees="all"):
 class WindowsModule(nn.Module):
     def __init__(self, part: Windows, site: Site) -> None:
         super().__init__()
-        self.size, self.shift = part.size, part.shift
+        self.size, self.shift, self.fixed = part.size, part.shift, part.fixed
         self.mixer = part.mixer.build(site.child("mixer"))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         grid, size, shift = ctx.extra(Grid), self.size, self.shift
-        assert grid is not None and ctx.padding is None, "windows are cut from whole grids"
-        if min(grid) <= size:  # one window spans the shorter side: there is nothing to straddle
+        assert grid is not None, "windows are cut from grids"
+        if ctx.padding is not None:
+            raise ValueError("windows are cut from whole grids: give no attention_mask")
+        if min(grid) <= size and not self.fixed:  # one window spans the shorter side: there is nothing to straddle
             size, shift = min(grid), 0
         (rows, columns), x = grid, x.unflatten(1, grid)
         below, right = -rows % size, -columns % size
@@ -108,15 +114,40 @@ class GridBias(AttentionPosition, sees="itself"):
         return GridBiasModule(self)
 
 
+class ContinuousGridBias(GridBias):
+    """A small MLP gives the scalars, from the logarithms of both offsets: windows of another size than it learned in
+    (`learned`) ask it for offsets in between [Liu et al. 2022]. None is above `most`, none below 0."""
+
+    learned: int = 0  # windows of so many a side are those it was pretrained in; 0: of `size`
+    width: int = 512
+    most: float = 16.0
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "size", "width")
+        at_least(self, 0, "learned")
+        if self.learned == 1:
+            raise ValueError("ContinuousGridBias.learned is 1: a window of one token has no offsets to learn from")
+
+    def build(self, site: Site) -> nn.Module:
+        return ContinuousGridBiasModule(self)
+
+
 class GridBiasModule(AttentionPositionModule):
     def __init__(self, part: GridBias) -> None:
         super().__init__()
         self.size = part.size
+        self.fill(part)
+
+    def fill(self, part: Any) -> None:
         self.weight = nn.Parameter(torch.zeros((2 * part.size - 1) ** 2, part.num_heads))
+
+    def table(self) -> Tensor:
+        """(offsets, H)"""
+        return self.weight
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         rows = ctx.once(f"offsets {self.size}", lambda: self.rows(ctx, places))
-        return q, self.weight[rows].permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
+        return q, self.table()[rows].permute(2, 0, 1).contiguous()[None]  # (1, H, T, T)
 
     def rows(self, ctx: Context, places: Tensor) -> Tensor:
         """(T, T) the row of the table for each query and key."""
@@ -127,3 +158,20 @@ class GridBiasModule(AttentionPositionModule):
         row, column = places // grid.columns, places % grid.columns
         down, right = ((at[:, None] - at[None, :]) + self.size - 1 for at in (row, column))
         return down * (2 * self.size - 1) + right
+
+
+class ContinuousGridBiasModule(GridBiasModule):
+    def fill(self, part: Any) -> None:
+        self.up, self.down = nn.Linear(2, part.width), nn.Linear(part.width, part.num_heads, bias=False)
+        self.most, self.offsets = part.most, Computed(lambda: logarithms(part.size, part.learned or part.size))
+
+    def table(self) -> Tensor:
+        offsets = self.offsets().to(self.up.weight.dtype)
+        return self.most * self.down(F.relu(self.up(offsets))).sigmoid()
+
+
+def logarithms(size: int, learned: int) -> Tensor:
+    """((2 size - 1)^2, 2) rows and columns of every offset, so that the farthest of the learned windows is about 1."""
+    line = 8 * torch.arange(1 - size, size, dtype=torch.float32) / max(learned - 1, 1)
+    line = line.sign() * (line.abs() + 1).log2() / math.log2(8)
+    return torch.cartesian_prod(line, line).view(-1, 2)

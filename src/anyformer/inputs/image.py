@@ -1,0 +1,363 @@
+"""Pictures as people have them -> what a model reads: the way that a checkpoint's preprocessor_config.json says, with
+the numbers of transformers' processors (those that use PIL).
+
+H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.families.family import UnknownFieldWarning
+from anyformer.part import nearest
+from anyformer.weights.io import read_json, write_json
+
+FILE = "preprocessor_config.json"
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+PIXELS = 89_478_485  # a picture of more is no picture but an attack on memory: PIL's own limit
+BILINEAR, BICUBIC = 2, 3  # as PIL numbers its filters: nearest, Lanczos, bilinear, bicubic, box, Hamming
+
+Size = Mapping[str, int]
+
+
+def square(side: int) -> Size:
+    return {"height": side, "width": side}
+
+
+# what a file leaves out, by the kind of processor that it names
+CROPPED = {"do_center_crop": True, "crop_size": square(224), "resample": BICUBIC}
+SHORTEST = {"size": {"shortest_edge": 224}, "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "do_convert_rgb": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "ViT": {},
+    "DeiT": {**CROPPED, "size": square(256)},
+    "CLIP": {**CROPPED, **SHORTEST},
+    "Bit": {**CROPPED, **SHORTEST},
+    "Siglip": {"resample": BICUBIC, "do_convert_rgb": True},
+}
+SHORT = ("CLIP", "Bit", "Siglip")  # where a size that is one number is that of the shorter side
+# in files of every kind, and nothing here depends on them
+INERT = {
+    "image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format",
+    "input_data_format", "device", "return_tensors", "disable_grouping", "default_to_square", "_valid_processor_keys",
+    "image_seq_length", "model_input_names", "use_square_size", "auto_map", "name_or_path", "transformers_version",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images:
+    """Reads pictures: files, folders, PIL's images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
+
+    >>> read = Images(size={"height": 4, "width": 4})
+    >>> read(np.zeros((9, 6, 3), np.uint8))["pixel_values"].shape
+    torch.Size([1, 3, 4, 4])
+    """
+
+    do_convert_rgb: bool = False
+    do_resize: bool = True
+    size: Size = dataclasses.field(default_factory=lambda: square(224))
+    resample: int = BILINEAR
+    do_center_crop: bool = False
+    crop_size: Size | None = None
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: float | tuple[float, ...] = HALF
+    image_std: float | tuple[float, ...] = HALF
+    do_pad: bool = False
+    pad_size: Size | None = None  # the largest of those that are read together unless said
+
+    def __post_init__(self) -> None:
+        if self.do_resize:
+            target(self.size, 8, 8)
+        for name, wanted, needed in (
+            ("crop_size", self.crop_size, self.do_center_crop), ("pad_size", self.pad_size, False),
+        ):  # fmt: skip
+            if (needed or wanted is not None) and not (wanted and wanted.get("height") and wanted.get("width")):
+                raise ValueError(f"{name} needs height and width, got {wanted}")
+            affordable(*(wanted or {}).values())
+        if self.resample not in range(6):
+            raise ValueError(f"resample is {self.resample!r}; PIL numbers its filters from 0 to 5")
+        if self.do_normalize and not np.all(np.asarray(self.image_std)):
+            raise ValueError(f"image_std is {self.image_std}: nothing can be divided by zero")
+
+    @classmethod
+    def load(cls, folder: str | Path, **changes: Any) -> Images:
+        """The one of a model folder; `changes` are other values of its fields."""
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise ValueError(f"{folder}: no {FILE}, which says how pictures are made ready for this model")
+        return cls.of({**read_json(path), **changes}, str(path))
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], name: str = FILE) -> Images:
+        """From the contents of such a file; `name` is told with what is wrong."""
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "ViTImageProcessor")
+        kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
+        kind = kind.removesuffix("FeatureExtractor")
+        if kind not in KINDS:
+            raise ValueError(f"{name}: no processor of the kind {kind!r} for pictures; {nearest(kind, KINDS)}")
+        own = {field.name for field in dataclasses.fields(cls)}
+        if strange := sorted(map(str, config.keys() - own - INERT)):
+            warnings.warn(f"{name}: nothing here knows {', '.join(strange)}", UnknownFieldWarning, stacklevel=3)
+        values = {key: value for key, value in config.items() if key in own and value is not None}
+        for key in ("image_mean", "image_std"):
+            values |= {key: tuple(values[key])} if isinstance(values.get(key), list) else {}
+        try:
+            for key in values.keys() & {"size", "crop_size", "pad_size"}:
+                values[key] = sides(values[key], key == "size" and kind in SHORT, key)
+            return cls(**{**KINDS[kind], **values})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def save(self, folder: str | Path) -> None:
+        """Writes what `load` reads, and transformers too."""
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        write_json(Path(folder) / FILE, {"image_processor_type": "ViTImageProcessor", **values})
+
+    @property
+    def channels(self) -> int | None:
+        """How many a picture must have, where that is known."""
+        if self.do_convert_rgb:
+            return 3
+        return len(self.image_mean) if self.do_normalize and isinstance(self.image_mean, tuple) else None
+
+    def __call__(self, images: Any) -> dict[str, Tensor]:
+        """{"pixel_values": (N, C, H, W)} of one picture or of several."""
+        found = [self.one(picture, name) for picture, name in pictures(images)]
+        if not found:
+            raise ValueError("no pictures were given")
+        if self.do_pad:
+            found = [padded(pixels, self.pad_size or largest(found)) for pixels in found]
+        shapes = {pixels.shape for pixels in found}
+        if len(shapes) > 1:
+            kinds = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+            raise ValueError(f"pictures of several shapes, {kinds}: read them one by one, or crop or pad them")
+        return {"pixel_values": torch.from_numpy(np.stack(found))}
+
+    def one(self, picture: Any, name: str) -> np.ndarray:
+        """(C, H, W) in fp32."""
+        try:
+            pixels = array(picture, self.channels)
+            if self.do_resize:
+                pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
+            if self.do_center_crop and self.crop_size is not None:
+                for axis, key in ((1, "height"), (2, "width")):
+                    pixels = middle(pixels, self.crop_size[key], axis)
+            if self.do_rescale:
+                if pixels.dtype.kind == "f" and 0 < pixels.max() <= 1:
+                    raise ValueError("its numbers are between 0 and 1 already; give bytes, or do_rescale=False")
+                pixels = (pixels.astype(np.float64) * self.rescale_factor).astype(np.float32)
+            pixels = pixels.astype(np.float32, copy=False)
+            if self.do_normalize:
+                mean, std = (np.asarray(v, np.float32).reshape(-1, 1, 1) for v in (self.image_mean, self.image_std))
+                if not {len(mean), len(std)} <= {1, len(pixels)}:
+                    raise ValueError(f"it has {len(pixels)} channels, and image_mean {len(mean)}, image_std {len(std)}")
+                pixels = (pixels - mean) / std
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}" if name else f"a picture: {error}") from None
+        return np.ascontiguousarray(pixels)
+
+
+# -- what is given ----------------------------------------------------------------------------------------------------
+
+
+def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
+    """(PIL's image or an array, what to call it), one by one; files are opened here."""
+    if isinstance(images, str | Path):
+        path = Path(images).expanduser()
+        if path.is_dir():
+            for file in files(path):
+                yield opened(file), str(file)
+        else:
+            yield opened(path), str(path)
+    elif isinstance(images, Tensor | np.ndarray):
+        pixels = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
+        several = pixels.ndim == 4
+        for i, each in enumerate(pixels if several else [pixels], 1):
+            yield each, f"picture {i}" if several else name
+    elif hasattr(images, "convert"):  # PIL's
+        yield images, name
+    elif isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
+        for i, each in enumerate(images, 1):
+            yield from pictures(each, f"picture {i}")
+    else:
+        raise ValueError(f"a picture is a file, a folder, PIL's image, an array or a tensor; got {kind_of(images)}")
+
+
+def files(folder: Path) -> list[Path]:
+    """The pictures of a folder and those in it, in order."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    if not found:
+        raise ValueError(f"{folder}: no pictures in this folder ({', '.join(ENDINGS)})")
+    return found
+
+
+def kind_of(value: Any) -> str:
+    return type(value).__name__
+
+
+def pillow() -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ValueError("pictures need Pillow: pip install 'anyformer[image]'") from None
+    return Image, ImageOps
+
+
+def opened(path: Path) -> Any:
+    """PIL's image of a file, upright, of its first frame where it moves; whatever is wrong with it is one line."""
+    Image, ImageOps = pillow()
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise ValueError(f"{path}: the file is empty")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                image.load()
+                return ImageOps.exif_transpose(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ValueError(f"{path}: more than {PIXELS:,} pixels; make it smaller first") from None
+    except Exception as error:  # a damaged file can make PIL say anything
+        said = "not a picture that can be read" if isinstance(error, Image.UnidentifiedImageError) else error
+        raise ValueError(f"{path}: {str(said).splitlines()[0] if str(said) else kind_of(error)}") from None
+
+
+def array(picture: Any, channels: int | None) -> np.ndarray:
+    """(C, H, W) with so many channels: colours are made grey, grey is made coloured, and what is behind is dropped."""
+    if hasattr(picture, "convert"):
+        picture = np.asarray(eight_bits(picture, channels))
+        picture = picture[None] if picture.ndim == 2 else np.moveaxis(picture, -1, 0)
+    elif picture.ndim == 2:
+        picture = picture[None]
+    elif picture.ndim == 3 and picture.shape[0] not in (1, 3, 4) and picture.shape[2] in (1, 3, 4):
+        picture = np.moveaxis(picture, -1, 0)
+    if picture.ndim != 3 or picture.shape[0] not in (1, 3, 4, channels) or 0 in picture.shape:
+        raise ValueError(f"an array of the shape {picture.shape} is not a picture of 1, 3 or 4 channels")
+    if picture.dtype == bool:
+        picture = picture.astype(np.uint8) * 255
+    if picture.dtype.kind not in "uif" or (picture.dtype.kind == "f" and not np.isfinite(picture).all()):
+        kind = "a number that is not finite" if picture.dtype.kind == "f" else f"numbers of the kind {picture.dtype}"
+        raise ValueError(f"it holds {kind}")
+    if channels is None or len(picture) == channels:
+        return picture
+    if channels == 3:
+        return np.repeat(picture, 3, axis=0) if len(picture) == 1 else picture[:3]
+    raise ValueError(f"it has {len(picture)} channels, and the model reads {channels}")
+
+
+def eight_bits(image: Any, channels: int | None) -> Any:
+    """PIL's image with a byte a channel, coloured or grey as the model reads it."""
+    if image.mode.startswith("I"):  # more bits than a byte: the highest stay
+        pixels = np.asarray(image).astype(np.int64)
+        if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
+            raise ValueError(f"numbers up to {pixels.max()} are more than 16 bits")
+        image = pillow()[0].fromarray((pixels // 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("fractions for pixels; give an array of bytes")
+    plain = {1: ("L",), 3: ("RGB",)}.get(channels or 0, ("L", "RGB", "RGBA"))
+    return image if image.mode in plain else image.convert("L" if plain == ("L",) else "RGB")
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def sides(value: Any, short: bool, name: str) -> Size:
+    """Sizes as old files wrote them: one number, or height and width."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"shortest_edge": value} if short else square(value)
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return {"height": value[0], "width": value[1]}
+    if not isinstance(value, Mapping) or not all(type(side) is int and side > 0 for side in value.values() if side):
+        raise ValueError(f"{name} is {value!r}; it is a number of pixels, or an object like {square(224)}")
+    return {key: side for key, side in value.items() if side is not None}
+
+
+def target(size: Size, height: int, width: int) -> tuple[int, int]:
+    """The (H, W) that a picture of `height` x `width` is scaled to."""
+    match {key: side for key, side in size.items() if side}:
+        case {"shortest_edge": short, "longest_edge": longest}:
+            return between(height, width, short, longest)
+        case {"shortest_edge": short}:
+            long = int(short * max(height, width) / min(height, width))
+            found = (long, short) if width <= height else (short, long)
+        case {"max_height": most, "max_width": widest}:
+            scale = min(most / height, widest / width)
+            found = int(height * scale), int(width * scale)
+        case {"height": rows, "width": columns}:
+            found = rows, columns
+        case _:
+            raise ValueError(f"size is {dict(size)}; it has height and width, shortest_edge, or max_height, max_width")
+    return found
+
+
+def affordable(*size: int) -> None:
+    if math.prod(size) > PIXELS:
+        raise ValueError(f"{' x '.join(f'{side:,}' for side in size)} pixels are more than {PIXELS:,}")
+
+
+def between(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+    """The shorter side as long as wanted, unless the longer one then is longer than `longest`."""
+    exact: float = short
+    if max(height, width) / min(height, width) * short > longest:
+        exact = longest * min(height, width) / max(height, width)
+        short = round(exact)
+    if min(height, width) == short:
+        return height, width
+    long = int(exact * max(height, width) / min(height, width))
+    return (long, short) if width < height else (short, long)
+
+
+def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
+    """(C, H, W) by PIL, which scales bytes; fractions from 0 to 1 become bytes for that, and are fractions after."""
+    affordable(*size)
+    if min(size) < 1:
+        raise ValueError(f"{pixels.shape[1]} x {pixels.shape[2]} pixels cannot be scaled to {size[0]} x {size[1]}")
+    fractions = pixels.dtype != np.uint8 and not np.allclose(pixels, pixels.astype(int))
+    if pixels.dtype != np.uint8 and not 0 <= pixels.min() <= pixels.max() <= (1 if fractions else 255):
+        raise ValueError(
+            f"its numbers go from {pixels.min():.6g} to {pixels.max():.6g}; pixels are bytes, or fractions from 0 to 1"
+        )
+    if fractions:
+        pixels = (pixels.astype(np.float64) * 255).astype(np.float32)
+    Image, _ = pillow()
+    planes = np.moveaxis(pixels.astype(np.uint8), 0, -1)
+    image = Image.fromarray(planes[..., 0] if planes.shape[-1] == 1 else planes)
+    found = np.asarray(image.resize(size[::-1], resample=resample))
+    found = found[None] if found.ndim == 2 else np.moveaxis(found, -1, 0)
+    return (found.astype(np.float64) / 255).astype(np.float32) if fractions else found
+
+
+def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
+    """The middle of an axis; zeros around what is too short."""
+    length = pixels.shape[axis]
+    if wanted > length:
+        before = math.ceil((wanted - length) / 2)
+        around = [(0, 0)] * 3
+        around[axis] = (before, wanted - length - before)
+        return np.pad(pixels, around)
+    start = (length - wanted) // 2
+    return pixels.take(range(start, start + wanted), axis)
+
+
+def largest(found: list[np.ndarray]) -> Size:
+    return {"height": max(pixels.shape[1] for pixels in found), "width": max(pixels.shape[2] for pixels in found)}
+
+
+def padded(pixels: np.ndarray, size: Size) -> np.ndarray:
+    """Zeros below and to the right."""
+    below, right = size["height"] - pixels.shape[1], size["width"] - pixels.shape[2]
+    if below < 0 or right < 0:
+        raise ValueError(f"a picture of {pixels.shape[1:]} is larger than pad_size {dict(size)}")
+    return np.pad(pixels, ((0, 0), (0, below), (0, right)))
