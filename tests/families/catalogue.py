@@ -157,18 +157,24 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
             out["global_attention_mask"][..., length // 2] = 1
         if spec.embedding.segments:
             out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
-        if is_encoder_decoder(spec):
-            vocab = spec.decoder_embedding.tokens.vocab_size
-            out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
+    if is_encoder_decoder(spec):
+        vocab = spec.decoder_embedding.tokens.vocab_size
+        out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
     if any(getattr(part, "memory", False) for _, part in af_walk(spec)) and not is_encoder_decoder(spec):
         out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
     if labels:
         out |= make_labels(spec, batch, out, generator)
     return out
+
+
+def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor:
+    """Ones for all the tokens, samples or frames of what an encoder or a decoder alone reads."""
+    first = inputs[spec.embedding.inputs[0]]
+    return torch.ones(first.shape if is_text(spec) else (first.shape[0], first.shape[-1]), dtype=torch.long)
 
 
 def af_walk(spec: Any) -> Any:

@@ -20,6 +20,7 @@ from catalogue import (
     is_encoder_decoder,
     is_text,
     make_inputs,
+    mask_for,
     ours,
     over_catalogue,
     published,
@@ -71,9 +72,8 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     names = [n for n in ("attention_mask",) if n in spec.embedding.inputs]
     if not names:
         pytest.skip("this model takes no padding")
-    first = inputs["input_ids"] if is_text(spec) else inputs[spec.embedding.inputs[0]]
-    mask = torch.ones(first.shape, dtype=torch.long)
-    mask[1, ..., -first.shape[-1] // 3 :] = 0
+    mask = mask_for(spec, inputs)
+    mask[1, ..., -mask.shape[-1] // 3 :] = 0
     inputs["attention_mask"] = mask
     if is_encoder_decoder(spec):
         inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])

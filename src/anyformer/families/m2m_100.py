@@ -7,19 +7,13 @@ from typing import Any
 
 from anyformer.families import transformer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.families.transformer import TOKENS, check_padding, stack
+from anyformer.families.transformer import TOKENS, check_padding, default, stack
 from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule
-
-
-def default(name: str, value: Any) -> Field:
-    """A field of the original Transformer with another default."""
-    return Field(value, transformer.FIELDS[name].path)  # type: ignore[union-attr]
-
 
 FIELDS: dict[str, ConfigField] = {
     **transformer.FIELDS,

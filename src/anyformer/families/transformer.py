@@ -47,7 +47,12 @@ ALIASES = {
 }  # fmt: skip
 
 
-def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
+def default(name: str, value: Any) -> Field:
+    """A field of the original Transformer with another default."""
+    return Field(value, FIELDS[name].path)  # type: ignore[union-attr]
+
+
+def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stack:
     """The encoder or the decoder of a config, its norms after each add, or before each step and once at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
     if c.d_model % heads:
@@ -58,7 +63,7 @@ def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
         return Sublayer(op=op, dropout=c.dropout, **place)  # type: ignore[arg-type]
 
     def attention(**kind: Any) -> Sublayer:
-        return step(Attention(num_heads=heads, dropout=c.attention_dropout, **kind))
+        return step(Attention(num_heads=heads, bias=bias, dropout=c.attention_dropout, **kind))
 
     steps = {"attention": attention(mask=Causal() if side == "decoder" else FULL)}
     if side == "decoder":
@@ -77,7 +82,8 @@ def check_padding(c: Any, *vocab_sizes: int) -> None:
 def rules(spec: Model) -> list[Rule]:
     """Embeddings, positions and layers; heads are named by each family."""
     alone = isinstance(spec, DecoderModel)
-    norm = "out_norm" if spec.decoder.norm is None else "pre_norm"  # type: ignore[attr-defined]
+    last = getattr(spec, "decoder", None) or spec.encoder  # type: ignore[attr-defined]
+    norm = "out_norm" if last.norm is None else "pre_norm"
     # MarianMTModel leaves its position tables out of what it saves
     position = Unwritten if spec.architecture == "MarianMTModel" else Rename
     found: list[Rule] = []
