@@ -8,9 +8,11 @@ import pytest
 import torch
 from catalogue import cases, close, make_inputs, ours, published, shared
 
+import anyformer as af
 from anyformer.part import Site
 from anyformer.parts.audio import SpecAugment
 
+transformers = pytest.importorskip("transformers")
 CASES = {case.id: case for case in cases() if case.model_type == "whisper"}
 WRITER = CASES["WhisperForConditionalGeneration"]
 
@@ -61,3 +63,94 @@ def test_a_mask_of_frames_hides_nothing() -> None:
 def test_other_spectrograms_are_refused(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shared(WRITER)(input_features=torch.zeros(shape), decoder_input_ids=torch.tensor([[2], [2]]))
+
+
+# -- what it is told before it writes ---------------------------------------------------------------------------------
+
+SPECIAL = {
+    "decoder_start_token_id": 50, "eos_token_id": 49, "bos_token_id": 49, "pad_token_id": 49, "max_length": 40,
+    "lang_to_id": {"<|en|>": 51, "<|de|>": 52, "<|fr|>": 53}, "task_to_id": {"translate": 54, "transcribe": 55},
+    "no_timestamps_token_id": 57, "is_multilingual": True, "max_initial_timestamp_index": 12,
+    "suppress_tokens": [3, 9, 50, 54, 55, 56], "begin_suppress_tokens": [7, 49], "return_timestamps": False,
+    "prev_sot_token_id": 56, "alignment_heads": [[0, 0], [1, 1]],
+}  # fmt: skip
+
+
+def multitask(folder, **more) -> tuple:
+    """The published model and ours, from one folder with such a generation_config.json."""
+    theirs, _ = published(WRITER)
+    theirs = copy.deepcopy(theirs)
+    with torch.no_grad():  # other words at every place
+        theirs.model.decoder.embed_positions.weight.mul_(6)
+        theirs.proj_out.weight[58:].mul_(0.5)
+    theirs.generation_config = transformers.GenerationConfig(**SPECIAL, **more)
+    theirs.save_pretrained(folder)
+    return theirs, af.load(folder)
+
+
+WAYS = {
+    "plain": {}, "language": {"language": "german"}, "code": {"language": "fr", "task": "translate"},
+    "each": {"language": ["<|en|>", "French", "de"]}, "task": {"task": "transcribe"},
+    "times": {"return_timestamps": True}, "all": {"language": "en", "task": "translate", "return_timestamps": True},
+    "beams": {"language": "de", "num_beams": 3, "return_timestamps": True, "length_penalty": 0.5},
+    "constrained": {"language": "en", "no_repeat_ngram_size": 2, "return_timestamps": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_openings_and_times_as_published(way: str, tmp_path) -> None:
+    theirs, mine = multitask(tmp_path)
+    features = make_inputs(WRITER, batch=3)["input_features"]
+    found = af.generate(mine, input_features=features, **WAYS[way])
+    expected = theirs.generate(features, **WAYS[way], force_unique_generate_call=True)
+    assert torch.equal(found, expected) and len(found.unique()) > 9  # and not one word again and again
+    times = found[:, 3:] > 57
+    assert bool(times.any()) == bool(WAYS[way].get("return_timestamps"))
+
+
+def with_options(theirs, options):
+    config = copy.deepcopy(theirs.generation_config)
+    for name in ("language", "task", "return_timestamps"):
+        setattr(config, name, options.get(name, getattr(config, name, None)))
+    return config
+
+
+@pytest.mark.parametrize("forced", [[[1, None], [2, 55]], [[1, 52], [2, 54], [3, 57]], [[1, 53]]], ids=str)
+def test_forced_tokens_of_old_files(forced: list, tmp_path) -> None:
+    theirs, mine = multitask(tmp_path, forced_decoder_ids=forced)
+    features = make_inputs(WRITER, batch=2)["input_features"]
+    found = af.generate(mine, input_features=features)
+    prompt = theirs._retrieve_init_tokens(
+        features, 2, with_options(theirs, {}), theirs.config, features.shape[-1], {}
+    )
+    assert torch.equal(found[:, : prompt.shape[1]], prompt)
+    words = af.generate(mine, input_features=features, language="en")
+    assert words[0, :4].tolist() == [50, 51, 55, 57]  # what is asked for comes before what is stored
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "klingon"}, "valid: de, en, fr"), ({"language": "gerrman"}, "klingon|no token"),
+        ({"task": "summarise"}, "transcribe"), ({"language": ["de", "fr"]}, "2 languages for 3"),
+        ({"is_multilingual": False, "task": "translate"}, "one language"),
+        ({"no_timestamps_token_id": 4000}, "vocabulary"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_told(options: dict, message: str, tmp_path) -> None:
+    _, mine = multitask(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        af.generate(mine, input_features=make_inputs(WRITER, batch=3)["input_features"], **options)
+
+
+def test_times_without_tokens_for_them() -> None:
+    inputs = {"input_features": make_inputs(WRITER)["input_features"], "task_to_id": {"transcribe": 5}}
+    with pytest.raises(ValueError, match="no tokens for times"):
+        af.generate(shared(WRITER), **inputs, task="transcribe", return_timestamps=True)
+
+
+def test_a_draft_hears_for_itself(tmp_path) -> None:
+    _, mine = multitask(tmp_path)
+    features = make_inputs(WRITER, batch=2)["input_features"]
+    expected = af.generate(mine, input_features=features)
+    assert torch.equal(af.generate(mine, input_features=features, assistant_model=ours(WRITER)), expected)
