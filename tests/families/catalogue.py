@@ -23,7 +23,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts import audio, detect, image, summary
+from anyformer.parts import audio, contrast, detect, image, speaker, summary
 from anyformer.parts import head as heads
 
 # the environment's own folder: models are built once a worker and thrown away with it
@@ -215,6 +215,13 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
         case audio.FrameHead(num_labels=n):
             frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
             return {"labels": torch.rand(batch, frames, n, generator=generator)}
+        case speaker.XVectorHead(num_labels=n):
+            return {"labels": below(n, batch)}
+        case contrast.ContrastHead(negatives=n):
+            frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
+            hidden = torch.rand(batch, frames, generator=generator) < 0.6
+            torch.manual_seed(0)
+            return {"mask_time_indices": hidden, "sampled_negative_indices": contrast.draw_negatives(hidden, n)}
         case heads.CTCHead(vocab_size=n):
             return {"labels": 1 + below(n - 1, batch, 3)}
         case image.PixelHead(patch_size=patch):
@@ -224,12 +231,12 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     return {}
 
 
-PER_ROW = {"pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits"}
+PER_ROW = {"pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "embeddings"}
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
-    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead)
+    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, speaker.XVectorHead)
     found = {}
     for name, value in out.items():
         if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):

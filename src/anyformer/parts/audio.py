@@ -184,10 +184,16 @@ class WaveformEmbedding(Embedding, sees="all"):
     projection_dropout: float = 0.0
     augment: SpecAugment = SpecAugment()
     position: Part | None = None
+    out_norm: Norm | None = None  # of the frames with their positions
     dropout: float = 0.0
 
     def check(self) -> None:
         chance(self, "projection_dropout", "dropout")
+
+    @property
+    def features(self) -> int:
+        """Channels of the stem, which a head may read."""
+        return self.stem.widths[-1]
 
     @property
     def instead(self) -> str:
@@ -210,6 +216,7 @@ class WaveformEmbeddingModule(nn.Module):
         self.project = nn.Linear(part.stem.widths[-1], site.width)
         self.augment = part.augment.build(site.child("augment"))
         self.position = part.position.build(site.child("position")) if part.position else None
+        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         samples = inputs.get("input_values")
@@ -226,6 +233,8 @@ class WaveformEmbeddingModule(nn.Module):
             x = x.masked_fill(~ctx.padding[..., None], 0)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
+        if self.out_norm is not None:
+            x = self.out_norm(x)
         return self.drop(x, self.part.dropout), ctx
 
     def drop(self, x: Tensor, p: float) -> Tensor:
@@ -373,7 +382,7 @@ class ConvolutionAdapterModule(nn.Module):
 class SpeechNeck(Neck, sees="itself"):
     """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
 
-    norm: Norm
+    norm: Norm | None = None
     adapter: ConvolutionAdapter | None = None
 
     def out_width(self, width: int) -> int:
@@ -386,11 +395,11 @@ class SpeechNeck(Neck, sees="itself"):
 class SpeechNeckModule(nn.Module):
     def __init__(self, part: SpeechNeck, site: Site) -> None:
         super().__init__()
-        self.norm = part.norm.build(site.child("norm"))
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.adapter = part.adapter.build(site.child("adapter")) if part.adapter else None
 
     def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        x = self.norm(states[-1])
+        x = states[-1] if self.norm is None else self.norm(states[-1])
         return (x, ctx) if self.adapter is None else self.adapter(x, ctx)
 
 
