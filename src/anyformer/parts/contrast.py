@@ -16,7 +16,7 @@ from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Outputs
-from anyformer.parts.init import Normal, Uniform
+from anyformer.parts.init import Initializer, Normal, Uniform
 
 
 class Quantizer(Part, sees="itself"):
@@ -93,7 +93,7 @@ class ContrastModule(HeadModule):
         self.part = part
         self.quantizer = part.quantizer.build(site.child("quantizer", width=part.features))
         self.states, self.targets = nn.Linear(site.width, part.width), nn.Linear(part.quantizer.width, part.width)
-        self.starts = {}
+        self.starts: dict[str, Initializer] = {}
         for name, inputs in (("states", site.width), ("targets", part.quantizer.width)):
             around = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
             self.starts |= {f"{name}.weight": around, f"{name}.bias": around}
