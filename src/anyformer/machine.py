@@ -132,3 +132,13 @@ def device(name: str | torch.device | None = "auto") -> torch.device:
         valid = ", ".join(("auto", "cpu", *here))
         raise ValueError(f"device {str(name)!r} is not here: {why}; there are {valid}") from None
     return found
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """An optional library, or one line that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'anyformer[{extra}]'") from None

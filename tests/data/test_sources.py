@@ -309,9 +309,9 @@ def test_texts_of_columns(tmp_path):
 def test_without_the_extras_one_line_names_them(tmp_path, monkeypatch):
     for name in ("pyarrow", "pyarrow.parquet", "datasets", "PIL", "PIL.Image", "soundfile"):
         monkeypatch.setitem(sys.modules, name, None)  # cannot be imported
-    a, b, c = (write(tmp_path / name, b"") for name in ("a.parquet", "a.png", "a.flac"))
+    a, b, c = (write(tmp_path / name, b"x") for name in ("a.parquet", "a.png", "a.flac"))
     for source in (Parquet(path=a), HFDataset(name="x"), ImageFolder(path=b), SoundFolder(path=c)):
-        with pytest.raises(ValueError, match=r"needs \w+: pip install 'anyformer\[data\]'$"):
+        with pytest.raises(ValueError, match=r"needs \w+: pip install 'anyformer\[(data|audio)\]'$"):
             list(source.raw())
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts import audio, detect, image, summary
+from anyformer.parts import audio, contrast, detect, image, speaker, summary
 from anyformer.parts import head as heads
 
 # the environment's own folder: models are built once a worker and thrown away with it
@@ -129,16 +129,6 @@ def is_text(spec: Any) -> bool:
     return "input_ids" in spec.embedding.inputs
 
 
-def mask_shape(spec: Any, inputs: dict[str, Any]) -> tuple[int, ...] | None:
-    """Of the attention_mask that a model takes beside these inputs; None where it takes none."""
-    read = spec.embedding
-    if "attention_mask" not in read.inputs or "a grid" in read.gives:
-        return None
-    first = inputs[read.inputs[0]]
-    tokens = getattr(read, "prefix", 0) + math.prod(getattr(read, "grid", ()))
-    return (len(first), tokens) if "an image" in read.gives else tuple(first.shape)
-
-
 def is_encoder_decoder(spec: Any) -> bool:
     return spec.pair
 
@@ -167,18 +157,32 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
             out["global_attention_mask"][..., length // 2] = 1
         if spec.embedding.segments:
             out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
-        if is_encoder_decoder(spec):
-            vocab = spec.decoder_embedding.tokens.vocab_size
-            out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
+    if is_encoder_decoder(spec):
+        vocab = spec.decoder_embedding.tokens.vocab_size
+        out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
     if any(getattr(part, "memory", False) for _, part in af_walk(spec)) and not is_encoder_decoder(spec):
         out["encoder_hidden_states"] = torch.randn(batch, 7, spec.width, generator=generator)
     if labels:
         out |= make_labels(spec, batch, out, generator)
     return out
+
+
+def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
+    """Ones for all the tokens, samples, frames or patches that are read; None where a model takes no mask of them."""
+    read, first = spec.embedding, inputs[spec.embedding.inputs[0]]
+    if "attention_mask" not in read.inputs or "a grid" in read.gives:
+        return None
+    if "an image" in read.gives:
+        shape: tuple[int, ...] = (len(first), getattr(read, "prefix", 0) + math.prod(read.grid))
+    elif "time steps" in read.gives:
+        shape = tuple(first.shape[:2])
+    else:
+        shape = tuple(first.shape) if is_text(spec) else (len(first), first.shape[-1])
+    return torch.ones(shape, dtype=torch.long)
 
 
 def af_walk(spec: Any) -> Any:
@@ -219,6 +223,13 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
         case audio.FrameHead(num_labels=n):
             frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
             return {"labels": torch.rand(batch, frames, n, generator=generator)}
+        case speaker.XVectorHead(num_labels=n):
+            return {"labels": below(n, batch)}
+        case contrast.ContrastHead(negatives=n):
+            frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
+            hidden = torch.rand(batch, frames, generator=generator) < 0.6
+            torch.manual_seed(0)
+            return {"mask_time_indices": hidden, "sampled_negative_indices": contrast.draw_negatives(hidden, n)}
         case heads.CTCHead(vocab_size=n):
             return {"labels": 1 + below(n - 1, batch, 3)}
         case image.PixelHead(patch_size=patch):
@@ -230,12 +241,16 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
 
 PER_ROW = {
     "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
+    "embeddings",
 }  # fmt: skip
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
-    kinds = (heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead)
+    kinds = (
+        heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead,
+        speaker.XVectorHead,
+    )  # fmt: skip
     found = {}
     for name, value in out.items():
         if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):

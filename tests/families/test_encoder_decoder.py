@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from catalogue import Case, cases, close, folder, is_encoder_decoder, make_inputs, published, shared, spec_of
+from catalogue import Case, cases, close, folder, is_encoder_decoder, make_inputs, mask_for, published, shared, spec_of
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
@@ -38,12 +38,13 @@ def test_encoder_outputs_in_every_form(case: Case) -> None:
         with pytest.raises(ValueError, match="give input_ids"):
             mine(decoder_input_ids=inputs["input_ids"], encoder_outputs=torch.zeros(2, 5, spec_of(case).width))
         pytest.skip("the end of the text is found in input_ids, by the published class too")
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"] = mask_for(spec_of(case), inputs)
     inputs["attention_mask"][1, -5:] = 0
     expected = mine(**inputs)
-    ids = inputs.pop("input_ids")
+    name = spec_of(case).embedding.inputs[0]
+    source = {name: inputs.pop(name)}
     read = getattr(theirs, "encoder", None) or theirs.get_encoder()
-    read = read(input_ids=ids, attention_mask=inputs["attention_mask"], output_hidden_states=True)
+    read = read(**source, attention_mask=inputs["attention_mask"], output_hidden_states=True)
     for given in (read, (read[0],), read[0], (read[0], read.hidden_states)):
         out = mine(**inputs, encoder_outputs=given)
         close(out[0], expected[0])

@@ -20,7 +20,7 @@ from catalogue import (
     is_encoder_decoder,
     is_text,
     make_inputs,
-    mask_shape,
+    mask_for,
     ours,
     over_catalogue,
     published,
@@ -69,11 +69,10 @@ def test_l1_outputs_equal_published(case: Case) -> None:
 @over_catalogue("L1")
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
-    shape = mask_shape(spec, inputs)
-    if shape is None:
+    mask = mask_for(spec, inputs)
+    if mask is None:
         pytest.skip("this model takes no padding")
-    mask = torch.ones(shape, dtype=torch.long)
-    mask[1, ..., -shape[-1] // 3 :] = 0
+    mask[1, ..., -mask.shape[-1] // 3 :] = 0
     inputs["attention_mask"] = mask
     if is_encoder_decoder(spec):
         inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])

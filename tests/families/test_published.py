@@ -22,7 +22,6 @@ PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.js
 REFUSED = {
     "TheBloke/Llama-2-7B-GPTQ": "quantization_config",
     "deepseek-ai/DeepSeek-V3-Base in fp8": "quantization_config",
-    "facebook/wav2vec2-conformer-rel-pos-large": "architecture 'Wav2Vec2ConformerForPreTraining'",
     "OpenAssistant/oasst-rm-2.1-pythia-1.4b, a class of its own": "architecture 'GPTNeoXRewardModel'",
 }
 

@@ -87,6 +87,18 @@ def test_equals_transformers(name: str) -> None:
     assert changed, "the test must show something"
 
 
+@pytest.mark.parametrize(("silent", "latest"), [(6, 9), (6, None), (9, 0), (2, 30)])
+def test_times_as_published(silent: int, latest: int | None) -> None:
+    """Of tokens up to 11, those above `silent` are times: all ways in which they can follow each other occur."""
+    options = {"no_timestamps_token_id": silent} | ({} if latest is None else {"max_initial_timestamp_index": latest})
+    config = transformers.GenerationConfig(eos_token_id=2, **options)
+    theirs = transformers.generation.logits_process.WhisperTimeStampLogitsProcessor(config, begin_index=P)
+    for length in range(P, LAST + 20):
+        ids, scores = batch(length)
+        mine = ours(Settings(eos_token_id=2, return_timestamps=True, **options), ids, scores)
+        assert torch.equal(mine, theirs(ids, scores))
+
+
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 0.625, 0.75, 0.875])
 def test_shares_at_their_boundary(share: float) -> None:
     """Probabilities whose sums are exactly the share: the same tokens are kept as in transformers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from anyformer.check import at_least
-from anyformer.data.source import Files, Row, need
+from anyformer.data.source import Files, Row
+from anyformer.inputs import sound
+from anyformer.machine import need
 
 
 class Folder(Files):
@@ -72,30 +73,11 @@ class SoundFolder(Folder):
         return (".wav", ".flac", ".ogg", ".mp3")
 
     def read(self, file: Path) -> dict[str, Any]:
-        samples, rate = _wave(file) if file.suffix.lower() == ".wav" else _sound(file)
+        try:
+            with sound.Recording.open(file) as recording:
+                samples, rate = recording.read(), recording.rate
+        except (sound.Unreadable, OSError) as error:
+            raise _Unreadable(str(error)) from None
         if self.rate is not None and rate != self.rate:
             raise _Unreadable(f"{rate} samples a second, not {self.rate}")
         return {"audio": samples, "rate": rate}
-
-
-def _wave(file: Path) -> tuple[np.ndarray, int]:
-    """Plain 16-bit sound without any library; the rest by soundfile."""
-    try:
-        with wave.open(str(file), "rb") as stream:
-            if stream.getsampwidth() == 2:
-                numbers = np.frombuffer(stream.readframes(stream.getnframes()), "<i2")
-                samples = numbers.reshape(-1, stream.getnchannels()).mean(1, dtype=np.float32) / 32768
-                return samples, stream.getframerate()
-    except (wave.Error, EOFError, OSError, ValueError) as error:
-        if "unknown format" not in str(error):
-            raise _Unreadable(str(error) or "ends too early") from None
-    return _sound(file)
-
-
-def _sound(file: Path) -> tuple[np.ndarray, int]:
-    soundfile = need("soundfile", "data", "sound that is not 16-bit WAV")
-    try:
-        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as error:
-        raise _Unreadable(str(error)) from None
-    return samples.mean(1), rate

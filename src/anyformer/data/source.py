@@ -254,13 +254,3 @@ def digest_of(files: list[Path]) -> str:
             raise ValueError(f"{file}: {error.strerror or error}") from None
         total.update(f"{file.name}\0{content.hexdigest()}\n".encode())
     return total.hexdigest()
-
-
-def need(module: str, extra: str, purpose: str) -> Any:
-    """An optional library, or one line that says how to get it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'anyformer[{extra}]'") from None

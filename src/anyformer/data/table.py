@@ -21,10 +21,10 @@ from anyformer.data.source import (
     Row,
     Source,
     lines,
-    need,
     open_bytes,
     raw_lines,
 )
+from anyformer.machine import need
 from anyformer.part import Table, nearest
 
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python keeps a byte that is no text

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyformer.data.source import need
+from anyformer.machine import need
 from anyformer.part import nearest
 
 Values = Sequence[Any]

@@ -46,7 +46,7 @@ ALIASES = {
 }  # fmt: skip
 
 
-def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
+def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stack:
     """The encoder or the decoder of a config, its norms after each add, or before each step and once at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
     if c.d_model % heads:
@@ -57,7 +57,7 @@ def stack(c: Any, side: str, pre_norm: bool = False) -> Stack:
         return Sublayer(op=op, dropout=c.dropout, **place)
 
     def attention(**kind: Any) -> Sublayer:
-        return step(Attention(num_heads=heads, dropout=c.attention_dropout, **kind))
+        return step(Attention(num_heads=heads, bias=bias, dropout=c.attention_dropout, **kind))
 
     steps = {"attention": attention(mask=Causal() if side == "decoder" else FULL)}
     if side == "decoder":
@@ -75,8 +75,9 @@ def check_padding(c: Any, *vocab_sizes: int) -> None:
 
 def rules(spec: Any) -> list[Rule]:
     """Embeddings, positions and layers; heads are named by each family."""
-    alone = not spec.pair
-    norm = "out_norm" if spec.decoder.norm is None else "pre_norm"
+    alone = not hasattr(spec, "encoder")
+    last = getattr(spec, "decoder", None) or spec.encoder
+    norm = "out_norm" if last.norm is None else "pre_norm"
     # MarianMTModel leaves its position tables out of what it saves
     position = Unwritten if spec.architecture == "MarianMTModel" else Rename
     found: list[Rule] = []

@@ -55,7 +55,8 @@ def begin(
     max_length = room(model, s, prompt, state)
     device, P, V = prompt.ids.device, prompt.ids.shape[1], model.spec.head.vocab_size
     ended = Ending(s, max_length, P, tokenizer, device)
-    stepper = Stepper(model, prompt.source, s.use_cache, s.prefill_chunk_size)
+    said = {} if prompt.memory is None else {"encoder_outputs": prompt.memory}
+    stepper = Stepper(model, {**prompt.source, **said}, s.use_cache, s.prefill_chunk_size)
     stepper.wants_hidden = s.contrastive
     copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
     dice = Dice(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)

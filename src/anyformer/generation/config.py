@@ -21,12 +21,14 @@ SILENT = {
     "disable_compile", "return_legacy_cache", "trust_remote_code", "use_model_defaults", "low_memory",
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "is_assistant", "target_lookbehind", "assistant_lookbehind", "compile_config",
-    "assistant_early_exit", "continuous_batching_config", "speculation_type",
+    "assistant_early_exit", "continuous_batching_config", "speculation_type", "alignment_heads",
+    # how a long recording is gone through, which tasks/each/transcribe.py does
+    "condition_on_prev_tokens", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
 }  # fmt: skip
 # those that would, and the values that do nothing
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1, 1.0), "token_healing": (False,), "use_mtp": (False,), "constraints": ([],),
-    "force_words_ids": ([],), "forced_decoder_ids": ([],), "watermarking_config": ({},),
+    "force_words_ids": ([],), "watermarking_config": ({},),
 }  # fmt: skip
 INSIDE = ("output_attentions", "output_hidden_states")
 

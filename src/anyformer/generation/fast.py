@@ -61,7 +61,8 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
         return f"{next(iter(stepper.source))} is read at every step"
     if any(type(part).__name__ == "DynamicScaling" for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
-    if any(isinstance(part, Sinusoidal) and part.length < max_length for _, part in walk(model.spec)):
+    read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
+    if any(isinstance(part, Sinusoidal) and part.length < max_length for part in read):
         return "the text is longer than the model's table of positions"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "a module has a hook, which a recording does not call"

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.generation.opening import opening
 from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import align_right
 from anyformer.model import TransformerModule
@@ -36,6 +37,7 @@ class Prompt:
     mask: Tensor | None
     embeds: Tensor | None
     source: dict[str, Any]
+    memory: Tensor | None = None  # what the encoder said of it, where that was asked already
 
     @property
     def num_read(self) -> int:
@@ -118,7 +120,10 @@ def decoder_prompt(model: TransformerModule, inputs: dict[str, Any], s: Settings
             raise ValueError(f"give what the encoder reads: {model.spec.embedding.inputs[0]} (or encoder_outputs)")
         rows = (given if isinstance(given, Tensor) else given[0]).shape[0]
         ids = torch.full((rows, 1), start, dtype=torch.long, device=model.device)
-    elif start is not None and bool((ids[:, 0] != start).all()):  # every text starts so, as published
+        if s.told_what:
+            ids, memory = opening(model, ids, rest, s)
+            return Prompt(ids, ids, None, None, rest, memory)
+    elif start is not None and not s.told_what and bool((ids[:, 0] != start).all()):  # as every text, as published
         ids = F.pad(ids, (1, 0), value=start)
         mask = None if mask is None else F.pad(mask, (1, 0), value=1)
     return aligned(ids, mask, None, rest, "decoder_attention_mask")
@@ -130,6 +135,8 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
     asked = next((name for name in ("max_new_tokens", "max_length") if getattr(s, name) is not None), None)
     if s.max_new_tokens is not None:
         new = s.max_new_tokens
+    elif s.max_length is not None and s.told_what:  # of the text, without what it is told
+        new = min(s.max_length, (position_limit(model.spec) or read + s.max_length) - read)
     elif s.max_length is not None:
         s.need(s.max_length > read, "max_length", f"the prompt alone has {read} tokens; use max_new_tokens")
         new = s.max_length - read

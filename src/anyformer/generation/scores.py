@@ -60,6 +60,9 @@ def steps(s: Settings, prompt_length: int, max_length: int, source: Tensor | Non
         not_first = torch.tensor(s.begin_suppress_tokens, device=device)
         begin = prompt_length if prompt_length > 1 or s.forced_bos_token_id is None else prompt_length + 1
         out.append(lambda ids, scores: scores.index_fill(1, not_first, NEVER) if ids.shape[1] == begin else scores)
+    if s.return_timestamps:
+        first, latest = s.no_timestamps_token_id + 1, s.max_initial_timestamp_index  # type: ignore[operator]
+        out.append(lambda ids, scores: timed(ids[:, prompt_length:], scores, first, min(s.eos, default=first), latest))
     if s.do_sample:
         keep = len(s.eos) + 1 if s.num_beams > 1 else 1
         if s.temperature != 1.0:
@@ -150,6 +153,28 @@ def hastened(scores: Tensor, eos: Tensor, factor: float, late: int) -> Tensor:
     end = scores[:, eos]
     push = (end.abs() * (factor**late - 1)).masked_fill(~end.isfinite(), 0.0)
     return scores.index_add(1, eos, push)
+
+
+def timed(written: Tensor, scores: Tensor, first: int, end: int, latest: int | None) -> Tensor:
+    """Tokens from `first` on are times, and come in order: one at the beginning (`latest` or earlier), then in pairs
+    around the text, the last before the `end` alone. Where a time is likelier than any word, it is a time
+    [Radford et al. 2022]."""
+    token = torch.arange(scores.shape[1], device=scores.device)
+    time, n = token >= first, written.shape[1]
+    if n == 0:
+        never = ~time if latest is None else ~time | (token > first + latest)
+        never = never.expand_as(scores)
+    else:
+        last = written[:, -1:] >= first
+        before = written[:, -2:-1] >= first if n > 1 else torch.ones_like(last)
+        opened = last & ~before  # a text has just ended: its time stands once, and is due again
+        place = torch.where(written >= first, torch.arange(1, n + 1, device=scores.device), 0).amax(-1, keepdim=True)
+        spent = torch.where(place > 0, written.gather(1, (place - 1).clamp(min=0)), first - 1) + ~opened
+        never = time & (last & before | (token < spent)) | ((token < end) & opened)
+    scores = scores.masked_fill(never | (token == first - 1), NEVER)
+    log_p = scores.log_softmax(-1, dtype=torch.float32)
+    surely = log_p[:, first:].logsumexp(-1, keepdim=True) > log_p[:, :first].amax(-1, keepdim=True)
+    return scores.masked_fill(surely & ~time, NEVER)
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:

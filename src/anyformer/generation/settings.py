@@ -57,6 +57,16 @@ class Settings:
     prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None
     renormalize_logits: bool = False
     remove_invalid_values: bool = False
+    # what a listener is asked for, in tokens before the text (Whisper)
+    language: str | list[str] | None = None  # one for all, or one each; heard where it is not said
+    task: str | None = None  # transcribe, or translate into English
+    return_timestamps: bool = False
+    lang_to_id: dict[str, int] | None = None
+    task_to_id: dict[str, int] | None = None
+    no_timestamps_token_id: int | None = None  # the tokens behind it are times
+    max_initial_timestamp_index: int | None = None
+    is_multilingual: bool | None = None
+    forced_decoder_ids: list[list[int | None]] | None = None  # (place, token): the old form of the same
     # special tokens
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -79,6 +89,12 @@ class Settings:
     @property
     def pad(self) -> int | None:
         return self.pad_token_id if self.pad_token_id is not None else self.eos[0] if self.eos else None
+
+    @property
+    def told_what(self) -> bool:
+        """Whether tokens before the text say what to do: a language, a task, times or none."""
+        told = (self.lang_to_id, self.task_to_id, self.forced_decoder_ids, self.no_timestamps_token_id)
+        return any(each not in (None, [], {}) for each in told)
 
     @property
     def contrastive(self) -> bool:
@@ -166,6 +182,10 @@ class Settings:
         tokens = {"suppress_tokens": self.suppress_tokens or [], "begin_suppress_tokens": first,
                   "bad_words_ids": [t for word in words for t in word],
                   "sequence_bias": [t for some, _ in self.biases for t in some],
+                  "lang_to_id": list((self.lang_to_id or {}).values()),
+                  "task_to_id": list((self.task_to_id or {}).values()),
+                  "no_timestamps_token_id": as_list(self.no_timestamps_token_id),
+                  "forced_decoder_ids": [t for _, t in self.forced_decoder_ids or () if t is not None],
                   "forced_bos_token_id": as_list(self.forced_bos_token_id),
                   "forced_eos_token_id": as_list(self.forced_eos_token_id)}  # fmt: skip
         for name, ids in tokens.items():
@@ -195,6 +215,14 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(text(name) and whole(token) for name, token in value.items())
+
+
+def _places(value: Any) -> bool:
+    return are(are(either(whole, lambda token: token is None)))(value) and all(len(pair) == 2 for pair in value)
+
+
 def _decay(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and whole(value[0]) and number(value[1])
 
@@ -209,6 +237,9 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool | str": (either(text, lambda value: isinstance(value, bool)), "True, False or a name"),
     "list[int] | None": (are(whole), "a list of tokens"),
     "list[list[int]] | None": (are(are(whole)), "a list of lists of tokens"),
+    "list[list[int | None]] | None": (_places, "a list of places and tokens"),
+    "dict[str, int] | None": (_numbers, "names and their tokens"),
+    "str | None": (text, "a name"),
     "str | list[str] | None": (either(text, are(text)), "a text, or several"),
     "tuple[int, float] | None": (_decay, "(first token, factor above 0)"),
 }  # fmt: skip

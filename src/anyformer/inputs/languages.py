@@ -15,6 +15,28 @@ _M2M = (
 # `language_codes` of a tokenizer_config.json -> the codes [Fan et al. 2020, Tran et al. 2021]
 LANGUAGES = {"m2m100": _M2M.split(), "wmt21": ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"]}
 
+# languages that are heard [Radford et al. 2022]: code and name
+_SPOKEN = (
+    "en english, zh chinese, de german, es spanish, ru russian, ko korean, fr french, ja japanese, pt portuguese, "
+    "tr turkish, pl polish, ca catalan, nl dutch, ar arabic, sv swedish, it italian, id indonesian, hi hindi, "
+    "fi finnish, vi vietnamese, he hebrew, uk ukrainian, el greek, ms malay, cs czech, ro romanian, da danish, "
+    "hu hungarian, ta tamil, no norwegian, th thai, ur urdu, hr croatian, bg bulgarian, lt lithuanian, la latin, "
+    "mi maori, ml malayalam, cy welsh, sk slovak, te telugu, fa persian, lv latvian, bn bengali, sr serbian, "
+    "az azerbaijani, sl slovenian, kn kannada, et estonian, mk macedonian, br breton, eu basque, is icelandic, "
+    "hy armenian, ne nepali, mn mongolian, bs bosnian, kk kazakh, sq albanian, sw swahili, gl galician, mr marathi, "
+    "pa punjabi, si sinhala, km khmer, sn shona, yo yoruba, so somali, af afrikaans, oc occitan, ka georgian, "
+    "be belarusian, tg tajik, sd sindhi, gu gujarati, am amharic, yi yiddish, lo lao, uz uzbek, fo faroese, "
+    "ht haitian-creole, ps pashto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit, lb luxembourgish, my myanmar, "
+    "bo tibetan, tl tagalog, mg malagasy, as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir, "
+    "jw javanese, su sundanese, yue cantonese"
+)
+SPOKEN = dict(pair.replace("-", " ").split(" ", 1) for pair in _SPOKEN.split(", "))
+OTHER_NAMES = {
+    "burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "letzeburgesch": "lb", "pushto": "ps",
+    "panjabi": "pa", "moldavian": "ro", "moldovan": "ro", "sinhalese": "si", "castilian": "es", "mandarin": "zh",
+}  # fmt: skip
+CODES = {**{name: code for code, name in SPOKEN.items()}, **OTHER_NAMES}
+
 # NLLB's tokens are codes of a language and its script
 NLLB = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 

@@ -129,9 +129,9 @@ class Model(Part):
                     )
 
     def check_pixels(self) -> None:
-        """A head that draws pixels draws those that the embedding reads."""
+        """A head that draws pixels draws those that the embedding reads, and one that reads features reads its."""
         read = dict(super().items()).get("embedding")
-        for name in ("patch_size", "channels"):
+        for name in ("patch_size", "channels", "features"):
             drawn, given = getattr(self.head, name, None), getattr(read, name, None)
             if drawn is not None and given is not None and drawn != given:
                 raise ValueError(f"head.{name} is {drawn} and embedding.{name} is {given}: change both together")

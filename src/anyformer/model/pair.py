@@ -86,7 +86,8 @@ class EncoderDecoderModule(TransformerModule):
     def hidden(
         self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
-        memory, padding = inputs.get("encoder_outputs"), inputs.get("attention_mask")
+        memory = inputs.get("encoder_outputs")
+        padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
         read: dict[str, Any] = {}  # what else the encoder says
         routed = None  # the logits of its routers
         if memory is not None:
@@ -122,7 +123,8 @@ class EncoderDecoderModule(TransformerModule):
             labels = None if isinstance(self.spec.head, ClassifyHead) else inputs.get("labels")
             given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels
             if given is None:
-                raise ValueError("give decoder_input_ids (or labels) beside the encoder's input_ids")
+                name = self.spec.embedding.inputs[0]
+                raise ValueError(f"give decoder_input_ids (or labels) beside the encoder's {name}")
             if given.dim() != 2 or given.dtype not in (torch.long, torch.int):
                 raise ValueError(f"labels are token ids (batch, tokens), got {given.dtype} of {tuple(given.shape)}")
             mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))

@@ -1,4 +1,5 @@
-"""Sound: from a waveform to frames, what is hidden from a model that learns, and what follows a speech encoder.
+"""Sound: from a waveform or a spectrogram to frames, what is hidden from a model that learns, and what follows a speech
+encoder.
 
 B batch, N samples, T frames, C channels of the stem, D width.
 """
@@ -23,7 +24,7 @@ from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss, class_loss
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import LayerNorm, Norm
-from anyformer.parts.position import add_position
+from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.state import State
 
 
@@ -120,6 +121,7 @@ class SpecAugment(Part, sees="itself"):
     channels: float = 0.0
     channel_span: int = 10
     channel_least: int = 0
+    learned: bool = True  # the vector in the place of hidden frames; otherwise they are zero (Whisper)
     active: bool = True  # otherwise nothing is hidden, and the vector is there for nothing
 
     def check(self) -> None:
@@ -135,7 +137,7 @@ class SpecAugmentModule(nn.Module):
         super().__init__()
         self.part = part
         # without a chance to hide anything, published checkpoints have no such vector
-        learned = part.time > 0 or part.channels > 0
+        learned = part.learned and (part.time > 0 or part.channels > 0)
         self.mask_embedding = nn.Parameter(torch.empty(width), requires_grad=part.active) if learned else None
 
     def forward(self, x: Tensor, real: Tensor | None, given: Tensor | None) -> Tensor:
@@ -146,7 +148,9 @@ class SpecAugmentModule(nn.Module):
         if given is None and self.training and part.time:
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if real is None else real
             given = spans(real, part.time, part.time_span, part.time_least)
-        if given is not None:
+        if given is not None and not part.learned:
+            x = x.masked_fill(given.bool()[..., None], 0)
+        elif given is not None:
             if self.mask_embedding is None:
                 raise ValueError("mask_time_indices need a vector, which this model has not: mask_time_prob is 0")
             x = torch.where(given.bool()[..., None], self.mask_embedding.to(x.dtype), x)
@@ -181,10 +185,16 @@ class WaveformEmbedding(Embedding, sees="all"):
     projection_dropout: float = 0.0
     augment: SpecAugment = SpecAugment()
     position: Part | None = None
+    out_norm: Norm | None = None  # of the frames with their positions
     dropout: float = 0.0
 
     def check(self) -> None:
         chance(self, "projection_dropout", "dropout")
+
+    @property
+    def features(self) -> int:
+        """Channels of the stem, which a head may read."""
+        return self.stem.widths[-1]
 
     @property
     def instead(self) -> str:
@@ -207,6 +217,7 @@ class WaveformEmbeddingModule(nn.Module):
         self.project = nn.Linear(part.stem.widths[-1], site.width)
         self.augment = part.augment.build(site.child("augment"))
         self.position = part.position.build(site.child("position")) if part.position else None
+        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         samples = inputs.get("input_values")
@@ -223,6 +234,8 @@ class WaveformEmbeddingModule(nn.Module):
             x = x.masked_fill(~ctx.padding[..., None], 0)
         if self.position is not None:
             x = add_position(self.position, x, ctx)
+        if self.out_norm is not None:
+            x = self.out_norm(x)
         return self.drop(x, self.part.dropout), ctx
 
     def drop(self, x: Tensor, p: float) -> Tensor:
@@ -240,6 +253,80 @@ def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) 
     first = index * stem.hop
     real = count[:, first + stem.reach] - count[:, first] == stem.reach
     return Context(index=index, positions=(index[None] - leading_pads(real)).clamp(min=0), padding=real)
+
+
+class SpectrogramEmbedding(Embedding, sees="all"):
+    """Frames of a spectrogram (batch, channels, frames) through convolutions of the model's width, whose strides make
+    them fewer [Radford et al. 2022]. Silence is heard like any sound: `attention_mask` (batch, frames) says where there
+    is something for augmentation to hide, and no more."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
+    hides: ClassVar[bool] = False
+
+    channels: int = 80
+    kernel: int = 3
+    strides: tuple[int, ...] = (1, 2)
+    activation: Activation = "gelu"
+    augment: SpecAugment | None = None
+    position: AbsolutePosition | None = None
+    whole: bool = False  # a recording has as many frames as there are positions for, no fewer (Whisper's 30 seconds)
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        at_least(self, 1, "channels", "kernel")
+        chance(self, "dropout")
+        if not self.strides or min(self.strides) < 1:
+            raise ValueError("SpectrogramEmbedding.strides: one or more, each at least 1")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"SpectrogramEmbedding.kernel is {self.kernel}; it is centred on a frame, so odd")
+        if self.whole and not hasattr(self.position, "length"):
+            raise ValueError("SpectrogramEmbedding.whole: as many frames as positions, of which there is no number")
+
+    @property
+    def hop(self) -> int:
+        """Frames of the spectrogram from one vector to the next."""
+        return math.prod(self.strides)
+
+    @property
+    def instead(self) -> str:
+        return "Vectors()"
+
+    def build(self, site: Site) -> nn.Module:
+        return SpectrogramEmbeddingModule(self, site)
+
+
+class SpectrogramEmbeddingModule(nn.Module):
+    def __init__(self, part: SpectrogramEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        widths = (part.channels, *[site.width] * len(part.strides))
+        self.convolutions = nn.ModuleList(
+            TimeConvolution(before, site.width, part.kernel, stride)
+            for before, stride in zip(widths, part.strides, strict=False)
+        )
+        self.activation = ACTIVATIONS[part.activation]
+        self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
+        self.position = part.position.build(site.child("position")) if part.position else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        features, mask, part = inputs.get("input_features"), inputs.get("attention_mask"), self.part
+        if features is None or features.dim() != 3 or features.shape[1] != part.channels or features.shape[2] == 0:
+            shape = None if features is None else tuple(features.shape)
+            raise ValueError(f"input_features is (batch, {part.channels} channels, frames), got {shape}")
+        B, _, N = features.shape
+        if part.whole and (whole := part.position.length * part.hop) != N:  # type: ignore[union-attr]
+            raise ValueError(f"input_features have {whole} frames here, got {N}: fill the recording up with silence")
+        check_shape("attention_mask", mask, (B, N))
+        x = features.transpose(1, 2)
+        if self.augment is not None:
+            x = self.augment(x, None if mask is None else mask.bool(), None)
+        for convolution in self.convolutions:
+            x = self.activation(convolution(F.pad(x, (0, 0, part.kernel // 2, part.kernel // 2))))
+        index = torch.arange(x.shape[1], device=x.device)
+        ctx = Context(index=index, positions=index[None])
+        if self.position is not None:
+            x = add_position(self.position, x, ctx)
+        return (F.dropout(x, part.dropout) if self.training and part.dropout else x), ctx
 
 
 # -- after the encoder ------------------------------------------------------------------------------------------------
@@ -296,7 +383,7 @@ class ConvolutionAdapterModule(nn.Module):
 class SpeechNeck(Neck, sees="itself"):
     """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
 
-    norm: Norm
+    norm: Norm | None = None
     adapter: ConvolutionAdapter | None = None
 
     def out_width(self, width: int) -> int:
@@ -309,11 +396,11 @@ class SpeechNeck(Neck, sees="itself"):
 class SpeechNeckModule(nn.Module):
     def __init__(self, part: SpeechNeck, site: Site) -> None:
         super().__init__()
-        self.norm = part.norm.build(site.child("norm"))
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.adapter = part.adapter.build(site.child("adapter")) if part.adapter else None
 
     def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
-        x = self.norm(states[-1])
+        x = states[-1] if self.norm is None else self.norm(states[-1])
         return (x, ctx) if self.adapter is None else self.adapter(x, ctx)
 
 

@@ -28,6 +28,7 @@ class Embedding(Part):
     """Turns the inputs that `inputs` names into the residual stream."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
+    hides: ClassVar[bool] = True  # what attention_mask leaves out is seen by no one
 
     @property
     def gives(self) -> tuple[str, ...]:

@@ -1,0 +1,87 @@
+"""What the catalogue-wide suite cannot see of wav2vec 2.0: how it learns from sound alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from catalogue import cases, close, make_inputs, ours, published, shared
+
+from anyformer import families
+from anyformer.parts.contrast import draw_negatives
+
+CASES = {case.id: case for case in cases() if case.model_type == "wav2vec2"}
+LEARNER = CASES["Wav2Vec2ForPreTraining-stable"]
+
+
+def test_codes_are_drawn_as_published() -> None:
+    """With the same draws the same codes, number in use and gradients, with all frames counted or some."""
+    theirs, mine = copy.deepcopy(published(LEARNER)[0].quantizer).train(), ours(LEARNER).head.quantizer.train()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 13, theirs.weight_proj.in_features, generator=generator)
+    for counted in (None, torch.rand(2, 13, generator=generator) < 0.5):
+        torch.manual_seed(3)
+        expected, many = theirs(x, counted)
+        torch.manual_seed(3)
+        found, numbers, used = mine(x, counted)
+        close(found, expected), close(used, many)
+        assert len(numbers.unique()) > 5
+        for out, number in ((expected, many), (found, used)):
+            (out.pow(2).sum() + number).backward()
+        close(mine.choose.weight.grad, theirs.weight_proj.weight.grad)
+        close(mine.codes.grad.flatten(0, 1), theirs.codevectors.grad[0])
+        mine.zero_grad(), theirs.zero_grad()
+
+
+def test_the_loss_teaches_as_published() -> None:
+    theirs, mine, inputs = copy.deepcopy(published(LEARNER)[0]), ours(LEARNER), make_inputs(LEARNER, labels=True)
+    losses = theirs(**{n: v.clone() for n, v in inputs.items()}), mine(**inputs)
+    for out in losses:
+        out.loss.backward()
+    close(losses[1].contrastive_loss, losses[0].contrastive_loss), close(losses[1].loss, losses[0].loss)
+    close(mine.head.states.weight.grad, theirs.project_hid.weight.grad)
+    close(mine.head.quantizer.codes.grad.flatten(0, 1), theirs.quantizer.codevectors.grad[0])
+    stem, other = mine.embedding.stem.convolutions[0], theirs.wav2vec2.feature_extractor.conv_layers[0].conv
+    close(stem.weight.grad, other.weight.grad)
+
+
+def test_wrong_codes_are_those_of_other_hidden_frames() -> None:
+    hidden = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 1, 0]]).bool()
+    torch.manual_seed(0)
+    drawn = draw_negatives(hidden, 6000)
+    for row in range(2):
+        places = set((hidden[row].nonzero()[:, 0] + 6 * row).tolist())
+        for frame in range(6):
+            found, times = drawn[row, frame].unique(return_counts=True)
+            if not hidden[row, frame]:
+                assert found.tolist() == [6 * row]
+                continue
+            assert set(found.tolist()) == places - {frame + 6 * row}
+            assert (times / 6000 - 1 / len(found)).abs().max() < 0.03
+
+
+def test_negatives_need_hidden_frames() -> None:
+    inputs = make_inputs(LEARNER, labels=True)
+    with pytest.raises(ValueError, match="need mask_time_indices"):
+        shared(LEARNER)(**{n: v for n, v in inputs.items() if n != "mask_time_indices"})
+    with pytest.raises(ValueError, match="sampled_negative_indices has the shape"):
+        shared(LEARNER)(**{**inputs, "sampled_negative_indices": inputs["sampled_negative_indices"][:, 1:]})
+
+
+def test_a_short_recording_has_no_voice() -> None:
+    model = shared(CASES["Wav2Vec2ForXVector"])
+    with pytest.raises(ValueError, match="6 frames or more, got 1"):
+        model(input_values=torch.zeros(1, model.spec.embedding.stem.reach))
+
+
+@pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForXVector", "ForPreTraining"])
+def test_what_has_no_adapter(kind: str) -> None:
+    with pytest.raises(ValueError, match="add_adapter must be false"):
+        families.find("wav2vec2").read({"add_adapter": True, "architectures": [f"Wav2Vec2{kind}"]})
+
+
+def test_features_are_those_of_the_stem() -> None:
+    spec = shared(LEARNER).spec
+    with pytest.raises(ValueError, match="head.features is 9 and embedding.features is 22"):
+        spec.replace(head=spec.head.replace(features=9))
