@@ -15,8 +15,11 @@ from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.given import check_shape
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Outputs, Said
 from anyformer.parts.init import Initializer, Normal, Uniform
+from anyformer.parts.labels import Loss
+
+PERPLEXITY, CODES = "codevector_perplexity", "codes"  # how many codes are used in effect; the numbers of each frame's
 
 
 class Quantizer(Part, sees="itself"):
@@ -98,27 +101,44 @@ class ContrastModule(HeadModule):
             around = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
             self.starts |= {f"{name}.weight": around, f"{name}.bias": around}
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         features, hidden = ctx.shared["extract_features"], inputs.get("mask_time_indices")
         if self.training and self.part.dropout:
             features = F.dropout(features, self.part.dropout)
         codes, numbers, used = self.quantizer(features, hidden)
-        states, targets = self.states(x), self.targets(codes)
-        out: Outputs = {
-            "loss": None, "projected_states": states, "projected_quantized_states": targets,
-            "codevector_perplexity": used,
+        return {
+            "projected_states": self.states(x), "projected_quantized_states": self.targets(codes),
+            PERPLEXITY: used, CODES: numbers,
         }  # fmt: skip
-        others = inputs.get("sampled_negative_indices")
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        hidden, others = inputs.get("mask_time_indices"), inputs.get("sampled_negative_indices")
         if others is None:
-            return out
+            return {}
         if hidden is None:
             raise ValueError("sampled_negative_indices need mask_time_indices, the frames that are hidden")
+        states, targets, used = (said[n] for n in ("projected_states", "projected_quantized_states", PERPLEXITY))
         check_shape("sampled_negative_indices", others, (*states.shape[:2], others.shape[-1]))
-        contrast = self.contrast(states, targets, numbers, hidden.bool(), others.long())
+        contrast = self.contrast(states, targets, said[CODES], hidden.bool(), others.long())
+        diversity, number = self.part.diversity * self.diversity(used, hidden), hidden.sum()
+        return {"contrast": Loss(contrast, number), "diversity": Loss(diversity, number)}
+
+    def diversity(self, used: Tensor, hidden: Tensor) -> Tensor:
+        """How many of all codes are not used, for as many frames as are hidden."""
         total = self.part.quantizer.groups * self.part.quantizer.codes
-        diversity = (total - used) / total * hidden.sum()
-        loss = contrast + self.part.diversity * diversity
-        return {**out, "loss": loss, "contrastive_loss": contrast, "diversity_loss": diversity}
+        return (total - used) / total * hidden.sum()
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        """As published the losses are sums, and each is reported; its factor is not part of the second."""
+        said = self.answer(x, ctx, inputs)
+        terms = self.judge(said, ctx, inputs)
+        del said[CODES]
+        if not terms:
+            return {**said}
+        return {
+            "loss": terms["contrast"].sum + terms["diversity"].sum, **said, "contrastive_loss": terms["contrast"].sum,
+            "diversity_loss": self.diversity(said[PERPLEXITY], inputs["mask_time_indices"]),
+        }  # fmt: skip
 
     def contrast(self, states: Tensor, targets: Tensor, numbers: Tensor, hidden: Tensor, others: Tensor) -> Tensor:
         """How unlikely the own code of each hidden frame is beside `others` (B, T, K), which are numbers of frames

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.init import Normal
-from anyformer.parts.labels import check_labels
+from anyformer.parts.labels import Loss, check_labels, class_loss
 
 
 class XVectorHead(Head):
@@ -64,8 +64,8 @@ class XVectorModule(HeadModule):
         self.speakers = nn.Parameter(torch.empty(part.width, part.num_labels))
         self.starts = {"speakers": Normal(std=1.0)}
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
-        part, labels = self.part, inputs.get("labels")
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        part = self.part
         if x.shape[1] < part.reach:
             raise ValueError(f"a voice needs {part.reach} frames or more, got {x.shape[1]}")
         length = None if ctx.tokens is None else ctx.tokens.sum(-1)
@@ -75,14 +75,16 @@ class XVectorModule(HeadModule):
             x = F.relu(layer(torch.cat([x[:, i * dilation : i * dilation + n] for i in range(kernel)], dim=-1)))
             length = None if length is None else length - (kernel - 1)  # as published, whatever the dilation
         vector = self.vector(spread(x, length))
-        logits = self.out(vector)
-        loss = None
-        if labels is not None:
-            check_labels("labels", labels, (len(logits),))
-            cosines = F.normalize(logits, dim=1) @ F.normalize(self.speakers, dim=0)
-            own = F.one_hot(labels.flatten(), part.num_labels).bool()
-            loss = F.cross_entropy(part.scale * torch.where(own, cosines - part.margin, cosines), labels.flatten())
-        return {"loss": loss, "logits": logits, "embeddings": vector}
+        return {"logits": self.out(vector), "embeddings": vector}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        part, logits, labels = self.part, said["logits"], inputs.get("labels")
+        if labels is None:
+            return {}
+        check_labels("labels", labels, (len(logits),))
+        cosines = F.normalize(logits, dim=1) @ F.normalize(self.speakers, dim=0)
+        own = F.one_hot(labels.flatten(), part.num_labels).bool()
+        return {"loss": class_loss(part.scale * torch.where(own, cosines - part.margin, cosines), labels.flatten())}
 
 
 def spread(x: Tensor, length: Tensor | None) -> Tensor:
