@@ -16,6 +16,12 @@ from anyformer.weights.rules import Rename, Rule
 INNER = "DecisionTransformerGPT2Model"  # the stack alone, over tokens
 OF_TEXT = {"n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx"}
 
+
+
+def table(spec: Any) -> Learned:
+    return getattr(spec.embedding, "everywhere", None) or spec.embedding.position
+
+
 FIELDS: dict[str, ConfigField] = {
     **{name: field for name, field in gpt2.FIELDS.items() if name not in OF_TEXT and not name.startswith("summary")},
     "state_dim": Field(17, "embedding.state_width"),
@@ -24,6 +30,7 @@ FIELDS: dict[str, ConfigField] = {
     "max_ep_len": Field(4096, "embedding.steps"),
     "action_tanh": Field(True, "head.bounded"),
     **again(gpt2.FIELDS, vocab_size=1, n_layer=3, n_head=1, activation_function="relu"),
+    "n_positions": Field(1024, lambda spec: table(spec).length),
     "pad_token_id": Inert(None, "there is no text to pad"),
 }
 
@@ -37,7 +44,7 @@ def describe(c: Any) -> Model:
     return DecoderModel(
         width=c.n_embd,
         embedding=TrajectoryEmbedding(
-            state_width=c.state_dim, action_width=c.act_dim, steps=c.max_ep_len, position=position, tokens=tokens,
+            state_width=c.state_dim, action_width=c.act_dim, steps=c.max_ep_len, everywhere=position, tokens=tokens,
             dropout=c.embd_pdrop,
         ),
         decoder=gpt2.stack(c),
@@ -52,6 +59,7 @@ def rules(spec: Model) -> list[Rule]:
     return [
         *[Rename(f"embed_{theirs}.{{p}}", f"embedding.{name}.{{p}}") for theirs, name in ours.items()],
         *[Rename(f"predict_{theirs}.{{p}}", f"head.{name}.{{p}}") for theirs, name in said.items()],
+        Rename("~wpe.weight", "embedding.everywhere.weight"),
         *gpt2.rules(spec),
     ]
 

@@ -17,7 +17,7 @@ from anyformer.kernels.recording import recording
 from anyformer.part import Site
 from anyformer.parts.embed import Embedding, Tokens, text_context
 from anyformer.parts.given import check_shape
-from anyformer.parts.head import Head, HeadModule, Outputs
+from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import Learned
 from anyformer.state import State
@@ -27,8 +27,8 @@ KINDS = 3  # tokens of a time step: return to go, state, action
 
 class TrajectoryEmbedding(Embedding, sees="itself"):
     """Three tokens a time step (the return still to come, the state, the action), each a linear map of its numbers plus
-    the vector of its time step, then a norm. Where a table of `position` is given, its first row is added to every
-    token, as published; `tokens` is a table that published checkpoints carry and nothing reads."""
+    the vector of its time step, then a norm. Of the table `everywhere` the first row is added to every token, as
+    published; `tokens` is a table that published checkpoints carry and nothing reads."""
 
     inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
 
@@ -36,7 +36,7 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     action_width: int
     steps: int = 4096  # of an episode at most
     norm: Norm | None = LayerNorm()
-    position: Learned | None = None
+    everywhere: Learned | None = None
     tokens: Tokens | None = None
     dropout: float = 0.0
 
@@ -61,7 +61,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         self.state = nn.Linear(part.state_width, site.width)
         self.action = nn.Linear(part.action_width, site.width)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
-        self.position = part.position.build(site.child("position")) if part.position else None
+        self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
         self.tokens = part.tokens.build(site.child("tokens")).requires_grad_(False) if part.tokens else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -70,20 +70,23 @@ class TrajectoryEmbeddingModule(nn.Module):
             shape = None if states is None else tuple(states.shape)
             raise ValueError(f"states is (batch, time steps, {part.state_width}), got {shape}")
         B, N = states.shape[:2]
-        for name, shape in (("actions", (B, N, part.action_width)), ("returns_to_go", (B, N, 1)), ("timesteps", (B, N))):
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "actions": [(B, N, part.action_width)], "returns_to_go": [(B, N, 1)], "timesteps": [(B, N), (1, N)],
+        }  # fmt: skip
+        for name, allowed in shapes.items():
             if inputs.get(name) is None:
                 raise ValueError(f"give {name} beside states")
-            check_shape(name, inputs[name], shape, *[(1, N)] * (name == "timesteps"))
+            check_shape(name, inputs[name], *allowed)
         times = inputs["timesteps"]
-        if not recording() and not (0 <= int(times.min()) and int(times.max()) < part.steps):
+        if not recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
             raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
         each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
         x = (torch.stack(each, dim=2) + self.time(times)[:, :, None]).flatten(1, 2)  # (B, T, D)
         x = x if self.norm is None else self.norm(x)
         mask = inputs.get("attention_mask")
         ctx = text_context(x, {"attention_mask": None if mask is None else mask.repeat_interleave(KINDS, 1)}, state)
-        if self.position is not None:
-            x = x + self.position(torch.zeros_like(ctx.index)).to(x.dtype)
+        if self.everywhere is not None:
+            x = x + self.everywhere(torch.zeros_like(ctx.index[..., :1])).to(x.dtype)
         return (F.dropout(x, part.dropout) if self.training and part.dropout else x), ctx
 
 
@@ -112,7 +115,7 @@ class TrajectoryModule(HeadModule):
         self.action = nn.Linear(width, part.action_width)
         self.to_go = nn.Linear(width, 1)
 
-    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
         action = self.action(seen)
         return {
