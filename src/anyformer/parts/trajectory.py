@@ -62,7 +62,7 @@ class TrajectoryEmbeddingModule(nn.Module):
         self.action = nn.Linear(part.action_width, site.width)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
-        self.tokens = part.tokens.build(site.child("tokens")).requires_grad_(False) if part.tokens else None
+        self.tokens = Unread(part.tokens.vocab_size, site.width) if part.tokens else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         part, states = self.part, inputs.get("states")
@@ -88,6 +88,16 @@ class TrajectoryEmbeddingModule(nn.Module):
         if self.everywhere is not None:
             x = x + self.everywhere(torch.zeros_like(ctx.index[..., :1])).to(x.dtype)
         return (F.dropout(x, part.dropout) if self.training and part.dropout else x), ctx
+
+
+class Unread(nn.Embedding):
+    """A table that files hold and nothing looks at: it does not learn."""
+
+    silent = True
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__(count, width)
+        self.requires_grad_(False)
 
 
 class TrajectoryHead(Head, sees="itself"):
