@@ -399,6 +399,8 @@ def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
     """Any of those that read one thing: text, vectors, pixels or sound."""
     by_source: dict[str, list[str]] = {}
     for name in kinds(Embedding):
+        if name in NEVER_DRAWN:
+            continue
         by_source.setdefault(source_of(name), []).append(name)
     return fields(draw, choose(draw, by_source[source or draw(st.sampled_from(sorted(by_source)))]), place)
 
@@ -418,7 +420,7 @@ def reading(place: Place, embedding: dict[str, Any]) -> Place:
 
 def head(draw: Draw, place: Place) -> dict[str, Any]:
     """Any, and often one that few embeddings serve."""
-    names = fitting(kinds(Head), place)
+    names = [name for name in fitting(kinds(Head), place) if name not in NEVER_DRAWN]
     choosy = [name for name in names if needs(name)]
     return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), place)
 
@@ -457,6 +459,8 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
 OPS = kinds(Op)
 
 WEIGHTS = "how weights start, not what a model is: each Part brings its own"
+EPISODES = "an episode's rows are three tokens a step, which only their own head reads: the catalogue's suite has them"
 NEVER_DRAWN = {
+    **dict.fromkeys(("TrajectoryEmbedding", "TrajectoryHead"), EPISODES),
     **dict.fromkeys(kinds(Part.kinds["Initializer"]), WEIGHTS),
 }

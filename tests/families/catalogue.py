@@ -157,6 +157,11 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
             out["global_attention_mask"][..., length // 2] = 1
         if spec.embedding.segments:
             out["token_type_ids"] = torch.randint(0, spec.embedding.segments, shape, generator=generator)
+    elif "time steps" in spec.embedding.gives:
+        read = spec.embedding
+        widths = {"states": read.state_width, "actions": read.action_width, "rewards": 1, "returns_to_go": 1}
+        out = {name: torch.randn(batch, length, width, generator=generator) for name, width in widths.items()}
+        out["timesteps"] = torch.randint(0, read.steps, (batch, length), generator=generator)
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))

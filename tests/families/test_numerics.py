@@ -63,11 +63,16 @@ def masked(inputs: dict[str, Any], spec: Any) -> dict[str, Any]:
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
-    """The last dimension of the named inputs, `PADS` longer on one side, and the mask to say so."""
+    """Time in the named inputs, `PADS` longer on one side, and the mask to say so."""
     widths = (PADS, 0) if where == "left" else (0, PADS)
-    return {**inputs, **{n: F.pad(inputs[n], widths, value=0 if "mask" in n else token) for n in names if n in inputs}}
+
+    def longer(name: str, value: Tensor) -> Tensor:
+        return F.pad(value, (0, 0, *widths) if name in STEPS else widths, value=0 if "mask" in name else token)
+
+    return {**inputs, **{name: longer(name, inputs[name]) for name in names if name in inputs}}
 
 
+STEPS = ("states", "actions", "rewards", "returns_to_go")  # (batch, time steps, numbers)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 
@@ -77,15 +82,16 @@ def test_n1_causality(case: Case) -> None:
     if not is_causal(spec):
         return not_causal(case)
     inputs = make_inputs(case, batch=1)
-    name, at = f"{side(spec)}input_ids", 9
+    name, at = f"{side(spec)}input_ids" if is_text(spec) or side(spec) else spec.embedding.inputs[0], 9
     other = inputs[name].clone()
-    other[:, at] = torch.where(other[:, at] == 6, 7, 6)
+    other[:, at] = other[:, at] + 1 if other.is_floating_point() else torch.where(other[:, at] == 6, 7, 6)
     for kernel in KERNELS:
         before, after = run(model, inputs, kernel), run(model, {**inputs, name: other}, kernel)
         for key, (value, per_token) in before.items():
             if per_token:
-                close(after[key][0][:, :at], value[:, :at], 1e-6)
-                assert not torch.allclose(after[key][0][:, at:], value[:, at:]), "the change must show somewhere"
+                place = at * (value.shape[1] // other.shape[1])  # a time step may be several tokens
+                close(after[key][0][:, :place], value[:, :place], 1e-6)
+                assert not torch.allclose(after[key][0][:, place:], value[:, place:]), "the change must show somewhere"
 
 
 def not_causal(case: Case) -> None:
@@ -150,10 +156,12 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     spec, model = spec_of(case), shared(case)
     if "attention_mask" not in spec.embedding.inputs:
         pytest.skip("this model takes no padding")
-    if not is_text(spec) and where == "left" and spec.embedding.hides:
+    lives = "time steps" in spec.embedding.gives
+    if not is_text(spec) and not lives and where == "left" and spec.embedding.hides:
         pytest.skip("waveforms are padded at their end")
     inputs = masked(make_inputs(case), spec)
     names = TOKEN_INPUTS if is_text(spec) else (spec.embedding.inputs[0], "attention_mask")
+    names = spec.embedding.inputs if lives else names
     token = getattr(getattr(spec.head, "pool", None), "padding_token", None) or 0
     cases_ = [pad(inputs, where, names, token)] if spec.embedding.hides else []  # or all of it is heard
     if is_encoder_decoder(spec):
@@ -303,17 +311,18 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     if not is_causal(spec):
         pytest.skip("this model does not decode")
     inputs = make_inputs(case, batch=2)
-    name = f"{side(spec)}input_ids"
-    ids = inputs.pop(name)
+    names = spec.embedding.inputs if "time steps" in spec.embedding.gives else (f"{side(spec)}input_ids",)
+    new = {name: inputs.pop(name) for name in names if name in inputs}
     rest = {k: v for k, v in inputs.items() if k != "token_type_ids"}
-    T = ids.shape[1]
-    full = run(model, {**rest, name: ids}, use_cache=False)
-    for state in (model.new_state(), model.new_state(2, capacity=T + 3)):
+    T = new[names[0]].shape[1]
+    full = run(model, {**rest, **new}, use_cache=False)
+    for state in (model.new_state(), model.new_state(2, capacity=3 * T + 3)):
         for start, end in [(0, 4), *((t, t + 1) for t in range(4, T - 3)), (T - 3, T)]:  # prompt, steps, a chunk
-            step = run(model, {**rest, name: ids[:, start:end]}, past_key_values=state)
+            step = run(model, {**rest, **{n: v[:, start:end] for n, v in new.items()}}, past_key_values=state)
             for key, (value, per_token) in full.items():
                 if per_token:
-                    close(step[key][0], value[:, start:end])
+                    each = value.shape[1] // T  # tokens of a time step
+                    close(step[key][0], value[:, start * each : end * each])
 
 
 @over_catalogue("G1", body_and_head)

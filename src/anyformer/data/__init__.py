@@ -1,5 +1,6 @@
 """Data for training: sources, vocabularies, records on disk, the order they are seen in, and batches."""
 
+from anyformer.data.episodes import Episodes
 from anyformer.data.loader import Loader, Ready
 from anyformer.data.media import ImageFolder, SoundFolder
 from anyformer.data.plan import Plan
@@ -13,6 +14,6 @@ from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, tex
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "Loader", "Ready", "tokenizer_digest",
     "Source", "Row", "Held", "First", "TextFiles", "ParallelText", "Columns", "PythonDocs",
-    "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD", "ImageFolder", "SoundFolder",
+    "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD", "Episodes", "ImageFolder", "SoundFolder",
     "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
-from anyformer.parts.init import Normal
+from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
 from anyformer.parts.summary import DoubleHead
@@ -54,7 +54,8 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def stack(c: Any) -> Stack:
+    """The layers of a config, whose width it calls n_embd."""
     if c.n_embd % c.n_head:
         raise ValueError(f"n_embd {c.n_embd} is not a multiple of n_head {c.n_head}")
     norm = LayerNorm(eps=c.layer_norm_epsilon)
@@ -71,18 +72,26 @@ def describe(c: Any) -> Model:
     if c.add_cross_attention:
         steps["cross"] = attention(memory=True)
     steps["feedforward"] = Sublayer(pre_norm=norm, op=mlp, dropout=c.resid_pdrop)
-    out = {"GPT2LMHeadModel": "head.out.weight", DOUBLE: "head.lm.out.weight"}.get(c.architecture)
+    return Stack(layers=Block(**steps), depth=c.n_layer, norm=norm)
+
+
+def init(c: Any) -> dict[str, Initializer]:
     residual = Normal(std=c.initializer_range, residual=True)
+    return {"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)}
+
+
+def describe(c: Any) -> Model:
+    out = {"GPT2LMHeadModel": "head.out.weight", DOUBLE: "head.lm.out.weight"}.get(c.architecture)
     return DecoderModel(
         width=c.n_embd,
         embedding=TextEmbedding(
             tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.n_positions), token_segments=True,
             dropout=c.embd_pdrop,
         ),
-        decoder=Stack(layers=Block(**steps), depth=c.n_layer, norm=norm),
+        decoder=stack(c),
         head=double_head(c) if c.architecture == DOUBLE else decoder_head(c),
         ties=((out, "embedding.tokens.weight"),) if out and c.tie_word_embeddings else (),
-        init={"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)},
+        init=init(c),
     )
 
 

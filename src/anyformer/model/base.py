@@ -271,7 +271,8 @@ class TransformerModule(nn.Module):
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
         asked_for = inputs.pop("use_cache", None)
-        keep = defaults.get("use_cache", True) and not torch.is_grad_enabled() if asked_for is None else asked_for
+        keep = getattr(self.spec.head, "remembers", True) and defaults.get("use_cache", True)
+        keep = keep and not torch.is_grad_enabled() if asked_for is None else asked_for
         state = inputs.pop("past_key_values", None)
         if state is not None or asked_for:
             self.check_memory()

@@ -31,6 +31,7 @@ class Head(Part):
     """`inputs` are the names it takes from the caller beside the hidden states."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
+    remembers: ClassVar[bool] = True  # a memory is returned where nobody asked for it, as published
 
 
 class HeadModule(nn.Module):

@@ -1,0 +1,83 @@
+"""Playing: what the model sees at each step, and environments that do not fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import families
+from anyformer.tasks.each.play import play
+
+gymnasium = pytest.importorskip("gymnasium", reason="needs gymnasium, an extra")
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["DecisionTransformerModel"], "state_dim": 4, "act_dim": 2, "hidden_size": 16, "n_layer": 1,
+    "n_head": 2, "max_ep_len": 60, "action_tanh": False,
+}  # fmt: skip
+
+
+def player(**changes: Any) -> Any:
+    return af.build(families.find("decision_transformer").read({**CONFIG, **changes}), seed=1).eval()
+
+
+def test_each_step_sees_what_was_lived() -> None:
+    """The same episode by hand: the states of the environment, the actions taken, the return that is left."""
+    model, asked, scale, steps = player(), 30.0, 10.0, 5
+    seen: list[dict[str, Any]] = []
+    hook = model.register_forward_pre_hook(lambda _, args, inputs: seen.append(inputs), with_kwargs=True)
+    (found,) = play(model, "CartPole-v1", returns=[asked], scale=scale, steps=steps, seed=3)
+    hook.remove()
+    world = gymnasium.make("CartPole-v1")
+    state, won, going = world.reset(seed=3)[0], 0.0, True
+    states, actions, to_go = [state], [np.zeros(2)], [asked / scale]
+    while going:
+        times = torch.arange(len(states))[-steps:][None]
+        with torch.no_grad():
+            said = model(
+                states=torch.tensor(np.stack(states[-steps:]), dtype=torch.float32)[None],
+                actions=torch.tensor(np.stack(actions[-steps:]), dtype=torch.float32)[None],
+                returns_to_go=torch.tensor(to_go[-steps:], dtype=torch.float32)[None, :, None], timesteps=times,
+            ).action_preds[0, -1]  # fmt: skip
+        taken = int(said.argmax())
+        actions[-1] = np.eye(2)[taken]
+        state, reward, ended, cut, _ = world.step(taken)
+        won += reward
+        going = not (ended or cut)
+        states.append(state)
+        actions.append(np.zeros(2))
+        to_go.append((asked - won) / scale)
+    assert found == {"asked": asked, "return": won, "steps": len(states) - 1}
+    assert len(seen) == len(states) - 1
+    left = torch.tensor(to_go[:-1][-steps:], dtype=torch.float32)
+    assert torch.equal(seen[-1]["returns_to_go"][0, :, 0], left)
+
+
+def test_many_at_once_are_each_alone() -> None:
+    together = play(player(), "CartPole-v1", returns=[10.0, 40.0], episodes=2, scale=10.0)
+    assert [each["asked"] for each in together] == [10.0, 10.0, 40.0, 40.0]
+    alone = play(player(), "CartPole-v1", returns=[40.0], episodes=2, scale=10.0)
+    assert together[2:] == alone
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "sentence"),
+    [
+        ("NoSuchWorld-v1", {}, "NoSuchWorld"),
+        ("Pendulum-v1", {}, "states of 3 numbers and 1 actions; the model knows 4 and 2"),
+        ("CartPole-v1", {"act_dim": 3}, "4 numbers and 2 actions; the model knows 4 and 3"),
+    ],
+)
+def test_environments_that_do_not_fit(environment: str, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        play(player(**changes), environment, returns=[1.0])
+
+
+def test_what_cannot_be_asked() -> None:
+    with pytest.raises(ValueError, match="returns to ask for"):
+        play(player(), "CartPole-v1", returns=[])
+    with pytest.raises(ValueError, match="a model that says what to do"):
+        play(af.build(af.override(af.spec("gpt2"), {"decoder.depth": 1, "width": 24})), "CartPole-v1", returns=[1.0])
