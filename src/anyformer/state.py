@@ -377,7 +377,7 @@ class State:
         for store in self.stores.values():
             if not (same_memory and isinstance(store, Made)):
                 store.reorder(rows)
-        for name in ("past", "padding") if same_memory else ("past", "padding", "memory", "memory_padding"):
+        for name in PER_ROW[:2] if same_memory else PER_ROW:
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 setattr(self, name, reordered(value, rows, self.capacity is not None))
@@ -411,10 +411,10 @@ class State:
     def fork(self) -> State:
         """A copy that goes its own way: two texts after one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
-        past = self.past.clone() if isinstance(self.past, Tensor) else self.past
-        copy = State(stores, past=past, capacity=self.capacity)
-        copy.memory, copy.memory_padding = self.memory, self.memory_padding
-        copy.padding = None if self.padding is None else self.padding.clone()
+        copy, static = State(stores, past=self.past, capacity=self.capacity), self.capacity is not None
+        for name in PER_ROW:
+            value = getattr(self, name)
+            setattr(copy, name, value.clone() if static and isinstance(value, Tensor) else value)
         return copy
 
     def adopt(self, other: State) -> None:
@@ -440,7 +440,9 @@ class State:
         places = end + torch.arange(-columns, 0, device=end.device)
         real = places >= 0 if self.padding is None else picked(self.padding, 1, places, places >= 0)
         copy.padding = None if bool(real.all()) else real
-        copy.memory, copy.memory_padding = self.memory, self.memory_padding
+        if self.memory is not None:
+            copy.memory = self.memory.clone()
+            copy.memory_padding = None if self.memory_padding is None else self.memory_padding.clone()
         return copy
 
     @staticmethod
@@ -463,6 +465,9 @@ class State:
             out.memory = stacked([memory for memory, _ in read], 1)
             out.memory_padding = stacked([known(mask, memory.shape[:2], device) for memory, mask in read], 1)
         return out
+
+
+PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
 
 
 def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.mask import Causal, Window
+from anyformer.mask import CAUSAL, Mask, Window
 from anyformer.parts.bias import BucketedBias, DistanceBias
 from anyformer.parts.relative import RelativeSinusoids
 from anyformer.state import State
@@ -24,9 +25,10 @@ CASES = (
     "MambaForCausalLM-one-tap", "Mamba2ForCausalLM", "RobertaForCausalLM", "RwkvForCausalLM", "BloomForCausalLM",
     "SwitchTransformersForConditionalGeneration", "OPTForCausalLM", "MarianForCausalLM",
 )  # fmt: skip
-POSITIONS = {
-    "relative": RelativeSinusoids(num_heads=4), "distances": DistanceBias(num_heads=4, before=6),
-    "buckets": BucketedBias(num_heads=4, both_ways=False),
+WINDOW = CAUSAL & Window(size=4)
+POSITIONS: dict[str, tuple[Any, Mask]] = {
+    "relative": (RelativeSinusoids(num_heads=4), CAUSAL), "relative, window": (RelativeSinusoids(num_heads=4), WINDOW),
+    "distances": (DistanceBias(num_heads=4, before=6), WINDOW), "buckets": (BucketedBias(num_heads=4), WINDOW),
 }  # fmt: skip
 
 
@@ -35,7 +37,7 @@ def model_of(name: str) -> Any:
         sizes = {"vocab_size": 99, "d_model": 24, "num_heads": 3, "d_ff": 40, "block_size": 5, "stride": 2}
         return af.build(families.find("dmca").read(sizes), seed=1).eval()
     if name in POSITIONS:
-        op = {"num_heads": 4, "position": POSITIONS[name], "mask": Causal() & Window(size=4)}
+        op = {"num_heads": 4, **dict(zip(("position", "mask"), POSITIONS[name], strict=True))}
         changes = {f"decoder.layers.attention.op.{field}": value for field, value in op.items()}
         inner = {"decoder.layers.feedforward.op.width": 32}
         return af.build(af.override(af.spec("gpt2"), {**SMALL, **inner, **changes}), seed=1).eval()
@@ -66,9 +68,9 @@ class Texts:
             self.model(**self.inputs(row, self.ids[row][:, :n]), past_key_values=state)
         return State.concatenate(states)
 
-    def go_on(self, state: State, start: int, count: int) -> Tensor:
+    def go_on(self, state: State, start: int, count: int, order: Sequence[int] = (0, 1, 2)) -> Tensor:
         """(B, count, V) scores of so many new tokens of each text."""
-        ids = torch.cat([ids[:, n + start : n + start + count] for ids, n in zip(self.ids, LENGTHS, strict=True)])
+        ids = torch.cat([self.ids[i][:, LENGTHS[i] + start : LENGTHS[i] + start + count] for i in order])
         return self.model(**{"decoder_input_ids" if self.pair else "input_ids": ids}, past_key_values=state).logits
 
 
@@ -87,10 +89,9 @@ def test_each_row_goes_on_from_its_own_length(name: str) -> None:
     for start, count in ((0, 1), (1, 1), (2, 3), (5, 1)):
         close(texts.go_on(state, start, count), expected(alone, start, count), 1e-5)
     assert state.lengths.tolist() == [n + 6 for n in LENGTHS] and state.length == max(LENGTHS) + 6
-    turned = torch.tensor([2, 0, 1])
-    fork, back = state.fork(), state.growing()
-    fork.reorder(turned)
-    fork.reorder(turned.argsort())
+    order, fork, back = [2, 0, 1], state.fork(), state.growing()
+    state.reorder(torch.tensor(order))
+    close(texts.go_on(state, 6, 1, order), expected(alone, 6, 1)[order], 1e-5)
     for each in (fork, back):
         close(texts.go_on(each, 6, 1), expected(alone, 6, 1), 1e-5)
     assert back.lengths.tolist() == [n + 7 for n in LENGTHS]
@@ -109,7 +110,7 @@ def test_as_many_tokens_of_each_row_are_forgotten() -> None:
 
 @torch.no_grad()
 def test_pads_between_tokens_are_remembered() -> None:
-    """What stands on the left is left behind; a hole in the middle stays one, also after a cut."""
+    """What stands on the left is left behind; a hole in the middle stays one until it is cut off."""
     model = Texts("GPT2LMHeadModel").model
     ids = torch.randint(5, 90, (2, 9), generator=torch.Generator().manual_seed(3))
     mask = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1], [1] * 9])
@@ -123,3 +124,9 @@ def test_pads_between_tokens_are_remembered() -> None:
     for each in (state.growing(), state.growing(7), state):
         close(model(input_ids=ids[:, 6:8], past_key_values=each).logits, whole[:, 6:8], 1e-5)
     close(model(input_ids=ids[:, 8:], past_key_values=state).logits, whole[:, 8:], 1e-5)
+    state.truncate(3)
+    assert state.lengths.tolist() == [1, 3]
+    for row, begun in ((0, ids[:1, 2:3]), (1, ids[1:, :3])):
+        text = torch.cat((begun, ids[row : row + 1, :3]), dim=1)
+        after = model(input_ids=ids[:, :3], past_key_values=state.fork()).logits[row]
+        close(after, model(input_ids=text, use_cache=False).logits[0, -3:], 1e-5)
