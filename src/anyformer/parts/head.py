@@ -52,6 +52,7 @@ class HeadModule(nn.Module):
         return {} if labels is None else {"loss": self.label_loss(said["logits"], labels, ctx)}
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        """The same of its own answer, for training."""
         return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
@@ -156,9 +157,6 @@ class LMHeadModule(HeadModule):
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
         return Loss(linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing) + balance, number)
-
-    def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
-        return {"loss": self.loss(x, ctx, inputs["labels"])} if inputs.get("labels") is not None else {}
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         keep = inputs.get("logits_to_keep")

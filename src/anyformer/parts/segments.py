@@ -96,8 +96,8 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = scores + same
         if self.part.first_apart:  # where a text begins: behind the pads on its left
             start = 0 if ctx.padding is None else leading_pads(ctx.padding)
-            query = (ctx.index == start).view(-1, 1, ctx.index.shape[0], 1)
-            key = (places == start).view(-1, 1, 1, places.shape[0])
+            query = (ctx.index == start).view(-1, 1, ctx.index.shape[-1], 1)
+            key = (places == start).view(-1, 1, 1, places.shape[-1])
             scores = torch.where(key, -same, scores).masked_fill(query, 0)
         return q + self.u[:, None], scores
 
@@ -138,7 +138,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
-        count = torch.arange(self.step(ctx) * (ctx.index.shape[0] - 1) + places.shape[0], device=places.device)
+        count = torch.arange(self.step(ctx) * (ctx.index.shape[-1] - 1) + places.shape[-1], device=places.device)
         waves = torch.cat(self.sines((farthest(places, ctx) - count) * spacing_of(ctx)), dim=-1)
         return self.dropped(waves.to(dtype))
 

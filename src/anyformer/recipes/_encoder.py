@@ -7,6 +7,8 @@ from typing import Any
 from anyformer import families
 from anyformer.data import TrainedBPE
 from anyformer.model import Model
+from anyformer.train.optim import AdamW
+from anyformer.train.run import Pretrained, Run
 
 SIZE, LENGTH = 8000, 512
 SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -25,3 +27,15 @@ def small_bert(architecture: str, labels: tuple[str, ...] = ()) -> Model:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}
         config["label2id"] = {label: i for i, label in enumerate(labels)}
     return families.find("bert").read(config)
+
+
+def from_scratch(further: Run, **changes: Any) -> Run:
+    """A run that trains a published model further, as one of a small BERT that begins with nothing."""
+    assert isinstance(further.model, Pretrained) and further.model.architecture is not None
+    return further.replace(
+        name=f"{further.name}-scratch",
+        model=small_bert(further.model.architecture, further.model.labels),
+        vocabulary=vocabulary(),
+        optimizer=AdamW(lr=3e-4, weight_decay=0.01),
+        **changes,
+    )

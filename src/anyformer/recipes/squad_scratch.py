@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.objectives.answer import Answer
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes.squad import questions
-from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.recipes import squad
+from anyformer.recipes._encoder import from_scratch
+from anyformer.train.run import Run
 
 
 def run(data: str = "data") -> Run:
-    return Run(
-        name="squad-scratch",
-        model=small_bert("BertForQuestionAnswering"),
-        vocabulary=vocabulary(),
-        data=questions(data),
-        objective=Answer(length=256, stride=64),
-        optimizer=AdamW(lr=3e-4, weight_decay=0.01),
-        schedule=Linear(warmup=100),
-        batch=Batch(examples=16),
-        steps=1500,
-        evaluate=Evaluate(every=250, metrics=("exact_match", "f1"), best="f1"),
-        keep=Keep(every=250),
-    )
+    return from_scratch(squad.run(data))

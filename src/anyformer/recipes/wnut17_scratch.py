@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.objectives.tag import Tag
-from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes.wnut17 import LABELS, sentences
-from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.recipes import wnut17
+from anyformer.recipes._encoder import from_scratch
+from anyformer.train.run import Run
 
 
 def run(data: str = "data") -> Run:
-    return Run(
-        name="wnut17-scratch",
-        model=small_bert("BertForTokenClassification", LABELS),
-        vocabulary=vocabulary(),
-        data=sentences(data),
-        objective=Tag(labels=LABELS),
-        optimizer=AdamW(lr=3e-4, weight_decay=0.01),
-        schedule=Linear(warmup=100),
-        batch=Batch(examples=16),
-        steps=1500,
-        evaluate=Evaluate(every=100, metrics=("f1",), best="f1"),
-        keep=Keep(every=100),
-    )
+    return from_scratch(wnut17.run(data), steps=1500)
