@@ -69,6 +69,8 @@ def test_other_modes_become_what_is_read(mode: str) -> None:
         assert float((read(image)["pixel_values"] - expected).abs().max()) <= 1e-6
     grey = Images(size={"height": 9, "width": 9}, image_mean=(0.5,), image_std=(0.5,))
     assert grey(image)["pixel_values"].shape == (1, 1, 9, 9)
+    coloured = image.convert("RGB")
+    assert torch.equal(grey(np.asarray(coloured))["pixel_values"], grey(coloured.convert("L"))["pixel_values"])
 
 
 def test_fractions_are_scaled_like_bytes() -> None:

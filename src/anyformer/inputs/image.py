@@ -144,15 +144,23 @@ class Images:
             raise ValueError(f"pictures of several shapes, {kinds}: read them one by one, or crop or pad them")
         return {"pixel_values": torch.from_numpy(np.stack(found))}
 
-    def one(self, picture: Any, name: str) -> np.ndarray:
+    def scaled(self, picture: Any) -> np.ndarray:
+        """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
+        found = [each for each, _ in pictures(picture)]
+        if len(found) != 1:
+            raise ValueError(f"one picture at a time here, got {len(found)}")
+        pixels = array(found[0], self.channels)
+        if self.do_resize:
+            pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
+        if self.do_center_crop and self.crop_size is not None:
+            for axis, key in ((1, "height"), (2, "width")):
+                pixels = middle(pixels, self.crop_size[key], axis)
+        return pixels
+
+    def one(self, picture: Any, name: str = "") -> np.ndarray:
         """(C, H, W) in fp32."""
         try:
-            pixels = array(picture, self.channels)
-            if self.do_resize:
-                pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
-            if self.do_center_crop and self.crop_size is not None:
-                for axis, key in ((1, "height"), (2, "width")):
-                    pixels = middle(pixels, self.crop_size[key], axis)
+            pixels = self.scaled(picture)
             if self.do_rescale:
                 if pixels.dtype.kind == "f" and 0 < pixels.max() <= 1:
                     raise ValueError("its numbers are between 0 and 1 already; give bytes, or do_rescale=False")
@@ -164,7 +172,7 @@ class Images:
                     raise ValueError(f"it has {len(pixels)} channels, and image_mean {len(mean)}, image_std {len(std)}")
                 pixels = (pixels - mean) / std
         except ValueError as error:
-            raise ValueError(f"{name}: {error}" if name else f"a picture: {error}") from None
+            raise error if not name else ValueError(f"{name}: {error}") from None
         return np.ascontiguousarray(pixels)
 
 
@@ -254,6 +262,8 @@ def array(picture: Any, channels: int | None) -> np.ndarray:
         return picture
     if channels == 3:
         return np.repeat(picture, 3, axis=0) if len(picture) == 1 else picture[:3]
+    if channels == 1 and picture.dtype == np.uint8:
+        return np.asarray(pillow()[0].fromarray(np.moveaxis(picture[:3], 0, -1)).convert("L"))[None]
     raise ValueError(f"it has {len(picture)} channels, and the model reads {channels}")
 
 
