@@ -121,7 +121,8 @@ def deep(numbers: np.ndarray) -> bytes:
 def test_sixteen_bits_and_moving_pictures(tmp_path: Path) -> None:
     read = Images(size={"height": 8, "width": 8}, resample=0)
     plain = bytes_of(8, 8, 1)[..., 0]
-    (tmp_path / "deep.png").write_bytes(deep(plain.astype(np.uint16) * 257))
+    finer = np.random.default_rng(1).integers(0, 257, plain.shape) * (plain < 255)
+    (tmp_path / "deep.png").write_bytes(deep((plain.astype(int) * 257 + finer).astype(np.uint16)))
     Image.fromarray(plain).save(tmp_path / "plain.png")
     assert torch.equal(read(tmp_path / "deep.png")["pixel_values"], read(tmp_path / "plain.png")["pixel_values"])
     frames = [Image.fromarray(bytes_of(8, 8, 3, seed=i)) for i in range(3)]
@@ -182,7 +183,8 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
         ({"size": {"longest_edge": 20}}, "height and width, shortest_edge"), ({"size": "big"}, "number of pixels"),
         ({"image_std": [0.5, 0.0, 0.5]}, "divided by zero"), ({"resample": 9}, "from 0 to 5"),
         ({"do_center_crop": True}, "crop_size needs height and width"), ({"crop_size": 10**9}, "are more than"),
-        ({"size": {"height": -1, "width": 3}}, "size is"),
+        ({"size": {"height": -1, "width": 3}}, "size is"), ({"rescale_factor": {}}, "rescale_factor"),
+        ({"image_mean": [0.5, {}]}, "image_mean"), ({"do_resize": "yes"}, "do_resize"),
     ):  # fmt: skip
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match=match) as error:

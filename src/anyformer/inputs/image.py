@@ -6,7 +6,6 @@ H height, W width, C channels.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anyformer.families.family import UnknownFieldWarning
-from anyformer.part import nearest
+from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
 FILE = "preprocessor_config.json"
@@ -53,8 +52,7 @@ INERT = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(Part):
     """Reads pictures: files, folders, PIL's images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
 
     >>> read = Images(size={"height": 4, "width": 4})
@@ -64,7 +62,7 @@ class Images:
 
     do_convert_rgb: bool = False
     do_resize: bool = True
-    size: Size = dataclasses.field(default_factory=lambda: square(224))
+    size: Size = Table(square(224))
     resample: int = BILINEAR
     do_center_crop: bool = False
     crop_size: Size | None = None
@@ -76,7 +74,7 @@ class Images:
     do_pad: bool = False
     pad_size: Size | None = None  # the largest of those that are read together unless said
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.do_resize:
             target(self.size, 8, 8)
         for name, wanted, needed in (
@@ -106,22 +104,20 @@ class Images:
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
             raise ValueError(f"{name}: no processor of the kind {kind!r} for pictures; {nearest(kind, KINDS)}")
-        own = {field.name for field in dataclasses.fields(cls)}
+        own = set(hints(cls))
         if strange := sorted(map(str, config.keys() - own - INERT)):
             warnings.warn(f"{name}: nothing here knows {', '.join(strange)}", UnknownFieldWarning, stacklevel=3)
         values = {key: value for key, value in config.items() if key in own and value is not None}
-        for key in ("image_mean", "image_std"):
-            values |= {key: tuple(values[key])} if isinstance(values.get(key), list) else {}
         try:
             for key in values.keys() & {"size", "crop_size", "pad_size"}:
                 values[key] = sides(values[key], key == "size" and kind in SHORT, key)
             return cls(**{**KINDS[kind], **values})
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        values = {key: thaw(value) for key, value in self.items()}
         write_json(Path(folder) / FILE, {"image_processor_type": "ViTImageProcessor", **values})
 
     @property
