@@ -24,6 +24,7 @@ from anyformer.data.prepare import Data, prepare
 from anyformer.data.shards import DataSplit
 from anyformer.data.table import CSV, JSONLines, Parquet
 from anyformer.data.text import TextFiles
+from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.causal import NextToken
 from anyformer.train.checkpoint import Checkpoints
@@ -142,6 +143,27 @@ def special(folder: Path) -> None:
     (folder / "added_tokens.json").write_text(json.dumps({"<y>": words}))
 
 
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def album(folder: Path) -> None:
+    """One picture of each kind, and how pictures are made ready."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    picture = Image.linear_gradient("L").resize((24, 20)).convert("RGB")
+    for name in PICTURES:
+        picture.save(folder / name)
+    Images(size={"shortest_edge": 12}, do_center_crop=True, crop_size={"height": 9, "width": 11}).save(folder)
+
+
+def seen(name: str) -> Callable[[Path], None]:
+    return lambda folder: Images.load(folder)(folder / name) and None
+
+
+PICTURES = ("a.png", "a.jpg", "a.gif", "a.webp", "a.bmp", "a.tiff")
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +257,8 @@ def targets() -> list[Target]:
     }  # fmt: skip
     found += [Target(f"text-{file}", file, make, read) for file, make in vocabulary.items()]
     found += [
+        *[Target(f"picture-{name}", name, album, seen(name)) for name in PICTURES],
+        Target("preprocessor_config", "preprocessor_config.json", album, seen("a.png")),
         Target("index", "model.safetensors.index.json", in_shards, af.load),
         Target("generation_config", "generation_config.json", writer, written),
         Target("chat_template", "chat_template.jinja", talker, talked),

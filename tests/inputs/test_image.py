@@ -69,6 +69,8 @@ def test_other_modes_become_what_is_read(mode: str) -> None:
         assert float((read(image)["pixel_values"] - expected).abs().max()) <= 1e-6
     grey = Images(size={"height": 9, "width": 9}, image_mean=(0.5,), image_std=(0.5,))
     assert grey(image)["pixel_values"].shape == (1, 1, 9, 9)
+    coloured = image.convert("RGB")
+    assert torch.equal(grey(np.asarray(coloured))["pixel_values"], grey(coloured.convert("L"))["pixel_values"])
 
 
 def test_fractions_are_scaled_like_bytes() -> None:
@@ -119,7 +121,8 @@ def deep(numbers: np.ndarray) -> bytes:
 def test_sixteen_bits_and_moving_pictures(tmp_path: Path) -> None:
     read = Images(size={"height": 8, "width": 8}, resample=0)
     plain = bytes_of(8, 8, 1)[..., 0]
-    (tmp_path / "deep.png").write_bytes(deep(plain.astype(np.uint16) * 257))
+    finer = np.random.default_rng(1).integers(0, 257, plain.shape) * (plain < 255)
+    (tmp_path / "deep.png").write_bytes(deep((plain.astype(int) * 257 + finer).astype(np.uint16)))
     Image.fromarray(plain).save(tmp_path / "plain.png")
     assert torch.equal(read(tmp_path / "deep.png")["pixel_values"], read(tmp_path / "plain.png")["pixel_values"])
     frames = [Image.fromarray(bytes_of(8, 8, 3, seed=i)) for i in range(3)]
@@ -180,7 +183,8 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
         ({"size": {"longest_edge": 20}}, "height and width, shortest_edge"), ({"size": "big"}, "number of pixels"),
         ({"image_std": [0.5, 0.0, 0.5]}, "divided by zero"), ({"resample": 9}, "from 0 to 5"),
         ({"do_center_crop": True}, "crop_size needs height and width"), ({"crop_size": 10**9}, "are more than"),
-        ({"size": {"height": -1, "width": 3}}, "size is"),
+        ({"size": {"height": -1, "width": 3}}, "size is"), ({"rescale_factor": {}}, "rescale_factor"),
+        ({"image_mean": [0.5, {}]}, "image_mean"), ({"do_resize": "yes"}, "do_resize"),
     ):  # fmt: skip
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match=match) as error:

@@ -14,10 +14,11 @@ from anyformer.context import Memory
 from anyformer.mask import Causal, Either, Global, Mask, Window
 from anyformer.model import DecoderModel
 from anyformer.part import Site
-from anyformer.parts.attention import Attention
+from anyformer.parts.attention import Attention, LearnedScale
+from anyformer.parts.compressed import BlockAttention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
-from anyformer.parts.norm import LayerNorm, RMSNorm
+from anyformer.parts.norm import LayerNorm, RMSNorm, UnitNorm
 from anyformer.parts.position import BucketedBias, Rope
 from small import Weights, close, compiled_equals_eager, context, filled, made
 
@@ -115,6 +116,24 @@ def test_qk_norm(kernel: str, norm: Any) -> None:
     module, x = made(Attention(num_heads=H, qk_norm=norm), D), torch.randn(2, T, D)
     assert module.q_norm.weight.shape == (D // H,) and module.q_norm is not module.k_norm
     close(module(x, context(T, kernel=kernel)), formula(module, x))
+
+
+@BOTH
+def test_cosines_with_a_learned_scale(kernel: str) -> None:
+    """Swin V2's scores [Liu et al. 2022]; a stack of blocks takes them in its own way and gives the same."""
+    part = Attention(num_heads=H, qk_norm=UnitNorm(), learned_scale=LearnedScale(start=3.0, most=5.0))
+    module, x = made(part, D), torch.randn(2, T, D)
+    assert torch.allclose(part.build(Site(width=D)).learned_scale.weight, torch.tensor(3.0).log())
+    module.learned_scale.weight.data = torch.tensor([0.0, 1.0, -1.0, 4.0])[:, None, None]
+    factor = torch.tensor([1.0, 2.718281828, 0.367879441, 5.0])
+    q, k, v = (module.heads(layer(x)) for layer in (module.q, module.k, module.v))
+    scores = torch.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1) * factor[:, None, None]
+    close(module(x, context(T, kernel=kernel)), module.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+    blocks = made(BlockAttention(num_heads=H, size=4, learned_scale=LearnedScale(start=3.0)), D)
+    blocks.learned_scale.weight.data.fill_(1.5)
+    close(blocks(x, context(T, kernel=kernel)), blocks(x, context(T, kernel="eager")))
+    with pytest.raises(ValueError, match="in the place of scale"):
+        Attention(num_heads=H, scale=2.0, learned_scale=LearnedScale())
 
 
 @BOTH

@@ -14,7 +14,7 @@ from anyformer.model import EncoderModel
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.init import Normal
-from anyformer.parts.norm import BatchNorm, LayerNorm, RMSNorm, ScaleNorm
+from anyformer.parts.norm import BatchNorm, LayerNorm, RMSNorm, ScaleNorm, UnitNorm
 from small import close, filled, made
 
 D = 24
@@ -42,6 +42,15 @@ def test_rms_norm(eps: float) -> None:
     x = inputs(2, 5)
     close(ours(x), theirs(x))
     close(ours(x), x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * ours.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_unit_norm(dtype: torch.dtype) -> None:
+    """Zeros stay zeros, in half precision too, where torch's own eps is 0 and gives NaN."""
+    norm, x = made(UnitNorm(), D), inputs(2, 5).to(dtype)
+    assert not list(norm.parameters()) and norm(x).dtype == dtype
+    close(norm(x).double(), x.double() / x.double().norm(dim=-1, keepdim=True), 1e-3 if dtype.itemsize == 2 else 1e-6)
+    assert torch.equal(norm(torch.zeros(3, D, dtype=dtype)), torch.zeros(3, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -20,7 +20,7 @@ from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
 
-SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
+SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare", "fashion-mnist"]
 
 
 def small(name: str, data: Path, **more: Any) -> Any:

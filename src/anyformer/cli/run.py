@@ -84,7 +84,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
-        checked_rows(task, inputs)  # before seconds of loading
+        _, one = checked_rows(task, inputs)  # before seconds of loading
         device = machine.device(options.device)
         function = getattr(tasks, task.replace("-", "_"))
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
@@ -92,7 +92,7 @@ def run(task: str, options: argparse.Namespace) -> None:
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
         found = function(reader, inputs, batch=options.batch, progress=advance, **own)
-    show(found if isinstance(inputs, list) else [found], options.json)
+    show([found] if one else found, options.json)
     if (accuracy := getattr(found, "accuracy", None)) is not None:  # where inputs tell what is right
         print(as_json({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
 

@@ -21,6 +21,7 @@ from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.examples import label_number
 from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read
+from anyformer.objectives.picture import ClassifyImage
 from anyformer.objectives.tag import Tag, listed, word_tokens
 from anyformer.objectives.translate import Translate
 
@@ -74,7 +75,7 @@ def kind_of(objective: Objective) -> str | None:
     """What is predicted: "labels", "numbers", "tags", "answers", "texts"; None where nothing but a loss can be told."""
     if isinstance(objective, Classify):
         return "labels" if objective.labels else "numbers"
-    kinds = {Choose: "labels", Tag: "tags", Answer: "answers", Translate: "texts"}
+    kinds = {Choose: "labels", ClassifyImage: "labels", Tag: "tags", Answer: "answers", Translate: "texts"}
     return next((kind for cls, kind in kinds.items() if isinstance(objective, cls)), None)
 
 

@@ -6,7 +6,6 @@ H height, W width, C channels.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anyformer.families.family import UnknownFieldWarning
-from anyformer.part import nearest
+from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
 FILE = "preprocessor_config.json"
@@ -53,8 +52,7 @@ INERT = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(Part):
     """Reads pictures: files, folders, PIL's images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
 
     >>> read = Images(size={"height": 4, "width": 4})
@@ -64,7 +62,7 @@ class Images:
 
     do_convert_rgb: bool = False
     do_resize: bool = True
-    size: Size = dataclasses.field(default_factory=lambda: square(224))
+    size: Size = Table(square(224))
     resample: int = BILINEAR
     do_center_crop: bool = False
     crop_size: Size | None = None
@@ -76,7 +74,7 @@ class Images:
     do_pad: bool = False
     pad_size: Size | None = None  # the largest of those that are read together unless said
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.do_resize:
             target(self.size, 8, 8)
         for name, wanted, needed in (
@@ -106,22 +104,20 @@ class Images:
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
             raise ValueError(f"{name}: no processor of the kind {kind!r} for pictures; {nearest(kind, KINDS)}")
-        own = {field.name for field in dataclasses.fields(cls)}
+        own = set(hints(cls))
         if strange := sorted(map(str, config.keys() - own - INERT)):
             warnings.warn(f"{name}: nothing here knows {', '.join(strange)}", UnknownFieldWarning, stacklevel=3)
         values = {key: value for key, value in config.items() if key in own and value is not None}
-        for key in ("image_mean", "image_std"):
-            values |= {key: tuple(values[key])} if isinstance(values.get(key), list) else {}
         try:
             for key in values.keys() & {"size", "crop_size", "pad_size"}:
                 values[key] = sides(values[key], key == "size" and kind in SHORT, key)
             return cls(**{**KINDS[kind], **values})
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        values = {key: thaw(value) for key, value in self.items()}
         write_json(Path(folder) / FILE, {"image_processor_type": "ViTImageProcessor", **values})
 
     @property
@@ -144,15 +140,23 @@ class Images:
             raise ValueError(f"pictures of several shapes, {kinds}: read them one by one, or crop or pad them")
         return {"pixel_values": torch.from_numpy(np.stack(found))}
 
-    def one(self, picture: Any, name: str) -> np.ndarray:
+    def scaled(self, picture: Any) -> np.ndarray:
+        """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
+        found = [each for each, _ in pictures(picture)]
+        if len(found) != 1:
+            raise ValueError(f"one picture at a time here, got {len(found)}")
+        pixels = array(found[0], self.channels)
+        if self.do_resize:
+            pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
+        if self.do_center_crop and self.crop_size is not None:
+            for axis, key in ((1, "height"), (2, "width")):
+                pixels = middle(pixels, self.crop_size[key], axis)
+        return pixels
+
+    def one(self, picture: Any, name: str = "") -> np.ndarray:
         """(C, H, W) in fp32."""
         try:
-            pixels = array(picture, self.channels)
-            if self.do_resize:
-                pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
-            if self.do_center_crop and self.crop_size is not None:
-                for axis, key in ((1, "height"), (2, "width")):
-                    pixels = middle(pixels, self.crop_size[key], axis)
+            pixels = self.scaled(picture)
             if self.do_rescale:
                 if pixels.dtype.kind == "f" and 0 < pixels.max() <= 1:
                     raise ValueError("its numbers are between 0 and 1 already; give bytes, or do_rescale=False")
@@ -164,7 +168,7 @@ class Images:
                     raise ValueError(f"it has {len(pixels)} channels, and image_mean {len(mean)}, image_std {len(std)}")
                 pixels = (pixels - mean) / std
         except ValueError as error:
-            raise ValueError(f"{name}: {error}" if name else f"a picture: {error}") from None
+            raise error if not name else ValueError(f"{name}: {error}") from None
         return np.ascontiguousarray(pixels)
 
 
@@ -254,6 +258,8 @@ def array(picture: Any, channels: int | None) -> np.ndarray:
         return picture
     if channels == 3:
         return np.repeat(picture, 3, axis=0) if len(picture) == 1 else picture[:3]
+    if channels == 1 and picture.dtype == np.uint8:
+        return np.asarray(pillow()[0].fromarray(np.moveaxis(picture[:3], 0, -1)).convert("L"))[None]
     raise ValueError(f"it has {len(picture)} channels, and the model reads {channels}")
 
 

@@ -13,6 +13,7 @@ Before any of them, `ready` gives the objective what it has to know of the token
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -61,6 +62,10 @@ class Objective(Part):
     def ready(self, tokenizer: Any) -> Self:
         """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
         return self
+
+    def write_settings(self, folder: Path) -> Path | None:
+        """Writes what a model needs beside its weights to read such examples, other than a tokenizer; where it is."""
+        return None
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
         """The record of a raw example, or several (windows over a long text); ValueError says what is wrong with it.

@@ -20,7 +20,7 @@ class About:
     """A task: in one line; the fields that an input has, in the order in which a command gives them; its flags."""
 
     line: str
-    fields: tuple[str, ...] = ("text",)
+    fields: tuple[str, ...] = ("text",)  # "image": a file, a folder of them, or what PIL, numpy and torch make of one
     optional: tuple[str, ...] = ()
     flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
 
@@ -29,6 +29,7 @@ class About:
         return (*self.fields, *self.optional)
 
 
+INTERPOLATE = Flag("read pictures of another size than the model learned its positions for", bool)
 TRUNCATE = Flag("cut texts that are longer than the model takes", bool)
 
 LONGEST = Flag("of the longest text; the folder's, else twice what is read, and a little", int)
@@ -118,6 +119,24 @@ TASKS: dict[str, About] = {
             "per_token": Flag("the likeliest choice by its mean token, not as a whole", bool),
             "stop": Flag("an answer that is written ends before this; may be given again; a line's end", several=True),
             "max_new_tokens": Flag("of the longest answer that is written; 32", int),
+        },
+    ),
+    "classify-image": About(
+        "a label for a picture, or for each of a folder",
+        fields=("image",),
+        flags={
+            "top_k": Flag("how many labels, likeliest first; 1, and 0 for all", int),
+            "labels": Flag("a name for a label of the model, in its order; may be given again", several=True),
+            "interpolate": INTERPOLATE,
+        },
+    ),
+    "embed-image": About(
+        "a vector for a picture, or for each of a folder",
+        fields=("image",),
+        flags={
+            "pool": Flag("cls or mean; cls where a token speaks for the picture, else mean"),
+            "raw": Flag("as long as they come out, not of length 1", bool),
+            "interpolate": INTERPOLATE,
         },
     ),
     "next-sentence": About(

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.checkpoint import load
+from anyformer.checkpoint import load, read_spec
 from anyformer.evaluate.predict import Predictor
 from anyformer.generation.prompt import position_limit
+from anyformer.inputs.image import Images, files
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Output, TransformerModule
 from anyformer.objectives.examples import joined
@@ -48,12 +49,13 @@ class How(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """A model and its tokenizer, for as many tasks as it can do."""
+    """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
 
     model: TransformerModule
-    tokenizer: Tokenizer
+    tokenizer: Any  # a Tokenizer, or None where pictures are read
     batch: int = 8
     progress: Progress = lambda done, total: None
+    images: Images | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.batch, int) or self.batch < 1:
@@ -78,16 +80,27 @@ def open_model(
     if isinstance(model, TransformerModule):
         if model.folder is None:
             raise ValueError("this model came from no folder, where its tokenizer would be; af.save and af.load it")
-        return _checked(Reader(model, Tokenizer.load(model.folder), **options))
+        return _checked(Reader(model, **_beside(model.spec, model.folder), **options))
     if not isinstance(model, str | Path):
         raise ValueError(f"a model is a folder, a hub id, or one that was loaded; got {type(model).__name__}")
     folder = hub.resolve(model, offline=offline)
-    tokenizer = Tokenizer.load(folder)
-    return _checked(Reader(load(folder, dtype=dtype or "auto", device=device or "cpu"), tokenizer, **options))
+    beside = _beside(read_spec(folder), folder)
+    return _checked(Reader(load(folder, dtype=dtype or "auto", device=device or "cpu"), **beside, **options))
+
+
+def _beside(spec: Any, folder: Path) -> dict[str, Any]:
+    """What reads for a model, from the files beside it."""
+    if "an image" not in spec.embedding.gives:
+        return {"tokenizer": Tokenizer.load(folder)}
+    images, channels = Images.load(folder), spec.embedding.channels
+    if images.channels not in (None, channels):
+        raise ValueError(f"{folder}: pictures are read with {images.channels} channels; the model takes {channels}")
+    return {"tokenizer": None, "images": images}
 
 
 def _checked(reader: Reader) -> Reader:
-    belong(reader.model, reader.tokenizer)
+    if reader.tokenizer is not None:
+        belong(reader.model, reader.tokenizer)
     return reader
 
 
@@ -97,7 +110,7 @@ def _checked(reader: Reader) -> Reader:
 def row_of(task: str, given: Any) -> Row:
     """One input by its fields: a text alone is the first, where no other is needed."""
     about = TASKS[task]
-    if isinstance(given, str):
+    if isinstance(given, str) or (about.fields == ("image",) and not isinstance(given, Mapping)):
         given = {about.fields[0]: given}
     if not isinstance(given, Mapping):
         raise ValueError(f"an input is a text or {{{', '.join(about.all_fields)}}}, got {type(given).__name__}")
@@ -107,6 +120,8 @@ def row_of(task: str, given: Any) -> Row:
     for name in about.fields:
         if name not in given:
             raise ValueError(f"{task} needs {' and '.join(about.fields)}, and there is no {name}")
+        if name == "image":
+            continue  # of many kinds: whoever reads it says what is wrong
         if not isinstance(given[name], str):
             raise ValueError(f"{name} is {type(given[name]).__name__}, not text")
         if not given[name].strip():
@@ -215,6 +230,22 @@ class TaskRun:
                 found[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
         return found
 
+    def seen(self, interpolate: bool = False) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """(which, batch on the model's device) of pictures, which are read as they are needed."""
+        assert self.reader.images is not None
+        asked = {"interpolate_pos_encoding": True} if interpolate else {}
+        for start in range(0, len(self.rows), self.reader.batch):
+            shapes: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
+            for i in range(start, min(start + self.reader.batch, len(self.rows))):
+                with blaming(None if self.one else i + 1):
+                    pixels = torch.from_numpy(self.reader.images.one(self.rows[i]["image"]))
+                shapes.setdefault(tuple(pixels.shape), []).append((i, pixels))
+            self.reader.progress(start, len(self.rows))
+            for alike in shapes.values():
+                batch = torch.stack([pixels for _, pixels in alike]).to(self.model.device, self.model.dtype)
+                yield [i for i, _ in alike], {"pixel_values": batch, **asked}
+        self.reader.progress(len(self.rows), len(self.rows))
+
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
         """What the model says about a batch."""
@@ -246,11 +277,18 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
         if name not in How.__annotations__:
             raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
-    return TaskRun(task, open_model(model, **how), rows, one)
+    reader = open_model(model, **how)
+    wanted, found = "image" in TASKS[task].fields, reader.images is not None
+    if wanted != found:
+        kinds = {True: "pictures", False: "text"}
+        raise ValueError(f"{task} needs a model that reads {kinds[wanted]}; this one reads {kinds[found]}")
+    return TaskRun(task, reader, rows, one)
 
 
 def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
     """The inputs by their fields, and whether there is one alone, not a list."""
+    if TASKS[task].fields == ("image",):
+        return picture_rows(task, inputs)
     one = isinstance(inputs, str | Mapping)
     several: Any = [inputs] if one else inputs
     if not isinstance(several, Sequence) or isinstance(several, bytes):
@@ -259,6 +297,21 @@ def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
     for number, given in enumerate(several, 1):
         with blaming(None if one else number):
             rows.append(row_of(task, given))
+    return rows, one
+
+
+def picture_rows(task: str, inputs: Any) -> tuple[list[Row], bool]:
+    """The same of pictures: those of a folder stand for it, each under its name."""
+    one, rows = not isinstance(inputs, list | tuple), []
+    for number, given in enumerate([inputs] if one else inputs, 1):
+        with blaming(None if one else number):
+            row = row_of(task, given)
+            folder = row["image"]
+            if not isinstance(folder, str | Path) or not Path(folder).expanduser().is_dir():
+                rows.append(row)
+                continue
+            rows += [{"image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
+            one = False
     return rows, one
 
 

@@ -74,6 +74,7 @@ def setup(
             lora.apply(model, run.lora, seed=run.seed)
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
+        model.folder = parallel.from_first(lambda: objective.write_settings(folder / "inputs")) or model.folder
         identity = {
             "data": splits.digest,
             "tokenizer": tokenizer_digest(tokenizer),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from torch import Tensor
+
 from anyformer.objectives.objective import Record, head_of
 from anyformer.parts.head import ClassifyModule
 from anyformer.tasks.task import How, Inputs, Source, ask, labels_of
@@ -38,13 +40,16 @@ def classify(
         return asked.record(row["text"], pair, truncate=truncate)
 
     def result(said: Any, record: Record) -> list[dict[str, Any]]:
-        logits = said.logits.float()  # (C,)
-        if head.problem == "multi_label_classification" or (len(names) == 1 and head.problem != "regression"):
-            logits = logits.sigmoid()
-        elif head.problem != "regression":
-            logits = logits.softmax(-1)
-        found = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
-        found.sort(key=lambda one: -one["score"])
-        return found[: top_k or None]
+        return scores_of(said.logits.float(), names, head.problem)[: top_k or None]
 
     return asked.give(asked.found(asked.each(encode), result))
+
+
+def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list[dict[str, Any]]:
+    """What logits (C,) say, likeliest first."""
+    if problem == "multi_label_classification" or (len(names) == 1 and problem != "regression"):
+        logits = logits.sigmoid()
+    elif problem != "regression":
+        logits = logits.softmax(-1)
+    found = [{"label": name, "score": score} for name, score in zip(names, logits.tolist(), strict=True)]
+    return sorted(found, key=lambda one: -one["score"])

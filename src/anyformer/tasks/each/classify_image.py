@@ -1,0 +1,37 @@
+"""A label for a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from anyformer.objectives.objective import head_of
+from anyformer.parts.head import ClassifyModule
+from anyformer.parts.image import DistilledModule
+from anyformer.tasks.each.classify import scores_of
+from anyformer.tasks.task import How, Source, ask, labels_of
+
+
+def classify_image(
+    model: Source, inputs: Any, *, top_k: int = 1, labels: Sequence[str] | None = None, interpolate: bool = False,
+    **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture
+    in it, with its "file".
+
+    >>> classify_image("a/model/folder", "cat.png")  # doctest: +SKIP
+    [{'label': 'tabby', 'score': 0.93}]
+    """
+    if top_k < 0:
+        raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
+    asked = ask("classify-image", model, inputs, how)
+    taught = isinstance(asked.model.head, DistilledModule)
+    head = asked.model.head if taught else head_of(asked.model, ClassifyModule, "classification")
+    names = labels_of(asked, asked.model.spec.head.num_labels, labels)
+    found: list[Any] = [None] * len(asked.rows)
+    for which, batch in asked.seen(interpolate):
+        for i, logits in zip(which, asked.run(batch)["logits"]):
+            file = {"file": asked.rows[i]["file"]} if "file" in asked.rows[i] else {}
+            found[i] = [{**file, **each} for each in scores_of(logits.float(), names, getattr(head, "problem", None))]
+            found[i] = found[i][: top_k or None]
+    return asked.give(found)

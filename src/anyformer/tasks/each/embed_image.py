@@ -1,0 +1,40 @@
+"""A vector for a picture: of pictures that look alike, vectors that point the same way."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.part import nearest
+from anyformer.tasks.each.embed import hidden
+from anyformer.tasks.task import How, Source, ask
+
+POOLS = ("cls", "mean")
+
+
+def embed_image(
+    model: Source, inputs: Any, *, pool: str | None = None, raw: bool = False, interpolate: bool = False,
+    **how: Unpack[How],
+) -> Tensor:  # fmt: skip
+    """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
+    `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
+    there is one; "mean", all patches.
+
+    >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
+    """
+    if pool is not None and pool not in POOLS:
+        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+    asked = ask("embed-image", model, inputs, how)
+    before = getattr(asked.model.spec.embedding, "prefix", 0)
+    if pool == "cls" and not before:
+        raise ValueError("pool is 'cls', and this model has no token before the patches; 'mean' is all of them")
+    vectors: list[Any] = [None] * len(asked.rows)
+    for which, batch in asked.seen(interpolate):
+        x = hidden(asked, batch).cpu()  # (B, T, D)
+        pooled = x[:, before:].mean(1) if pool == "mean" or not before else x[:, 0]
+        for i, vector in zip(which, pooled):
+            vectors[i] = vector if raw else F.normalize(vector, dim=-1)
+    return vectors[0] if asked.one else torch.stack(vectors)
