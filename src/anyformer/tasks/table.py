@@ -22,6 +22,7 @@ class About:
     line: str
     fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
+    raw: tuple[str, ...] = ()  # fields that name files, and may be what is in them
     flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
 
     @property
@@ -119,6 +120,25 @@ TASKS: dict[str, About] = {
             "stop": Flag("an answer that is written ends before this; may be given again; a line's end", several=True),
             "max_new_tokens": Flag("of the longest answer that is written; 32", int),
         },
+    ),
+    "transcribe": About(
+        "what is said in a recording, a file or a folder of them",
+        fields=("audio",),
+        raw=("audio",),
+        flags={
+            "language": Flag("that is spoken, as a code or a name, where the model hears several; it is heard"),
+            "translate": Flag("into English, where the model can", bool),
+            "timestamps": Flag("when, too", bool),
+            "num_beams": BEAMS["num_beams"],
+            "max_new_tokens": Flag("of half a minute; as many as the model can", int),
+            "temperatures": Flag("tried in turn where a text looks wrong; 0, 0.2, ... 1", float, several=True),
+        },
+    ),
+    "detect-language": About(
+        "the language that is spoken in a recording",
+        fields=("audio",),
+        raw=("audio",),
+        flags={"top_k": Flag("how many, likeliest first; 1", int)},
     ),
     "next-sentence": About(
         "does the second text follow the first?", fields=("text", "pair"), flags={"truncate": TRUNCATE}
