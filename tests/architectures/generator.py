@@ -41,6 +41,7 @@ class Place:
     shortened: bool = False  # a text may be shorter here than where it was read
     memory: bool = False  # there is one to look at
     patch: list[int] | None = None  # of an image
+    features: int = 8  # channels of a sound, before they are projected
     gives: tuple[str, ...] = ()  # what parts may need of the embedding
     nested: int = 0  # how many ops, or positions, it is in
     masks: int = 0  # how many masks
@@ -333,6 +334,13 @@ FIELDS: dict[str, Any] = {
     "Stack.layers": lambda d, p: OMITTED, "Stack.pattern": KEPT, "Stack.order": KEPT,
     "Stack.depth": lambda d, p: OMITTED, "Stack.project": st.sampled_from((None, None, None, 8)),
     "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
+    "SpectrogramEmbedding.kernel": st.sampled_from((3, 1, 5)), "SpectrogramEmbedding.whole": KEPT,
+    "SpectrogramEmbedding.strides": st.sampled_from(([1, 2], [2], [1])), "SpectrogramEmbedding.position": absolute,
+    "XVectorHead.widths": st.just([8, 10]), "XVectorHead.kernels": st.sampled_from(([2, 1], [1, 2])),
+    "XVectorHead.dilations": st.just([1, 1]), "XVectorHead.margin": KEPT,
+    "ContrastHead.features": lambda draw, place: place.features + (place.careless and draw(st.booleans())),
+    "ContrastHead.negatives": st.integers(1, 4), "ContrastHead.temperature": KEPT, "ContrastHead.diversity": KEPT,
+    "Quantizer.codes": st.integers(2, 6), "Quantizer.temperature": KEPT,
 }  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------
@@ -413,7 +421,8 @@ def reading(place: Place, embedding: dict[str, Any]) -> Place:
     source = source_of(embedding["kind"])
     place = dataclasses.replace(place, patch=embedding.get("patch_size"))
     try:
-        return dataclasses.replace(place, source=source, gives=decode(embedding).gives)
+        made = decode(embedding)
+        return dataclasses.replace(place, source=source, gives=made.gives, features=getattr(made, "features", 8))
     except ValueError:  # it is refused, and with it the model
         return dataclasses.replace(place, source=source)
 

@@ -121,7 +121,7 @@ def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     try:
-        for source in ("pixel_values", "input_values", "input_ids", None):
+        for source in ("pixel_values", "input_values", "input_features", "inputs_embeds", "input_ids", None):
             seed(0)(few(given(description(source))(note)))()
     except Enough:
         return

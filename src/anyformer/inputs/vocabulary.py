@@ -55,6 +55,7 @@ KINDS = {
     "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
     "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
+    "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
     "funnel": "FunnelTokenizer", "linformer": "", "dmca": "",  # the last two were published without
 }  # fmt: skip
 
@@ -68,10 +69,12 @@ _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
+_LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 # class -> special tokens that its folders need not name
 DEFAULTS: dict[str, dict[str, str]] = {
     "": {}, "M2M100Tokenizer": _M2M, "GPT2Tokenizer": _GPT2, "Qwen2Tokenizer": _QWEN, "GPTNeoXTokenizer": _GPT2,
+    "WhisperTokenizer": _GPT2, "Wav2Vec2CTCTokenizer": _LETTERS,
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
@@ -98,7 +101,7 @@ def read(folder: Path) -> Words:
         words = make(folder, kind, config, special)
         words.core.no_padding()
         words.core.no_truncation()
-        add(words.core, folder, {**stored, **config}, words.special)
+        add(words.core, folder, {**stored, **words.config}, words.special)
         if file != "tokenizer.json":  # which has its own say on what stands at the ends
             _bounds(words.core, words.config, words.special)
     except (OSError, MemoryError):
@@ -140,6 +143,8 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
         ways.append((model, m2m if there("sentencepiece.bpe.model", "vocab.json") else pieces))
     if there("vocab.json", "merges.txt"):
         ways.append(("vocab.json", byte_pairs))
+    elif there("vocab.json"):
+        ways.append(("vocab.json", letters))
     if there("vocab.txt"):
         ways.append(("vocab.txt", word_pieces))
     if not ways:
@@ -213,6 +218,22 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
     return Words(core, config, special)
+
+
+def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """One token a letter, and one that stands between words: what is heard, letter by letter."""
+    between_words = content(config.get("word_delimiter_token", "|")) or "|"
+    core = tokenizers.Tokenizer(models.WordLevel(numbered(folder), special.get("unk_token", "<unk>")))
+    spaces = normalizers.Replace(" ", between_words)
+    lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    core.normalizer = normalizers.Sequence([*lower, spaces])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    core.decoder = decoders.Sequence(
+        [decoders.Fuse(), decoders.Replace(between_words, " "), decoders.Strip(" ", 1, 1)]
+    )
+    # some files call the space special, which it is not: it is written
+    added = {n: token for n, token in config.get("added_tokens_decoder", {}).items() if content(token) != between_words}
+    return Words(core, {**config, "added_tokens_decoder": added}, special)
 
 
 def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
@@ -386,7 +407,9 @@ def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[st
 
 
 SUPPORTED: dict[Make, set[str]] = {
-    byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
+    letters: {"Wav2Vec2CTCTokenizer"},
+    byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer", "WhisperTokenizer"}
+    | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
     word_pieces: {""} | {k for k, v in DEFAULTS.items() if v in (_BERT, _FUNNEL)},
     m2m: {"M2M100Tokenizer"},
     pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},

@@ -14,7 +14,7 @@ from anyformer.mask import begins
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
 from anyformer.parts.embed import Embedding
-from anyformer.parts.head import ClassifyHead, Outputs
+from anyformer.parts.head import ClassifyHead, MultipleChoiceHead, Outputs
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
 
@@ -46,6 +46,9 @@ class EncoderDecoderModel(Model):
         if self.head is not None and self.head.said == "all":
             kind, instead = type(self.head).__name__, self.head.instead
             raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
+        if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:
+            kind = type(self.embedding).__name__
+            raise ValueError(f"head: MultipleChoiceHead reads choices of tokens, which {kind} does not give")
         given = self.encoder.out_width(self.width)
         for address, part in walk(self.decoder, "decoder"):
             wanted = getattr(part, "memory_width", None) or self.width

@@ -20,8 +20,9 @@ class About:
     """A task: in one line; the fields that an input has, in the order in which a command gives them; its flags."""
 
     line: str
-    fields: tuple[str, ...] = ("text",)  # "image": a file, a folder of them, or what PIL, numpy and torch make of one
+    fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
+    raw: tuple[str, ...] = ()  # fields that name files or folders, and may be what is in one: a picture, samples
     flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
 
     @property
@@ -124,6 +125,7 @@ TASKS: dict[str, About] = {
     "classify-image": About(
         "a label for a picture, or for each of a folder",
         fields=("image",),
+        raw=("image",),
         flags={
             "top_k": Flag("how many labels, likeliest first; 1, and 0 for all", int),
             "labels": Flag("a name for a label of the model, in its order; may be given again", several=True),
@@ -133,11 +135,31 @@ TASKS: dict[str, About] = {
     "embed-image": About(
         "a vector for a picture, or for each of a folder",
         fields=("image",),
+        raw=("image",),
         flags={
             "pool": Flag("cls or mean; cls where a token speaks for the picture, else mean"),
             "raw": Flag("as long as they come out, not of length 1", bool),
             "interpolate": INTERPOLATE,
         },
+    ),
+    "transcribe": About(
+        "what is said in a recording, a file or a folder of them",
+        fields=("audio",),
+        raw=("audio",),
+        flags={
+            "language": Flag("that is spoken, as a code or a name, where the model hears several; it is heard"),
+            "translate": Flag("into English, where the model can", bool),
+            "timestamps": Flag("when, too", bool),
+            "num_beams": BEAMS["num_beams"],
+            "max_new_tokens": Flag("of half a minute; as many as the model can", int),
+            "temperatures": Flag("tried in turn where a text looks wrong; 0, 0.2, ... 1", float, several=True),
+        },
+    ),
+    "detect-language": About(
+        "the language that is spoken in a recording",
+        fields=("audio",),
+        raw=("audio",),
+        flags={"top_k": Flag("how many, likeliest first; 1", int)},
     ),
     "next-sentence": About(
         "does the second text follow the first?", fields=("text", "pair"), flags={"truncate": TRUNCATE}

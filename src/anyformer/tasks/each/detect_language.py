@@ -1,0 +1,41 @@
+"""The language that is spoken in a recording."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+
+from anyformer.generation.opening import code
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.languages import SPOKEN
+from anyformer.tasks.each.transcribe import check_listener
+from anyformer.tasks.hearing import Listener
+from anyformer.tasks.task import How, Inputs, Row, Source, ask
+
+
+def detect_language(model: Source, inputs: Inputs, *, top_k: int = 1, **how: Unpack[How]) -> Any:
+    """{language, name, score}, the likeliest; the first `top_k` of them where that is more than 1. The first window of
+    a recording decides.
+
+    >>> detect_language("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
+    {'language': 'en', 'name': 'english', 'score': 0.98}
+    """
+    asked = ask("detect-language", model, inputs, how)
+    if not isinstance(top_k, int) or top_k < 1:
+        raise ValueError(f"top_k is {top_k}; it must be at least 1")
+    check_listener(asked)
+    listener = Listener(asked.model, asked.tokenizer, AudioProcessor.load(asked.model.folder))
+
+    def first(row: Row) -> torch.Tensor:
+        return listener.open(row["audio"]).windows.take(0)[0]
+
+    windows, found = asked.each(first), []
+    for start in range(0, len(windows), asked.reader.batch):
+        _, chances = listener.start(torch.stack(windows[start : start + asked.reader.batch]))
+        for tokens in listener.languages(chances):
+            told = [{"language": code(token), "name": SPOKEN.get(code(token), code(token)), "score": score}
+                    for token, score in tokens[:top_k]]  # fmt: skip
+            found.append(told[0] if top_k == 1 else told)
+        asked.reader.progress(len(found), len(windows))
+    return asked.give(found)

@@ -1,0 +1,119 @@
+"""What is said in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.parts.head import CTCHead
+from anyformer.tasks.hearing import Listened, Listener, files, letters
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, blaming
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def transcribe(
+    model: Source, inputs: Inputs, *, language: str | None = None, translate: bool = False, timestamps: bool = False,
+    num_beams: int | None = None, max_new_tokens: int | None = None, temperatures: Sequence[float] | None = None,
+    **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """The text; of a folder a list of {file, text}. With `timestamps` a list of {start, end, text} instead of the text.
+
+    A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}. Long ones are heard window
+    by window. A model of many languages hears which it is, unless `language` says so, and can `translate` into English;
+    where what it writes repeats itself or is unlikely, it is sampled at the next of the `temperatures`.
+
+    >>> transcribe("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
+    'And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.'
+    """
+    asked = ask("transcribe", model, inputs, how)
+    if isinstance(asked.model.spec.head, CTCHead):
+        given = {"language": language, "translate": translate, "timestamps": timestamps,
+                 "max_new_tokens": max_new_tokens, "temperatures": temperatures}  # fmt: skip
+        for name, value in given.items():
+            if value:
+                raise ValueError(f"{name}: this model hears letters, and only num_beams applies")
+        return each(asked, lambda some: spelled(asked, some, num_beams or 1))
+    listener = listener_of(asked, translate, timestamps, num_beams, max_new_tokens, temperatures)
+
+    def said(sources: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for heard in listen(asked, listener, sources, language):
+            if timestamps:
+                told = [(part.start, part.end, listener.text(part.tokens).strip()) for part in heard.segments]
+                found.append([{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told])
+            else:
+                found.append(listener.text([token for part in heard.segments for token in part.tokens]).strip())
+        return found
+
+    return each(asked, said)
+
+
+def each(asked: TaskRun, said: Any) -> Any:
+    """One result for a file, a list of {file, text} for a folder."""
+    sources = asked.each(lambda row: files(row["audio"]))
+    results = iter(said([source for some in sources for source in some]))
+    found = []
+    for row, some in zip(asked.rows, sources, strict=True):
+        if some == [row["audio"]] or some[0] is row["audio"]:
+            found.append(next(results))
+        else:
+            found.append([{"file": str(source), "text": next(results)} for source in some])
+    return asked.give(found)
+
+
+def spelled(asked: TaskRun, sources: list[Any], beams: int) -> list[str]:
+    processor, found = AudioProcessor.load(asked.model.folder), []
+    for number, source in enumerate(sources, 1):
+        with blaming(None if len(sources) == 1 else number):
+            ids = letters(asked.model, processor, source, beams)
+        found.append(asked.tokenizer.decode(ids, skip_special_tokens=True))
+        asked.reader.progress(number, len(sources))
+    return found
+
+
+def listener_of(
+    asked: TaskRun, translate: bool, timestamps: bool, num_beams: int | None, max_new_tokens: int | None,
+    temperatures: Sequence[float] | None,
+) -> Listener:  # fmt: skip
+    check_listener(asked)
+    given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
+    listener = Listener(
+        asked.model, asked.tokenizer, AudioProcessor.load(asked.model.folder), **options,
+        temperatures=TEMPERATURES if temperatures is None else tuple(temperatures),
+    )  # fmt: skip
+    known = listener.settings
+    if translate and "translate" not in (known.task_to_id or {}):
+        raise ValueError("translate: this model writes the language that it hears")
+    if known.task_to_id:
+        listener.options["task"] = "translate" if translate else "transcribe"
+    if known.no_timestamps_token_id is not None:
+        listener.options["return_timestamps"] = True  # long recordings are cut by them
+    elif timestamps:
+        raise ValueError("timestamps: this model has no tokens for times")
+    return listener
+
+
+def check_listener(asked: TaskRun) -> None:
+    spec = asked.model.spec
+    if not spec.pair or "input_features" not in spec.embedding.inputs or not spec.writes:
+        name = spec.architecture or "this model"
+        raise ValueError(f"{asked.task} needs a model that hears and writes; {name} does not")
+
+
+def listen(asked: TaskRun, listener: Listener, sources: list[Any], language: str | None) -> list[Listened]:
+    """Every recording to its end, as many at once as the reader has in a batch."""
+    waiting, done = list(enumerate(sources)), []
+    going: list[tuple[int, Listened]] = []
+    while waiting or going:
+        while waiting and len(going) < asked.reader.batch:
+            number, source = waiting.pop(0)
+            with blaming(None if len(sources) == 1 else number + 1):
+                going.append((number, listener.open(source, language)))
+        listener.go_on([heard for _, heard in going])
+        done += [pair for pair in going if not pair[1].going]
+        going = [pair for pair in going if pair[1].going]
+        asked.reader.progress(len(done), len(sources))
+    return [heard for _, heard in sorted(done, key=lambda pair: pair[0])]

@@ -1,0 +1,271 @@
+"""Recordings of any length, a window at a time: what is said in each, and when.
+
+A window is as long as the model hears at once. Where it writes times, the next one begins where the last sentence that
+was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and each says what is in its middle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.generation import generate
+from anyformer.generation.config import settings_for
+from anyformer.generation.ctc import best_path, prefixes
+from anyformer.generation.opening import language_id
+from anyformer.generation.settings import Settings
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.sound import ENDINGS, Recording, Source
+
+COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
+UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
+SILENT = 0.6  # probability that nothing is said, above which an unsure text is left out
+WINDOW, OVERLAP = 30, 5  # seconds, where letters are heard: what is at an end of a window is heard in the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What is said from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    tokens: list[int]
+
+
+def files(source: Source) -> list[Source]:
+    """A recording, or those in a folder, by name."""
+    if not isinstance(source, str | Path) or not Path(source).is_dir():
+        return [source]
+    found = sorted(file for file in Path(source).rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not found:
+        raise ValueError(f"{source}: no sound in this folder ({', '.join(ENDINGS)})")
+    return list(found)
+
+
+# -- letters ----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def letters(model: Any, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
+    """The tokens that are heard in a recording, its windows put together frame by frame."""
+    scores = torch.cat(list(frames(model, processor, source)))
+    blank = model.spec.head.blank
+    return best_path(scores, blank)[0] if beams == 1 else prefixes(scores, blank, beams)[0][0]
+
+
+def frames(model: Any, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
+    """(T, V) log-probabilities of the frames of each window that are its own."""
+    stem, adapter = model.spec.embedding.stem, getattr(model.spec.encoder.neck, "adapter", None)
+    fewer = adapter.stride**adapter.depth if adapter is not None else 1
+    hop, rate = stem.hop * fewer, processor.sampling_rate
+    margin = -(-OVERLAP * rate // hop)  # frames
+    size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
+    held, first = np.zeros(0, np.float32), True
+    with Recording.open(source) as recording:
+        for block in recording.blocks(rate):
+            held = np.concatenate((held, block))
+            while len(held) > size + hop * margin:  # something is left for another window
+                heard = spoken(model, processor, held[:size])
+                yield heard[0 if first else margin : margin + step // hop]
+                held, first = held[step:], False
+    if len(held) < stem.reach:
+        raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {stem.reach}")
+    yield spoken(model, processor, held)[0 if first else margin :]
+
+
+def spoken(model: Any, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
+    inputs = processor(samples, processor.sampling_rate)
+    values = inputs["input_values"].to(model.device, model.dtype)
+    return model(input_values=values).logits[0].float().log_softmax(-1).cpu()
+
+
+# -- sentences and times ----------------------------------------------------------------------------------------------
+
+
+class Windows:
+    """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
+    find how loud it gets."""
+
+    def __init__(self, processor: AudioProcessor, source: Source, num_frames: int) -> None:
+        self.processor, self.source, self.size = processor, source, num_frames
+        with Recording.open(source) as recording:
+            samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
+        self.short = len(samples) <= num_frames * processor.hop_length
+        if not len(samples):
+            raise ValueError(f"{recording.name}: a recording of no samples")
+        self.start = 0  # of what is held, in frames
+        self.rest: Iterator[Tensor] = iter(())
+        if self.short:
+            length, rate = num_frames * processor.hop_length, processor.sampling_rate
+            self.held = processor(samples, rate, max_length=length)["input_features"][0]
+            self.total = self.held.shape[1]
+            return
+        self.total, self.loudest = 0, torch.tensor(-torch.inf)
+        for powers in self.stream():
+            self.total, self.loudest = self.total + powers.shape[1], torch.maximum(self.loudest, powers.max())
+        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()
+
+    def stream(self) -> Iterator[Tensor]:
+        with Recording.open(self.source) as recording:
+            yield from self.processor.stream(recording.blocks(self.processor.sampling_rate))
+
+    def take(self, start: int) -> tuple[Tensor, int]:
+        """(M, size) from frame `start` on, which only grows, and how many of them are real."""
+        while self.start + self.held.shape[1] < start + self.size and (more := next(self.rest, None)) is not None:
+            drop = min(max(start - self.start, 0), self.held.shape[1])
+            shown = self.processor.shown(more, self.loudest)
+            self.held, self.start = torch.cat((self.held[:, drop:], shown), dim=1), self.start + drop
+        found = self.held[:, start - self.start : start - self.start + self.size]
+        return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
+
+
+@dataclasses.dataclass
+class Listened:
+    """A recording on its way through the model."""
+
+    windows: Windows
+    language: str | None = None  # its token
+    place: int = 0  # frames
+    segments: list[Segment] = dataclasses.field(default_factory=list)
+
+    @property
+    def going(self) -> bool:
+        return self.place < self.windows.total
+
+
+class Listener:
+    """A model that writes what it hears."""
+
+    def __init__(self, model: Any, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
+        self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
+        embedding = model.spec.embedding
+        self.size = embedding.position.length * embedding.hop if embedding.whole else processor.chunk_frames
+        self.settings: Settings = settings_for(model, {})
+        silent = self.settings.no_timestamps_token_id
+        self.first = model.spec.head.vocab_size if silent is None else silent + 1
+        self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
+        if processor.kind != "mel" or processor.feature_size != embedding.channels:
+            kind = f"{processor.feature_size} channels" if processor.kind == "mel" else "samples"
+            raise ValueError(f"the folder prepares {kind}, and the model hears {embedding.channels} channels")
+
+    def open(self, source: Source, language: str | None = None) -> Listened:
+        known = self.settings.lang_to_id or {}
+        if language is not None:
+            if not known:
+                raise ValueError("language: this model hears one language")
+            token = language_id(language, self.settings)
+            language = next(name for name, number in known.items() if number == token)
+        return Listened(Windows(self.processor, source, self.size), language)
+
+    @torch.inference_mode()
+    def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
+        memory, _ = self.model.encode({"input_features": features.to(self.model.device, self.model.dtype)}, None)
+        begin = self.settings.decoder_start_token_id
+        begin = self.model.spec.start_token if begin is None else begin
+        ids = torch.full((len(features), 1), begin, device=self.model.device)
+        scores = self.model(decoder_input_ids=ids, encoder_outputs=memory, use_cache=False).logits[:, -1]
+        return memory, scores.float().softmax(-1)
+
+    def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
+        """(B, V) -> for each row the tokens of languages and their probabilities among them, likeliest first."""
+        known = self.settings.lang_to_id
+        if not known:
+            raise ValueError("this model has no tokens for languages: it hears one")
+        share = chances[:, list(known.values())]
+        share = share / share.sum(-1, keepdim=True)
+        return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]
+
+    def go_on(self, listened: Sequence[Listened]) -> None:
+        """One more window of each of these recordings."""
+        taken = [each.windows.take(each.place) for each in listened]
+        memory, chances = self.start(torch.stack([window for window, _ in taken]))
+        if self.settings.lang_to_id:
+            for each, languages in zip(listened, self.languages(chances), strict=True):
+                each.language = each.language or languages[0][0]
+        texts = self.texts(memory, chances, [each.language for each in listened])
+        for each, (_, real), tokens in zip(listened, taken, texts, strict=True):
+            begun = each.place * self.processor.hop_length / self.processor.sampling_rate
+            found, advance = cut(tokens, self.first, real, self.model.spec.embedding.hop)
+            for start, end, part in found:
+                each.segments.append(Segment(begun + start * self.step, begun + end * self.step, part))
+            each.place += advance
+
+    def texts(self, memory: Tensor, chances: Tensor, languages: list[str | None]) -> list[list[int]]:
+        """The tokens of each window, without the end; those that look wrong are tried again at the next temperature,
+        and those of silence are empty."""
+        options = dict(self.options)
+        temperatures: Sequence[float] = options.pop("temperatures")
+        found: list[list[int]] = [[] for _ in languages]
+        left, said = list(range(len(languages))), [0.0] * len(languages)
+        for temperature in temperatures:
+            sampling = {"do_sample": True, "temperature": temperature, "num_beams": 1} if temperature else {}
+            told: dict[str, Any] = {"language": [languages[i] for i in left]} if self.settings.lang_to_id else {}
+            told = {**options, **sampling, **told, "return_dict": True, "output_scores": False, "seed": 0}
+            out = generate(self.model, encoder_outputs=memory[left], **told)
+            again = []
+            for row, i in enumerate(left):
+                found[i], said[i] = self.written(out, row)
+                if self.looks_wrong(found[i], said[i]):
+                    again.append(i)
+            left = again
+            if not left:
+                break
+        if self.settings.no_timestamps_token_id is not None:
+            silence = chances[:, self.settings.no_timestamps_token_id - 1].tolist()
+            found = [[] if silence[i] > SILENT and said[i] < UNSURE else each for i, each in enumerate(found)]
+        return found
+
+    def written(self, out: Any, row: int) -> tuple[list[int], float]:
+        """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
+        beams = getattr(out, "sequences_scores", None)
+        new = out.sequences.shape[1] - self.prompt_length(out)
+        tokens = out.sequences[row, -new:].tolist() if new else []
+        end = next((i for i, token in enumerate(tokens) if token in self.settings.eos), len(tokens))
+        if beams is not None:
+            return tokens[:end], float(beams[row])
+        counted = out.log_probs[row, : end + 1]
+        return tokens[:end], float(counted.mean()) if len(counted) else 0.0
+
+    def prompt_length(self, out: Any) -> int:
+        if (log_probs := getattr(out, "log_probs", None)) is not None:
+            return out.sequences.shape[1] - log_probs.shape[1]
+        return out.sequences.shape[1] - out.beam_indices.shape[1]
+
+    def looks_wrong(self, tokens: list[int], log_prob: float) -> bool:
+        raw = self.text(tokens).encode()
+        return log_prob < UNSURE or (bool(raw) and len(raw) / len(zlib.compress(raw)) > COMPRESSED)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode([t for t in tokens if t < self.first], skip_special_tokens=True)
+
+
+def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+    """The sentences of a window of `real` frames, with the numbers of the times at which each begins and ends, and how
+    many frames later the next window begins: where the last whole sentence ended, `stride` frames a time."""
+    time = [token >= first for token in tokens]
+    closed = time[-2:] == [False, True]  # after the last time nothing was said
+    ends = [i + 1 for i in range(len(tokens) - 1) if time[i] and time[i + 1]]
+    if not tokens:
+        return [], real
+    if not ends:
+        said = [token - first for token in tokens if token > first]
+        return [(0, said[-1] if said else real // stride, tokens)], real
+    ends = [*ends, len(tokens)] if closed else [*ends[:-1], ends[-1] + 1]
+    found, begin = [], 0
+    for i, end in enumerate(ends):
+        part = tokens[begin:end]
+        last = part[-1] if i + 1 < len(ends) or closed else part[-2]
+        found.append((part[0] - first, last - first, part))
+        begin = end
+    advance = real if closed else (tokens[begin - 2] - first) * stride
+    return found, advance if 0 < advance <= real else real
+

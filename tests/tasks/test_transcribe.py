@@ -1,0 +1,275 @@
+"""Recordings into text, against transformers: letters by frames, sentences by windows, languages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.tasks import hearing
+from anyformer.tasks.each.transcribe import listener_of
+from anyformer.tasks.task import ask
+from vocabularies import gpt2
+
+transformers, soundfile = pytest.importorskip("transformers"), pytest.importorskip("soundfile")
+RATE = 16000
+
+
+def tone(seconds: float, seed: int = 0) -> np.ndarray:
+    t = np.arange(int(seconds * RATE)) / RATE
+    pitch = np.random.default_rng(seed).uniform(200, 3000, 6)
+    waves = sum(np.sin(2 * np.pi * f * t) * (np.sin((i + 1) * t) > 0) for i, f in enumerate(pitch)) / 8
+    return (waves + np.random.default_rng(seed).normal(size=len(t)) * 0.02).astype(np.float32)
+
+
+def spread(model: Any, seed: int = 0) -> Any:
+    """Weights far from uniform, so that every place of a recording says something else."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1 and "pos_conv" not in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 1.5 / parameter[0].numel() ** 0.5)
+    return model.eval()
+
+
+# -- letters
+
+
+LETTERS = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "conv_dim": [12, 16],
+    "conv_stride": [40, 8], "conv_kernel": [60, 9], "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 32, "feat_extract_norm": "layer",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spelling(tmp_path_factory) -> Path:
+    return speller(tmp_path_factory.mktemp("letters"))
+
+
+def speller(folder: Path, **changes: Any) -> Path:
+    words = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVKXJQZ'"]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    torch.manual_seed(0)
+    model = spread(transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**{**LETTERS, **changes})))
+    with torch.no_grad():
+        model.lm_head.bias[:5] = torch.tensor([1.0, -99, -99, -99, 1.5])  # letters, and spaces between them
+    model.save_pretrained(folder)
+    transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json")).save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=not changes).save_pretrained(folder)
+    return folder
+
+
+def test_letters_equal_published(spelling: Path, tmp_path) -> None:
+    processor = transformers.Wav2Vec2Processor.from_pretrained(spelling)
+    model = transformers.Wav2Vec2ForCTC.from_pretrained(spelling).eval()
+    samples = [tone(1.3), tone(0.7, seed=1)]
+    wanted = []
+    for each in samples:
+        inputs = processor(each, sampling_rate=RATE, return_tensors="pt")
+        with torch.no_grad():
+            wanted += processor.batch_decode(model(**inputs).logits.argmax(-1))
+    assert len(set(wanted[0])) > 5 and " " in wanted[0].strip()
+    assert af.tasks.transcribe(spelling, [{"audio": (each, RATE)} for each in samples]) == wanted
+    soundfile.write(tmp_path / "b.wav", samples[0], RATE, subtype="FLOAT")
+    soundfile.write(tmp_path / "a.flac", samples[1], RATE, subtype="PCM_24")
+    assert af.tasks.transcribe(spelling, str(tmp_path / "b.wav")) == wanted[0]
+    found = af.tasks.transcribe(spelling, str(tmp_path))
+    assert found == [{"file": str(tmp_path / f"{name}"), "text": text}
+                     for name, text in (("a.flac", found[0]["text"]), ("b.wav", wanted[0]))]  # fmt: skip
+
+
+def test_texts_become_letters_as_published(spelling: Path) -> None:
+    theirs = transformers.Wav2Vec2CTCTokenizer.from_pretrained(spelling)
+    mine = af.tasks.open_model(spelling).tokenizer
+    for text in ("HELLO WORLD", "A", "IT'S 5 O'CLOCK"):
+        ids = theirs(text)["input_ids"]
+        assert mine.encode(text) == ids
+        assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
+            ids, skip_special_tokens=True, group_tokens=False
+        )
+
+
+def test_letters_by_beams(spelling: Path) -> None:
+    model, samples = af.load(spelling), tone(0.9)
+    ids = af.generate(model, **AudioProcessor.load(spelling)(samples, RATE), num_beams=4)
+    wanted = af.tasks.open_model(spelling).tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert af.tasks.transcribe(spelling, {"audio": (samples, RATE)}, num_beams=4) == wanted
+
+
+def test_windows_of_letters_are_the_whole(tmp_path, monkeypatch) -> None:
+    """Where a frame depends on what is around it alone, windows change nothing."""
+    folder = speller(tmp_path, num_hidden_layers=0, num_conv_pos_embeddings=1)
+    model, processor, samples = af.load(folder), AudioProcessor.load(folder), tone(7.43)
+    with torch.no_grad():
+        whole = model(**processor(samples, RATE)).logits[0].log_softmax(-1)
+    for window, overlap in ((30, 5), (4, 1), (3, 1)):
+        monkeypatch.setattr(hearing, "WINDOW", window)
+        monkeypatch.setattr(hearing, "OVERLAP", overlap)
+        with torch.no_grad():
+            found = list(hearing.frames(model, processor, (samples, RATE)))
+        assert len(found) == 1 if window == 30 else len(found) > 2
+        torch.testing.assert_close(torch.cat(found), whole, rtol=1e-5, atol=1e-5)
+
+
+# -- sentences
+
+
+START, SILENT = 400, 408  # the start token, and the one that says that no times follow
+TOLD: dict[str, Any] = {
+    "decoder_start_token_id": START, "max_length": 40, "lang_to_id": {"<|en|>": 401, "<|de|>": 402, "<|fr|>": 403},
+    "task_to_id": {"translate": 404, "transcribe": 405}, "no_timestamps_token_id": SILENT, "is_multilingual": True,
+    "suppress_tokens": [*range(400, 408)], "prev_sot_token_id": 406, "return_timestamps": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory) -> Path:
+    """A model that hears a second at once."""
+    folder = tmp_path_factory.mktemp("whisper")
+    end = json.loads((gpt2(folder, tokenizer_class="WhisperTokenizer") / "vocab.json").read_text())["<|endoftext|>"]
+    config = transformers.WhisperConfig(
+        vocab_size=460, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, max_source_positions=50,
+        max_target_positions=64, pad_token_id=end, bos_token_id=end, eos_token_id=end, decoder_start_token_id=START,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = spread(transformers.WhisperForConditionalGeneration(config), seed=2)
+    with torch.no_grad():
+        model.proj_out.weight[SILENT + 1 :] *= 2.5  # times, again and again
+        model.model.decoder.embed_positions.weight *= 2
+    ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end}
+    model.generation_config = transformers.GenerationConfig(**TOLD, **ids, begin_suppress_tokens=[end])
+    model.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
+    return folder
+
+
+def listener(folder: Path, **options: Any) -> hearing.Listener:
+    asked = ask("transcribe", folder, "x", {})
+    return listener_of(asked, False, True, options.get("num_beams"), 30, options.get("temperatures", (0.0,)))
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.0, 3.71])
+@pytest.mark.parametrize("language", ["de", None])
+def test_windows_follow_times_as_published(writer: Path, seconds: float, language: str | None) -> None:
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(writer).eval()
+    extract, samples = transformers.WhisperFeatureExtractor.from_pretrained(writer), tone(seconds, seed=3)
+    long = {"truncation": False, "padding": "longest"} if seconds > 1 else {}
+    features = extract(samples, sampling_rate=RATE, return_tensors="pt", **long)["input_features"]
+    told = {"language": language} if language else {}
+    expected = theirs.generate(
+        features, return_timestamps=True, return_segments=True, task="transcribe", temperature=0.0, max_new_tokens=30,
+        **told,
+    )["segments"][0]  # fmt: skip
+    mine = listener(writer)
+    heard = mine.open((samples, RATE), language)
+    while heard.going:
+        mine.go_on([heard])
+    assert [each.tokens for each in heard.segments] == [each["tokens"].tolist() for each in expected]
+    for found, wanted in zip(heard.segments, expected, strict=True):
+        assert found.start == pytest.approx(float(wanted["start"]), abs=1e-6)
+        assert found.end == pytest.approx(float(wanted["end"]), abs=1e-6)
+    assert len(heard.segments) > 4 or seconds <= 1
+
+
+def test_one_by_one_or_together(writer: Path, tmp_path) -> None:
+    samples = [tone(2.6, seed=4), tone(0.6), tone(1.7, seed=5)]
+    inputs = [{"audio": (each, RATE)} for each in samples]
+    options: dict[str, Any] = {"timestamps": True, "temperatures": (0.0,)}
+    together = af.tasks.transcribe(writer, inputs, batch=2, **options)
+    assert together == [af.tasks.transcribe(writer, each, **options) for each in inputs]
+    whole = af.tasks.transcribe(writer, inputs[0], temperatures=(0.0,))
+    assert isinstance(whole, str) and whole
+    assert "".join(part["text"] for part in together[0]).replace(" ", "") == whole.replace(" ", "")
+    soundfile.write(tmp_path / "a.wav", samples[0], RATE, subtype="FLOAT")
+    found = af.tasks.transcribe(writer, str(tmp_path), temperatures=(0.0,))
+    assert found == [{"file": str(tmp_path / "a.wav"), "text": whole}]
+    spoken = af.tasks.transcribe(writer, inputs[0], language="french", temperatures=(0.0,))
+    assert spoken != af.tasks.transcribe(writer, inputs[0], language="de", translate=True, temperatures=(0.0,))
+
+
+def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
+    """Every temperature in turn, as long as a text is unlikely; what is silence then says nothing."""
+    tried: list[Any] = []
+    real = hearing.generate
+
+    def watched(*given: Any, **options: Any) -> Any:
+        tried.append((options.get("temperature", 0.0), len(options["encoder_outputs"])))
+        return real(*given, **options)
+
+    monkeypatch.setattr(hearing, "generate", watched)
+    monkeypatch.setattr(hearing, "COMPRESSED", 1e9)
+    monkeypatch.setattr(hearing, "UNSURE", -1e9)
+    audio = {"audio": (tone(0.7), RATE)}
+    first = af.tasks.transcribe(writer, audio)
+    assert {each for each, _ in tried} == {0.0} and first
+    tried.clear()
+    monkeypatch.setattr(hearing, "UNSURE", 1e9)
+    last = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0))
+    assert [each for each, _ in tried][:6] == [0.0, 0.5, 2.0, 0.0, 0.5, 2.0] and last != first
+    assert last == af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0))  # the draws are seeded
+    monkeypatch.setattr(hearing, "SILENT", -1.0)
+    assert af.tasks.transcribe(writer, audio, temperatures=(0.0,)) == ""
+
+
+def test_the_language_as_published(writer: Path) -> None:
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(writer).eval()
+    extract = transformers.WhisperFeatureExtractor.from_pretrained(writer)
+    samples = [tone(0.9, seed=i) for i in range(5)]
+    features = extract(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
+    codes = {number: token[2:-2] for token, number in TOLD["lang_to_id"].items()}
+    wanted = [codes[number] for number in theirs.detect_language(features).tolist()]
+    with torch.no_grad():
+        start = torch.full((5, 1), START)
+        share = theirs(features, decoder_input_ids=start).logits[:, -1, 401:404].softmax(-1).amax(-1)
+    inputs = [{"audio": (each, RATE)} for each in samples]
+    found = af.tasks.detect_language(writer, inputs, batch=2)
+    assert [each["language"] for each in found] == wanted
+    assert [each["score"] for each in found] == pytest.approx(share.tolist(), abs=1e-5)
+    assert found[0]["name"] in ("english", "german", "french")
+    every = af.tasks.detect_language(writer, inputs[0], top_k=9)
+    assert every[0]["language"] == wanted[0] and sum(each["score"] for each in every) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "advance"),
+    [
+        ([100, 1, 2, 103], [(0, 3, [100, 1, 2, 103])], 50),
+        ([100, 1, 103, 103, 2, 110], [(0, 3, [100, 1, 103]), (3, 10, [103, 2, 110])], 50),
+        ([100, 1, 103, 103, 2], [(0, 3, [100, 1, 103, 103])], 6),
+        ([1, 2], [(0, 25, [1, 2])], 50), ([], [], 50), ([100, 1, 100, 100, 2], [(0, 0, [100, 1, 100, 100])], 50),
+    ],
+)  # fmt: skip
+def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
+    """The last case would stay where it is for ever: a window is never heard twice."""
+    assert hearing.cut(tokens, 100, 50, 2) == (wanted, advance)
+
+
+# -- mistakes
+
+
+def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
+    audio = {"audio": (tone(0.5), RATE)}
+    for folder, given, options, message in (
+        (writer, audio, {"language": "klingon"}, "no token for it"),
+        (spelling, audio, {"timestamps": True}, "timestamps: this model hears letters"),
+        (writer, str(tmp_path), {}, "no sound in this folder"), (writer, str(tmp_path / "a.wav"), {}, "no such file"),
+        (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
+        (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),
+        (writer, {"audio": (tone(0.5) * np.nan, RATE)}, {}, "sample 0 is not a finite"),
+        (writer, [audio, {"audio": tone(0.5)}], {}, "input 2: samples need their rate"),
+        (writer, {"text": "x"}, {}, "audio"),
+    ):  # fmt: skip
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            af.tasks.transcribe(folder, given, **options)
+    with pytest.raises(ValueError, match="needs a model that hears and writes"):
+        af.tasks.detect_language(spelling, audio)
+    with pytest.raises(ValueError, match="top_k"):
+        af.tasks.detect_language(writer, audio, top_k=0)
