@@ -23,9 +23,8 @@ from torch import Tensor
 
 from anyformer.checkpoint import load
 from anyformer.evaluate.predict import Predictor
-from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.model import Output, TransformerModule
+from anyformer.model import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import joined
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
 from anyformer.part import nearest

@@ -143,7 +143,7 @@ class Samples(Callback):
 def sample(model: TransformerModule, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
     """A drawn continuation, with its prompt; what could steer a terminal is left out."""
     from anyformer.generation import generate
-    from anyformer.generation.prompt import position_limit
+    from anyformer.model import position_limit
 
     ids = torch.tensor([tokenizer.encode(prompt)], device=model.device)
     limit = position_limit(model.spec)
