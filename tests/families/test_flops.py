@@ -15,7 +15,6 @@ import anyformer as af
 from anyformer import families
 from anyformer.block import Stack
 from anyformer.construct import skeleton
-from anyformer.counting import rows
 from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
 from anyformer.counting.work import inputs_of, measure
 from anyformer.kernels.recording import recorded
@@ -76,9 +75,8 @@ def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
     spec = af.override(spec, {f"{path}.depth": part.depth + 2 for path, part in stacks.items()})
     _, length, source = one_row(case, spec)
     ours, whole = af.count(spec).work(length, source), measure(skeleton(spec), inputs_of(spec, length, source))
-    assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # Funnel's stages share 256 bytes of places
-    for name in ("products", "pairs", "later"):
-        assert rows(getattr(ours, name).items(), 9) == rows(getattr(whole, name).items(), 9)
+    assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # of Funnel's stages 256 bytes are not alike
+    assert (ours.products, ours.pairs, ours.later) == (whole.products, whole.pairs, whole.later)
 
 
 EVERY = [name for name, _ in families.names()]
@@ -163,11 +161,10 @@ def test_what_a_step_reads() -> None:
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-KEPT = ("GPT2LMHeadModel", "GPTNeoXForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration", "MixtralForCausalLM",
+KEPT = ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration", "MixtralForCausalLM",
         "SwinForImageClassification")  # fmt: skip
 
 
-# without keys that several heads share: attention on CPUs makes copies of these, and that on GPUs does not
 @pytest.mark.parametrize("case", [case for case in cases() if case.id in KEPT], ids=lambda case: case.id)
 def test_activations_are_what_autograd_keeps(case: Case) -> None:
     spec = spec_of(case)

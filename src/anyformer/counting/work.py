@@ -86,7 +86,7 @@ def measure(model: Any, inputs: dict[str, Tensor], step: bool = False) -> Work:
             inputs = {name: ids[:, :1]}
         with ledger.watching(), ledger, Fused(ledger):
             model(**inputs, **past)
-    return Work(ledger.products, ledger.pairs, ledger.later, ledger.kept, tuple(ledger.layers))
+    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers))
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -111,11 +111,14 @@ COSTS: dict[str, Callable[..., int]] = {
 }
 
 
+Sums = tuple[Counter[str], Counter[str], Counter[str]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a layer did."""
 
-    sums: tuple[Counter[str], ...]
+    sums: Sums
     kept: int
     same: bool  # whether what came out has the shape of what went in
 
@@ -135,7 +138,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.frames = model, [Frame()]
-        self.sums = self.products, self.pairs, self.later = Counter[str](), Counter[str](), Counter[str]()
+        self.sums: Sums = (Counter(), Counter(), Counter())  # the first three of Work
         self.layers: list[tuple[int, int]] = []
         self.runs: dict[Any, list[Run]] = {}  # of each kind of layer on each kind of input
         # memory by its number, which is its own while it lives
@@ -155,12 +158,12 @@ class Ledger(TorchDispatchMode):
 
     def note(self, flops: int, *shapes: torch.Size) -> None:
         """A product; of activations alone, with the shapes of what may be weights (..., T, T) of tokens for tokens."""
-        frame = self.frames[-1]
-        self.products[frame.address] += flops
-        self.pairs[frame.address] += flops * bool(shapes)
+        frame, (products, pairs, later) = self.frames[-1], self.sums
+        products[frame.address] += flops
+        pairs[frame.address] += flops * bool(shapes)
         T = frame.tokens
         if frame.past and any(shape[-2:] == (T, T) for shape in shapes):
-            self.later[frame.address] += flops * (T - 1) // (2 * T)  # T (T - 1) / 2 of the T T pairs
+            later[frame.address] += flops * (T - 1) // (2 * T)  # T (T - 1) / 2 of the T T pairs
 
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -174,13 +177,15 @@ class Ledger(TorchDispatchMode):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While this lasts it is known which module runs, and what autograd keeps."""
-        layers = [layer for stack in self.model.modules() if isinstance(stack, StackModule) for layer in stack.layers]
-        handles = []
-        for module, address in {module: address for address, module, _ in everywhere(self.model)}.items():
+        handles, layers = [], []
+        known = {module: address for address, module, _ in reversed([*everywhere(self.model)])}
+        for module, address in known.items():
             handles.append(module.register_forward_pre_hook(self.entering(address)))
             handles.append(module.register_forward_hook(self.leave))
-        for layer in layers:
-            layer.forward = functools.partial(self.layer, original(layer))
+            for i, layer in enumerate(module.layers if isinstance(module, StackModule) else ()):
+                names = known[original(layer)], f"{address}.layers.{i}"
+                layer.forward = functools.partial(self.layer, original(layer), names)
+                layers.append(layer)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept):
                 yield
@@ -204,20 +209,20 @@ class Ledger(TorchDispatchMode):
     def leave(self, module: nn.Module, args: Any, out: Any) -> None:
         self.frames.pop()
 
-    def layer(self, layer: nn.Module, x: Tensor, ctx: Any) -> Tensor:
+    def layer(self, layer: nn.Module, names: tuple[str, str], x: Tensor, ctx: Any) -> Tensor:
         """A layer that is like two before it, on the same shape, does what the second of them did (the first also does
-        what all of them share): nothing is run."""
+        what all of them share): nothing is run. What it did has one name and is written down under the other."""
         runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
-        if len(runs) > 1 and runs[1].same:
-            for mine, more in zip(self.sums, runs[1].sums, strict=True):
-                mine.update(more)
-            self.kept += runs[1].kept
-            out = x
-        else:
-            before, kept = [Counter(sums) for sums in self.sums], self.kept
+        out = x
+        if len(runs) < 2 or not runs[1].same:
+            outer, kept, self.sums = self.sums, self.kept, (Counter(), Counter(), Counter())
             out = type(layer).forward(layer, x, ctx)
-            done = tuple(now - then for now, then in zip(self.sums, before, strict=True))
-            runs.append(Run(done, self.kept - kept, out.shape == x.shape))
+            runs.append(Run(self.sums, self.kept - kept, out.shape == x.shape))
+            self.sums, self.kept = outer, kept
+        for mine, more in zip(self.sums, runs[-1].sums, strict=True):
+            for address, flops in more.items():
+                mine[names[1] + address.removeprefix(names[0])] += flops
+        self.kept += runs[-1].kept
         self.layers.append((x.nbytes, runs[-1].kept))
         return out
 
@@ -249,7 +254,6 @@ class Fused(TorchFunctionMode):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        B, H, T, _ = q.shape
-        out = q.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)  # as it lies there: the heads of a token side by side
+        out = torch.empty_like(q[..., : v.shape[-1]] if v.shape[-1] < q.shape[-1] else q)  # it lies as q does
         ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))  # of each row, a sum
         return out
