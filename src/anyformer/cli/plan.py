@@ -132,7 +132,7 @@ def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     return {
         "layout": str(need.way), **dataclasses.asdict(need), "total": need.total, "fits": need.fits(device),
         "seconds": job.seconds(need.way, device, utilisation),
-        "sending": need.sent / device.link if device.link else None,
+        "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
     }  # fmt: skip
 
 
