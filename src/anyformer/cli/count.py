@@ -104,7 +104,9 @@ def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str
     passes = {"prefill": counted.prefill(length, batch, kind, source)}
     if counted.spec.left_to_right and counted.remembered and length > 1:
         passes["decode"] = counted.decode(length, batch, kind, source)
-    formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
+    formulas = []
+    if "input_ids" in counted.spec.embedding.inputs:
+        formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
     return {
         "length": length, "source_length": source, "batch": batch, "causal": causal,
         "flops": {
@@ -144,8 +146,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     if not used:
         return
     square = "attention to the past alone" if options.causal else "attention over the whole square"
-    texts = "one text" if options.batch == 1 else f"{options.batch:,} texts"
-    print(f"\nFLOPs of {texts} of {options.length:,} tokens, {square}")
+    print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length)}, {square}")
     table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
     print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW), without dropout")
     names = ("weights", "gradients", "optimizer", "activations", "state", "total")
@@ -155,12 +156,21 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     busy = [(kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
             for kind, each in used["passes"].items()]  # fmt: skip
     table(("pass", "FLOPs", "bytes", "FLOPs a byte"), busy, right=(1, 2, 3))
+    if not used["lecture"]:
+        return
     print("\nthe lectures' formulas: parameters, then FLOPs a token")
     formulas = [
         (row["about"], row["formula"], rounded(row["lecture"]), rounded(row["exact"]),
          "" if row["ratio"] is None else f"{row['ratio']:.3f}") for row in used["lecture"]
     ]  # fmt: skip
     table(("of", "formula", "gives", "exact", "ratio"), formulas, right=(2, 3, 4))
+
+
+def amount(spec: Any, length: int) -> str:
+    """What one row of a batch is."""
+    if "pixel_values" in spec.embedding.inputs:
+        return "an image of {} x {}".format(*spec.embedding.image_size)
+    return f"{length:,} {'tokens' if 'input_ids' in spec.embedding.inputs else 'samples'}"
 
 
 def by_size(options: argparse.Namespace) -> None:
