@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
@@ -172,6 +174,9 @@ def test_it_is_listed_counted_saved_and_loaded(spec: Any, model: Any, ids: torch
     assert counted.parameters == sum(p.numel() for p in model.parameters())
     assert counted.parts[f"{OP.replace('layers', 'layers.1')}.pace"] == 20
     assert counted.state(3, 1000) == 2 * 3 * 20 * 4  # the same for every length
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(input_ids=ids[:1])
+    assert counted.flops(ids.shape[1]) == counter.get_total_flops()
     af.save(model, tmp_path)
     again = af.load(tmp_path)
     assert again.spec.decoder == spec.decoder and json.loads((tmp_path / "spec.json").read_text())

@@ -138,7 +138,7 @@ def test_the_address_of_a_part_is_the_name_of_its_module(spec) -> None:
 def test_count(spec) -> None:
     counted, model = af.count(spec), af.build(spec)
     assert counted.parameters == sum(p.numel() for p in model.parameters()) == sum(counted.parts.values())
-    assert counted.memory(2) * 2 == counted.memory() == 4 * counted.parameters
+    assert counted.memory(torch.bfloat16).weights * 2 == counted.memory().total == 4 * counted.parameters
     assert sum(counted.table(2).values()) == counted.parameters
     assert "head.out.weight" not in counted.parts  # tied: counted where it lives
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.codec import decode, encode
-from anyformer.generation.prompt import position_limit
+from anyformer.model import position_limit
 from anyformer.part import walk
 from anyformer.parts.audio import FrameHead
 from anyformer.parts.contrast import ContrastHead

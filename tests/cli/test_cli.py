@@ -243,6 +243,42 @@ def test_a_terminal_gets_a_drawn_table_and_a_sign_of_life() -> None:
     assert process.wait() == 0
     assert b"\x1b[" in shown and "─".encode() in shown and b"124,439,808" in shown and b"counting gpt2" in shown
 
+def test_count_at_a_length(run, tmp_path: Path) -> None:
+    picture = tmp_path / "parts.svg"
+    code, out, err = run("count", "gpt2", "--length", "100", "--batch", "3", "--causal", "--json", "--picture", picture)
+    found, counted = json.loads(out), af.count(af.spec("gpt2"))
+    assert (code, err) == (0, "") and "decoder.layers.attention" in picture.read_text()
+    assert found["flops"]["batch"] == counted.flops(100, 3, causal=True) == 3 * sum(found["flops_parts"].values())
+    assert found["flops"]["training"] == counted.training_flops(100, 3, causal=True)
+    assert found["memory"]["writing"]["state"] == counted.state(3, 100)
+    assert found["memory"]["training"]["total"] == counted.memory(torch.float32, 3, 100, training=True).total
+    assert found["passes"]["decode"]["intensity"] < 2 < found["passes"]["prefill"]["intensity"]
+    assert {row["formula"] for row in found["lecture"]} >= {"2 d 4d", "4 d^2", "2 V d", "2 2 n d", "x 3", "x 4"}
+
+
+def test_count_by_size(run, tmp_path: Path) -> None:
+    code, out, err = run("count", "--by", "size", "--json", "--picture", tmp_path / "sizes.png")
+    sizes = json.loads(out)["sizes"]
+    assert (code, err) == (0, "") and (tmp_path / "sizes.png").stat().st_size > 1000
+    assert [each["name"] for each in sizes[::7]] == ["gpt3-small", "gpt3-175b"]
+    outside = [each["outside"] for each in sizes]
+    assert outside == sorted(outside) and outside[0] < 0.8 and outside[-1] > 0.97
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [(["gpt2", "--length", "0"], "--length is at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
+     (["--by", "sise"], "did you mean 'size'?"), (["gpt4", "--by", "size"], "did you mean 'gpt"),
+     (["gpt2", "--picture", "parts"], "a .png, .svg or .pdf"), (["gpt2", "--batch", "-1"], "--batch is at least 1")],
+)  # fmt: skip
+def test_counting_mistakes(run, arguments: list[str], line: str) -> None:
+    one_line(run("count", *arguments), line)
+
+
+def test_a_picture_without_matplotlib(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    one_line(run("count", "gpt2", "--picture", "parts.png"), "needs matplotlib: pip install 'anyformer[train]'")
+
 
 # -- convert ----------------------------------------------------------------------------------------------------------
 

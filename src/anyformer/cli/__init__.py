@@ -20,7 +20,8 @@ from anyformer.part import nearest
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
-    "count": "parameters and memory of a description, by part",
+    "count": "parameters, FLOPs and memory of a description, by part",
+    "plan": "compute, layouts, time and cost of a training",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",

@@ -1,8 +1,15 @@
-"""Counts parameters and the memory of the weights, by part, from a description alone: nothing is allocated."""
+"""Counts from a description alone: parameters and the memory of the weights, by part. Nothing is allocated.
+
+With --length, also FLOPs a token and a text, training and its memory, the state of decoding, and the formulas of the
+lectures beside the exact figures. A multiply-add is two FLOPs; both products of attention are counted, over the whole
+square unless --causal leaves out what a mask of the past throws away.
+
+`anyformer count --by size` shows where the FLOPs of GPT-3's eight sizes go."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +20,16 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a name from `anyformer zoo`, a model folder, or a spec.json")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a name from `anyformer zoo`, a folder, or a spec.json")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="how many names of an address make a row (3)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens of a text: FLOPs and memory too")
+    parser.add_argument("--source-length", type=int, metavar="N", help="tokens that an encoder reads before; as many")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="texts at once (1)")
+    parser.add_argument("--causal", action="store_true", help="of attention, what is not masked counts alone")
+    parser.add_argument("--by", metavar="size", help="where FLOPs go, of all that begin with NAME (gpt3)")
+    parser.add_argument("--picture", metavar="FILE", help="draws it, as .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="a JSON object on stdout")
 
 
@@ -25,14 +38,25 @@ def run(options: argparse.Namespace) -> None:
 
     if options.dtype not in (None, *BYTES):
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, BYTES)}")
-    if options.depth < 1:
-        raise ValueError(f"--depth is at least 1, got {options.depth}")
+    for name in ("depth", "length", "batch", "source_length"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is at least 1, got {value}")
+    if options.by not in (None, "size"):
+        raise ValueError(f"--by {options.by}; {nearest(options.by, ['size'])}")
+    if options.picture is not None:
+        check_picture(options.picture)
+    if options.by is not None:
+        by_size(options)
+        return
+    if options.name is None:
+        raise ValueError("give a NAME (`anyformer zoo` lists them), a model folder or a spec.json")
     changes = dict(map(setting, options.set))
     path = Path(options.name).expanduser()
     if not path.exists() and (path.suffix == ".json" or options.name.startswith((".", "~")) or "/" in options.name):
         raise FileNotFoundError(f"{options.name}: no such file or folder")
 
-    from anyformer.cli.terminal import bytes_of, table, working
+    from anyformer.cli.terminal import working
 
     with working(f"counting {options.name}"):
         from anyformer.codec import override
@@ -41,25 +65,157 @@ def run(options: argparse.Namespace) -> None:
 
         spec = override(find(path if path.exists() else options.name), changes)
         counted = count(spec)
-    stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
-    dtype = options.dtype or (stored if stored in BYTES else "float32")
+        stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
+        dtype = options.dtype or (stored if stored in BYTES else "float32")
+        used = at_length(counted, options, dtype) if options.length is not None else {}
     parts = counted.table(options.depth)
-    total = counted.parameters
+    if options.picture is not None:
+        from anyformer.counting.picture import by_part
+
+        flops = counted.flops_table(options.length, options.depth, options.causal) if options.length else {}
+        by_part(Path(options.picture), options.name, parts, flops)
     if options.json:
         result: dict[str, Any] = {
-            "name": options.name, "family": spec.family, "architecture": spec.architecture, "parameters": total,
-            "active": counted.active, "dtype": dtype, "bytes": counted.memory(BYTES[dtype]), "parts": parts,
-            "tied": dict(spec.ties), "note": spec.note,
+            "name": options.name, "family": spec.family, "architecture": spec.architecture,
+            "parameters": counted.parameters, "active": counted.active, "dtype": dtype,
+            "bytes": counted.parameters * BYTES[dtype], "parts": parts, "tied": dict(spec.ties), "note": spec.note,
+            **used,
         }  # fmt: skip
         print(as_json(result, indent=1))
         return
-    each = BYTES[dtype]
-    rows = [(part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)) for part, size in parts.items()]
-    rows.append(("total", f"{total:,}", "", bytes_of(total * each)))
-    table(("part", "parameters", "share", dtype), rows, right=(1, 2, 3), total=True)
+    show(counted, parts, used, options, dtype)
+
+
+def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """What --length asks for, as it goes into JSON."""
+    import torch
+
+    from anyformer.counting.lecture import parameter_formulas, token_formulas
+
+    length, batch, causal, source = options.length, options.batch, options.causal, options.source_length
+    kind = getattr(torch, dtype)
+    trained = kind if kind.is_floating_point else torch.bfloat16
+    forward = counted.flops(length, 1, causal, source)
+    memory = {
+        "training": counted.memory(trained, batch, length, source, training=True),
+        "training, recomputed": counted.memory(trained, batch, length, source, training=True, recompute=True),
+        "writing": counted.memory(kind, batch, length, source),
+    }
+    passes = {"prefill": counted.prefill(length, batch, kind, source)}
+    if counted.spec.left_to_right and counted.remembered and length > 1:
+        passes["decode"] = counted.decode(length, batch, kind, source)
+    formulas = []
+    if "input_ids" in counted.spec.embedding.inputs:
+        formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
+    return {
+        "length": length, "source_length": source, "batch": batch, "causal": causal,
+        "flops": {
+            "token": forward // length, "text": forward, "batch": batch * forward,
+            "training": 3 * batch * forward, "training, recomputed": 4 * batch * forward,
+        },
+        "flops_parts": counted.flops_table(length, options.depth, causal, source),
+        "memory": {name: {**dataclasses.asdict(each), "total": each.total} for name, each in memory.items()},
+        "passes": {name: {**dataclasses.asdict(each), "intensity": each.intensity} for name, each in passes.items()},
+        "lecture": [{**dataclasses.asdict(each), "ratio": each.ratio if each.lecture else None} for each in formulas],
+    }  # fmt: skip
+
+
+def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: argparse.Namespace, dtype: str) -> None:
+    from anyformer.cli.terminal import bytes_of, rounded, table
+
+    spec, total, each = counted.spec, counted.parameters, BYTES[dtype]
+    flops = used.get("flops_parts", {})
+    header, right = ["part", "parameters", "share", dtype], [1, 2, 3]
+    if used:
+        header, right = [*header, "FLOPs a token", "share"], [*right, 4, 5]
+    rows = []
+    for part in dict.fromkeys((*parts, *flops)):
+        size = parts.get(part, 0)
+        row = [part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)]
+        done = flops.get(part, 0)
+        rows.append([*row, rounded(done // options.length), f"{done / used['flops']['text']:.1%}"] if used else row)
+    last = ["total", f"{total:,}", "", bytes_of(total * each)]
+    rows.append([*last, rounded(used["flops"]["token"]), ""] if used else last)
+    table(header, rows, right=right, total=True)
     if counted.active < total:
         print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
     for name, owner in spec.ties:
         print(f"{name} is {owner}: counted once")
     if spec.note:
         print(f"note: {spec.note}")
+    if not used:
+        return
+    square = "attention to the past alone" if options.causal else "attention over the whole square"
+    print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length)}, {square}")
+    table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
+    print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW), without dropout")
+    names = ("weights", "gradients", "optimizer", "activations", "state", "total")
+    kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
+    table(("for", *names), kinds, right=range(1, 7))
+    print("\nFLOPs for each byte of weights and state that is read or written")
+    busy = [(kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
+            for kind, each in used["passes"].items()]  # fmt: skip
+    table(("pass", "FLOPs", "bytes", "FLOPs a byte"), busy, right=(1, 2, 3))
+    if not used["lecture"]:
+        return
+    print("\nthe lectures' formulas: parameters, then FLOPs a token")
+    formulas = [
+        (row["about"], row["formula"], rounded(row["lecture"]), rounded(row["exact"]),
+         "" if row["ratio"] is None else f"{row['ratio']:.3f}") for row in used["lecture"]
+    ]  # fmt: skip
+    table(("of", "formula", "gives", "exact", "ratio"), formulas, right=(2, 3, 4))
+
+
+def amount(spec: Any, length: int) -> str:
+    """What one row of a batch is."""
+    if "pixel_values" in spec.embedding.inputs:
+        return "an image of {} x {}".format(*spec.embedding.image_size)
+    return f"{length:,} {'tokens' if 'input_ids' in spec.embedding.inputs else 'samples'}"
+
+
+def by_size(options: argparse.Namespace) -> None:
+    """Where the FLOPs of a family's sizes go."""
+    from anyformer.cli.terminal import rounded, table, working
+    from anyformer.part import nearest
+
+    prefix, length = options.name or "gpt3", options.length or 2048
+    with working("counting"):
+        from anyformer import families
+        from anyformer.counting import count
+        from anyformer.counting.lecture import shares
+        from anyformer.names import spec as find
+
+        known = [name for name, _ in families.names()]
+        names = [name for name in known if name.startswith(prefix)]
+        if not names:
+            raise ValueError(f"no description begins with {prefix!r}; {nearest(prefix, known)}")
+        counts = sorted(((name, count(find(name))) for name in names), key=lambda pair: pair[1].parameters)
+        found = [(name, each.parameters, shares(each, length, options.causal)) for name, each in counts]
+    if options.picture is not None:
+        from anyformer.counting.picture import by_size as draw
+
+        draw(Path(options.picture), [(size, flops) for _, size, flops in found], length)
+    sizes: list[dict[str, Any]] = [
+        {"name": name, "parameters": size, "flops": sum(flops.values()),
+         "shares": {kind: value / sum(flops.values()) for kind, value in flops.items()},
+         "outside": 1 - flops["products"] / sum(flops.values())} for name, size, flops in found
+    ]  # fmt: skip
+    if options.json:
+        print(as_json({"length": length, "causal": options.causal, "sizes": sizes}, indent=1))
+        return
+    kinds = list(found[0][2])
+    rows = [
+        (each["name"], rounded(each["parameters"]), *(f"{each['shares'][kind]:.1%}" for kind in kinds),
+         f"{each['outside']:.1%}") for each in sizes
+    ]  # fmt: skip
+    print(f"FLOPs of texts of {length:,} tokens; the products are q k^T and weights v")
+    table(("name", "parameters", *kinds, "outside the products"), rows, right=range(1, len(kinds) + 3))
+
+
+def check_picture(name: str) -> None:
+    if Path(name).suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--picture {name}: a picture is a .png, .svg or .pdf")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("--picture needs matplotlib: pip install 'anyformer[train]'") from None

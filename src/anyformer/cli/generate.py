@@ -124,7 +124,7 @@ def write(
 
     from anyformer.generation import generate
     from anyformer.generation.config import settings_for
-    from anyformer.generation.prompt import position_limit
+    from anyformer.model import position_limit
 
     table = getattr(model.spec.embedding, "tokens", None)
     most = getattr(table, "vocab_size", None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,17 +12,53 @@ from torch import nn
 
 from anyformer.construct import skeleton
 from anyformer.counting.survey import Survey, everywhere
-from anyformer.model import Model
+from anyformer.counting.work import Work, inputs_of, measure
+from anyformer.model import Model, position_limit
+from anyformer.part import parts_in
 from anyformer.state import Declared, declarations
 
 
 @dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes, by what they hold."""
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0  # kept for the backward pass
+    state: int = 0  # kept between decoding steps
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What a pass computes, and what it at least has to read from memory and write there: weights and state."""
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte. A device is busy computing where this is above its own FLOPs a byte, and waiting below."""
+        return self.flops / max(self.bytes, 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Count:
-    """Parameters of a description, by address. Tied weights count once, at the address that owns them."""
+    """What a description costs. Parameters by address: tied weights count once, at the address that owns them.
+
+    A multiply-add is two FLOPs. Both products of attention are counted, over the whole square unless `causal` leaves
+    out what a mask of the past throws away. Work that is no product (norms, activations, scans) is not counted."""
 
     parts: dict[str, int]  # address of a parameter -> its size
     remembered: tuple[Declared, ...] = ()  # what each mixer keeps between decoding steps
-    idle: int = 0  # parameters that a token passes by: experts it does not go to
+    experts: int = 0  # parameters of all experts
+    idle: int = 0  # of these, those that a token does not go to
+    tables: int = 0  # parameters of which a token reads its own row alone
+    spec: Model | None = dataclasses.field(default=None, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -31,22 +69,100 @@ class Count:
         """Parameters that one token uses."""
         return self.parameters - self.idle
 
-    def memory(self, bytes_per_parameter: int = 4) -> int:
-        """Bytes of the weights alone."""
-        return self.parameters * bytes_per_parameter
-
     def state(self, batch: int, length: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
         """Bytes of the decoding state of `batch` texts of `length` tokens (after so many read by an encoder)."""
         return sum(each.nbytes(batch, length, dtype, source_length) for each in self.remembered)
 
+    def flops(
+        self, length: int, batch: int = 1, causal: bool = False, source_length: int | None = None
+    ) -> int:  # fmt: skip
+        """Of a forward pass over `batch` texts of `length` tokens; an encoder before them reads `source_length`."""
+        return batch * sum(self.work(length, source_length).by_address(causal).values())
+
+    def training_flops(
+        self, length: int, batch: int = 1, causal: bool = False, recompute: bool = False,
+        source_length: int | None = None,
+    ) -> int:  # fmt: skip
+        """Forward, and backward, which takes two products for each; with `recompute`, forward once more."""
+        return (4 if recompute else 3) * self.flops(length, batch, causal, source_length)
+
+    def memory(
+        self, dtype: torch.dtype = torch.float32, batch: int = 1, length: int = 0, source_length: int | None = None,
+        training: bool = False, recompute: bool = False, moments: int = 2,
+    ) -> Memory:  # fmt: skip
+        """To write texts of `length` tokens: weights and state, in `dtype`. In training, weights, gradients and the
+        optimiser's `moments` (AdamW's two) are fp32, and in half precision the weights have a copy in it; activations
+        are in `dtype`, with `recompute` those of one layer at a time."""
+        if not training:
+            source = length if source_length is None else source_length
+            writes = self.spec is not None and bool(self.spec.left_to_right)
+            held = dtype if dtype.is_floating_point else torch.bfloat16
+            state = self.state(batch, length, held, source) if writes and length else 0
+            return Memory(self.parameters * dtype.itemsize, state=state)
+        work = self.work(length, source_length, dtype) if length else Work({}, {}, {})
+        copies = dtype.itemsize if dtype.itemsize < 4 else 0
+        P = self.parameters
+        kept = work.recomputed() if recompute else work.kept
+        return Memory(P * (4 + copies), 4 * P, 4 * P * moments, batch * kept)
+
+    def prefill(
+        self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
+    ) -> Traffic:  # fmt: skip
+        """Reading `length` tokens at once."""
+        state = self.memory(dtype, batch, length, source_length).state
+        return Traffic(self.flops(length, batch, True, source_length), self._read(batch * length, dtype) + state)
+
+    def decode(
+        self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
+    ) -> Traffic:  # fmt: skip
+        """Writing the last of `length` tokens, the others remembered."""
+        step = sum(self.work(length, source_length, step=True).products.values())
+        state = self.memory(dtype, batch, length, source_length).state
+        return Traffic(batch * step, self._read(batch, dtype) + state)
+
+    def _read(self, tokens: int, dtype: torch.dtype) -> int:
+        """Bytes of the weights that so many tokens need, each going to experts of its own while there are more."""
+        experts = min(self.experts, tokens * (self.experts - self.idle))
+        return (self.parameters - self.tables - self.experts + experts) * dtype.itemsize
+
+    def work(
+        self, length: int, source_length: int | None = None, dtype: torch.dtype = torch.float32, step: bool = False
+    ) -> Work:  # fmt: skip
+        """One text of `length` tokens through the model, or with `step` its last one alone."""
+        assert self.spec is not None
+        return _work(self.spec, length, source_length, dtype, step)
+
     def table(self, depth: int = 2) -> dict[str, int]:
         """Parameters by the first `depth` names of the address; the layers of a stack are added up."""
-        rows: dict[str, int] = {}
-        for address, size in self.parts.items():
-            names = [name for name in address.split(".")[:-1] if not name.isdecimal()]
-            row = ".".join(names[:depth])
-            rows[row] = rows.get(row, 0) + size
-        return rows
+        return rows(((address.rpartition(".")[0], size) for address, size in self.parts.items()), depth)
+
+    def flops_table(
+        self, length: int, depth: int = 2, causal: bool = False, source_length: int | None = None
+    ) -> dict[str, int]:  # fmt: skip
+        """FLOPs of a text, in the same rows."""
+        return rows(self.work(length, source_length).by_address(causal).items(), depth)
+
+
+def rows(sizes: Iterable[tuple[str, int]], depth: int) -> dict[str, int]:
+    """(address, size) added up by the first `depth` names of the address, without the numbers of layers."""
+    found: dict[str, int] = {}
+    for address, size in sizes:
+        row = ".".join([name for name in address.split(".") if not name.isdecimal()][:depth])
+        found[row] = found.get(row, 0) + size
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _work(spec: Model, length: int, source_length: int | None, dtype: torch.dtype, step: bool) -> Work:
+    for name, size in (("length", length), ("source_length", source_length)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is at least 1, got {size}")
+    limit = position_limit(spec)
+    if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
+        raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")
+    # a state is of every layer, so that all of them are there to remember
+    model: Any = skeleton(spec) if step else skeleton(spec, Survey)
+    return measure(model.to(dtype), inputs_of(spec, length, source_length), step)
 
 
 def count(spec: Model) -> Count:
@@ -54,15 +170,21 @@ def count(spec: Model) -> Count:
     model: Any = skeleton(spec, Survey)
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
-    tied, seen, idle = {name for name, _ in spec.ties}, set(), 0
+    tied, owners = {name for name, _ in spec.ties}, {owner for _, owner in spec.ties}
+    seen, idle, experts, tables = set(), 0, 0, 0
     for address, module, copy in everywhere(model):
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
             if (copy, id(parameter)) not in seen and name not in tied:
                 seen.add((copy, id(parameter)))
                 parts[name] = parameter.numel()
+                tables += parameter.numel() * (isinstance(module, nn.Embedding) and name not in owners)
         if (copy, id(module)) not in seen:
             seen.add((copy, id(module)))
             modules.append((address, module))
-            share: float = getattr(module, "unused", 0.0)
-            idle += sum(round(p.numel() * share) for p in module.parameters(recurse=False))
-    return Count(parts, tuple(each for _, each in declarations(model, modules)), idle)
+            share: float | None = getattr(module, "unused", None)
+            if share is not None:
+                sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]
+                experts += sum(sizes)
+                idle += sum(round(size * share) for size in sizes)
+    remembered = tuple(each for _, each in declarations(model, modules))
+    return Count(parts, remembered, experts, idle, tables, spec)

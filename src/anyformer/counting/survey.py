@@ -51,10 +51,15 @@ class Like(nn.Module):
         return getattr(self.__dict__["module"], name)
 
 
+def original(layer: nn.Module) -> nn.Module:
+    """The layer itself, or the one it is like."""
+    return layer.__dict__["module"] if isinstance(layer, Like) else layer
+
+
 def everywhere(module: nn.Module, address: str = "", copy: str = "") -> Iterator[tuple[str, nn.Module, str]]:
     """(address, module, the layer that stands for another it is in) of a surveyed model and all that is in it."""
     if isinstance(module, Like):
-        module, copy = module.__dict__["module"], address
+        module, copy = original(module), address
     yield address, module, copy
     for name, child in module._modules.items():
         if child is not None:

@@ -17,8 +17,7 @@ from anyformer.data import DataSplit, Ready, Source
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
-from anyformer.generation.prompt import position_limit
-from anyformer.model import TransformerModule
+from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record

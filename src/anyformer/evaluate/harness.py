@@ -18,9 +18,9 @@ from anyformer import families
 from anyformer.checkpoint import load
 from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
-from anyformer.generation.prompt import position_limit
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, belong
+from anyformer.model import position_limit
 from anyformer.part import nearest
 from anyformer.weights import hub
 

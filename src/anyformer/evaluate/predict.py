@@ -13,8 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.config import settings_for
-from anyformer.generation.prompt import position_limit
-from anyformer.model import TransformerModule
+from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose

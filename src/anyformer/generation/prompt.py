@@ -12,8 +12,7 @@ from torch import Tensor
 from anyformer.generation.opening import opening
 from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import align_right
-from anyformer.model import TransformerModule
-from anyformer.part import walk
+from anyformer.model import TransformerModule, position_limit
 from anyformer.parts.given import hiding
 
 NOT_HERE = {
@@ -156,11 +155,3 @@ def room(model: TransformerModule, s: Settings, prompt: Prompt, state: Any) -> i
                 raise ValueError(f"{asked}={getattr(s, asked)}: {used + new} tokens do not fit {what.format(limit)}")
             new = limit + 1 - used
     return P + new
-
-
-def position_limit(spec: Any) -> int | None:
-    """The longest text a model can read, where there is one."""
-    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
-    if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
-        limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
-    return limit

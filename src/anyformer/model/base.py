@@ -389,6 +389,14 @@ def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
                 yield from forgetting(inner, module.get_submodule(name), f"{path}.{name}")
 
 
+def position_limit(spec: Any) -> int | None:
+    """The longest text a model can read, where there is one."""
+    limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
+    if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
+        limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
+    return limit
+
+
 def memory_mask(mask: Tensor | None, memory: Tensor | None, name: str) -> Tensor | None:
     """A padding mask of the memory (B, M, D) as booleans, or None where it hides nothing."""
     if mask is None:

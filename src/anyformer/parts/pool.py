@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
+from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 
@@ -77,7 +78,7 @@ class PoolModule(nn.Module):
         if ids is None:
             raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
         found = ids == self.part.token
-        if not torch.compiler.is_compiling() and not bool(found.any(-1).all()):
+        if not recording() and not bool(found.any(-1).all()):
             raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
         place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
         if ids.shape[1] != x.shape[1]:

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from anyformer.checkpoint import load, read_spec
 from anyformer.evaluate.predict import Predictor
-from anyformer.generation.prompt import position_limit
 from anyformer.inputs.image import Images, files
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.model import Output, TransformerModule
+from anyformer.model import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import joined
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
 from anyformer.part import nearest

@@ -14,9 +14,8 @@ from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.predict import Answered, Predictor
-from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import belong
-from anyformer.model import TransformerModule
+from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
 from anyformer.train.start import longest

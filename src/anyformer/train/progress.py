@@ -13,6 +13,7 @@ import torch
 
 from anyformer.model import TransformerModule
 from anyformer.train import parallel
+from anyformer.train.accelerators import published
 from anyformer.train.trainer import DTYPES, Callback, Done, Trainer
 
 
@@ -143,7 +144,7 @@ class Samples(Callback):
 def sample(model: TransformerModule, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
     """A drawn continuation, with its prompt; what could steer a terminal is left out."""
     from anyformer.generation import generate
-    from anyformer.generation.prompt import position_limit
+    from anyformer.model import position_limit
 
     ids = torch.tensor([tokenizer.encode(prompt)], device=model.device)
     limit = position_limit(model.spec)
@@ -203,20 +204,12 @@ def flops_per_token(trainer: Trainer) -> float:
     return 3 * counter.get_total_flops() * parallel.world_size() / max(ready.tokens, 1)
 
 
-# dense products a second as the makers publish them, by a part of the name
-PUBLISHED = {
-    "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "T4": 65e12,
-    "4090": 165e12, "V100": 125e12,
-}  # fmt: skip
-
-
 def peak(device: torch.device, precision: str) -> float:
     """Of a GPU what its maker publishes for half precision; otherwise what one large product reaches here."""
     if device.type == "cuda" and precision != "fp32":
-        name = torch.cuda.get_device_name(device)
-        for known, value in PUBLISHED.items():
-            if known in name:
-                return value
+        known = published(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known
     size = 4096 if device.type == "cuda" else 768
     dtype = DTYPES.get(precision, torch.float32)
     a = torch.ones(size, size, dtype=dtype, device=device)

@@ -23,9 +23,8 @@ from anyformer.construct import build
 from anyformer.data import DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.evaluate import check
-from anyformer.generation.prompt import position_limit
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.model import Model, TransformerModule
+from anyformer.model import Model, TransformerModule, position_limit
 from anyformer.part import Table, thaw, walk
 from anyformer.train import parallel
 from anyformer.train.run import Pretrained, Run, differences, read_run

@@ -1,0 +1,210 @@
+"""Plans a training before it is paid for: NAME is a description, --tokens or --compute how much of it.
+
+Says how the compute compares with what Chinchilla's and Kaplan's laws would buy for it, what each device would hold and
+send for several layouts, which is the simplest that fits, how long it takes and what it costs; with --out, writes the
+run.json and shows the command that starts it.
+
+Memory is that of `anyformer train`: fp32 weights, gradients and two moments, products in bf16, no dropout."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from anyformer.cli.settings import setting
+from anyformer.cli.texts import as_json
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a name from `anyformer zoo`, a model folder, or a spec.json")
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
+    parser.add_argument("--tokens", type=float, metavar="D", help="to train on; 20 a parameter unless said")
+    parser.add_argument("--compute", type=float, metavar="FLOPS", help="to spend, in the place of --tokens")
+    parser.add_argument("--corpus", type=float, metavar="D", help="tokens there are: how often each is seen")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens of a text; the model's limit, at most 2048")
+    parser.add_argument("--batch", type=int, metavar="N", help="texts a step; about half a million tokens unless said")
+    parser.add_argument("--micro", type=int, default=1, metavar="N", help="texts on a device at once (1)")
+    parser.add_argument("--on", metavar="KIND", default="H100", help="the accelerator (H100); a wrong one lists them")
+    parser.add_argument("--devices", type=int, default=8, metavar="N", help="how many of them (8)")
+    parser.add_argument("--flops", type=float, metavar="F", help="of a device, a second: for one that has no name")
+    parser.add_argument("--memory", type=float, metavar="BYTES", help="of a device")
+    parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of a device's own memory")
+    parser.add_argument("--link", type=float, metavar="BYTES", help="a second, from a device to others")
+    parser.add_argument("--utilisation", type=float, default=0.4, metavar="U", help="the share of its FLOPs used (0.4)")
+    parser.add_argument("--price", type=float, metavar="P", help="of a device, an hour")
+    parser.add_argument("--layout", metavar="WAY", help="such as shard=4,tensor=2,recompute; the simplest that fits")
+    parser.add_argument("--recipe", metavar="NAME", help="whose data and objective the run has; gpt2-124m for decoders")
+    parser.add_argument("--out", metavar="FILE", help="writes the run.json")
+    parser.add_argument("--json", action="store_true", help="a JSON object on stdout")
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
+    device = device_of(options)
+    path = Path(options.name).expanduser()
+
+    from anyformer.cli.terminal import working
+
+    with working(f"planning {options.name}"):
+        from anyformer.codec import override
+        from anyformer.counting import count
+        from anyformer.model import position_limit
+        from anyformer.names import spec as find
+        from anyformer.planning.layout import Job, way_of
+
+        spec = override(find(path if path.exists() else options.name), dict(map(setting, options.set)))
+        counted = count(spec)
+        length = options.length or min(position_limit(spec) or 2048, 2048)
+        groups = options.devices * options.micro
+        job = Job(counted, length, options.batch or max(round(2**19 / length / groups), 1) * groups, options.micro)
+        token = counted.training_flops(length, causal=True) / length
+        tokens = options.tokens or (options.compute / token if options.compute else 20.0 * counted.parameters)
+        steps = max(round(tokens / (job.batch * length)), 1)
+        asked = way_of(options.layout, options.devices) if options.layout else None
+        if asked is not None:
+            job.check(asked)
+        needs, refused = layouts(job, options.devices, asked)
+        chosen = job.need(asked) if asked is not None else job.smallest(options.devices, device)
+    result = {
+        "name": options.name, "parameters": counted.parameters, "active": counted.active, "tokens": tokens,
+        "length": length, "batch": job.batch, "steps": steps, **compute(options, counted, tokens, token),
+        "device": dataclasses.asdict(device), "devices": options.devices, "utilisation": options.utilisation,
+        "layouts": [row(job, each, device, options.utilisation) for each in needs], "refused": refused,
+        "chosen": None if chosen is None else spent(job, chosen, device, options, steps),
+    }  # fmt: skip
+    if options.out is not None:
+        if chosen is None:
+            raise ValueError(f"nothing is written to {options.out}: this fits no layout of up to 65,536 devices")
+        write(options, job, chosen.way, steps, result)
+    if options.json:
+        print(as_json(result, indent=1))
+        return
+    show(result, options)
+
+
+def check(options: argparse.Namespace) -> None:
+    for name in ("tokens", "compute", "corpus", "length", "batch", "micro", "devices", "flops", "memory", "bandwidth",
+                 "link", "price"):  # fmt: skip
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{name} is {value:g}; there is nothing to plan without any")
+    if options.tokens is not None and options.compute is not None:
+        raise ValueError("give --tokens or --compute, one of them")
+    if not 0 < options.utilisation <= 1:
+        raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
+
+
+def device_of(options: argparse.Namespace) -> Any:
+    from anyformer.train.accelerators import Accelerator, accelerator
+
+    given = {name: getattr(options, name) for name in ("flops", "memory", "bandwidth", "link")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if {"flops", "memory"} <= given.keys():
+        return Accelerator("a device of its own", **{"bandwidth": 0.0, "link": 0.0, **given})
+    return dataclasses.replace(accelerator(options.on), **given)
+
+
+def compute(options: argparse.Namespace, counted: Any, tokens: float, token: float) -> dict[str, Any]:
+    from anyformer.planning.laws import chinchilla, epochs, estimate, kaplan
+
+    spent = options.compute or token * tokens
+    laws = [dataclasses.asdict(law(spent)) for law in (chinchilla, kaplan)]
+    seen = {} if options.corpus is None else {"epochs": epochs(tokens, options.corpus)}
+    return {"compute": spent, "estimate": estimate(counted.active, tokens), "optimal": laws, **seen}
+
+
+def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, str]]:
+    """What the usual layouts and the one that was asked for need; and why others cannot divide."""
+    found, refused = {}, {}
+    for way in (*job.usual(devices), *([] if asked is None else [asked])):
+        try:
+            for each in (way, dataclasses.replace(way, recompute=True)):
+                found[each] = job.need(each)
+        except ValueError as error:
+            refused[str(way)] = str(error)
+    return list(found.values()), refused
+
+
+def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
+    """One layout as it goes into JSON."""
+    return {
+        "layout": str(need.way), **dataclasses.asdict(need), "total": need.total, "fits": need.fits(device),
+        "seconds": job.seconds(need.way, device, utilisation),
+        "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
+    }  # fmt: skip
+
+
+def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+    found = row(job, need, device, options.utilisation)
+    hours = found["seconds"] * steps / 3600
+    paid = hours * need.way.devices
+    cost = None if options.price is None else paid * options.price
+    return {**found, "devices": need.way.devices, "hours": hours, "device_hours": paid, "cost": cost}
+
+
+def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:
+    from anyformer.codec import to_json
+    from anyformer.planning import command, run_of
+    from anyformer.recipes import recipe
+
+    name = options.recipe
+    if name is None:
+        if job.spec.pair or not job.spec.writes:
+            raise ValueError("--out: give --recipe NAME, whose data and objective this model is trained on")
+        name = "gpt2-124m"
+    out = Path(options.out)
+    described = run_of(recipe(name), out.stem if out.stem != "run" else Path(options.name).stem, job, way, steps)
+    out.write_text(to_json(described) + "\n", "utf-8")
+    result["command"] = command(way, out)
+
+
+def show(result: dict[str, Any], options: argparse.Namespace) -> None:
+    from anyformer.cli.terminal import bytes_of, rounded, table
+
+    size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
+    print(
+        f"{options.name}: {size:,} parameters, {tokens:.3g} tokens ({tokens / size:.3g} a parameter),"
+        f" {result['steps']:,} steps of {result['batch']:,} texts of {result['length']:,} tokens"
+    )
+    if "epochs" in result:
+        print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")
+    print(f"{spent:.3g} FLOPs, attention counted (6 N D: {result['estimate']:.3g}); they would also train")
+    laws = [(law["law"], rounded(law["parameters"]), rounded(law["tokens"])) for law in result["optimal"]]
+    table(("by", "parameters", "tokens"), laws, right=(1, 2))
+    device = result["device"]
+    print(
+        f"\n{result['devices']:,} x {device['name']}: {device['flops'] / 1e12:,.0f} TFLOP/s of which"
+        f" {options.utilisation:.0%} are used, {bytes_of(device['memory'])} of which 90% are"
+    )
+    names = ("weights", "gradients", "optimizer", "activations", "buffers", "total", "sent")
+    rows = [
+        (each["layout"], *(bytes_of(round(each[name])) for name in names), f"{each['seconds']:.3g} s",
+         "" if each["sending"] is None else f"{each['sending']:.2g} s", "yes" if each["fits"] else "no")
+        for each in result["layouts"]
+    ]  # fmt: skip
+    table(("layout, a device", *names, "a step", "sending", "fits"), rows, right=range(1, 10))
+    for way, why in result["refused"].items():
+        print(f"{way}: {why}")
+    chosen = result["chosen"]
+    if chosen is None:
+        print("\nit fits no layout of up to 65,536 devices: try --micro 1, a shorter --length or a larger --batch")
+        return
+    what = "asked for" if options.layout else "the simplest that fits"
+    if chosen["devices"] > result["devices"]:
+        what = f"{result['devices']} do not hold it; the smallest that does"
+    print(f"\n{what}: {chosen['devices']:,} devices, {chosen['layout']}, {bytes_of(round(chosen['total']))} each")
+    if not chosen["fits"]:
+        print("it does not fit")
+    cost = "" if chosen["cost"] is None else f", {chosen['cost']:,.0f} at {options.price:g} an hour"
+    print(f"{duration(chosen['hours'])}, {chosen['device_hours']:,.0f} device hours{cost}")
+    if "command" in result:
+        print(f"written: {options.out}\n{result['command']}")
+
+
+def duration(hours: float) -> str:
+    for size, unit in ((24 * 365.25, "years"), (24, "days"), (1, "hours"), (1 / 60, "minutes")):
+        if hours >= 2 * size:
+            return f"{hours / size:,.3g} {unit}"
+    return f"{hours * 3600:,.3g} seconds"

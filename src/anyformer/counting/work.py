@@ -1,0 +1,259 @@
+"""What a forward pass multiplies, and what it keeps for the way back: a model is run on the meta device, where a tensor
+is a shape and costs nothing.
+
+B batch, H heads, T queries, S keys, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyformer.block import StackModule
+from anyformer.counting.survey import everywhere, original
+from anyformer.kernels.recording import recorded
+from anyformer.model import Model
+from anyformer.part import Part, at, walk
+from anyformer.parts.constant import Computed
+from anyformer.parts.head import MultipleChoiceHead
+from anyformer.parts.op import Op
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One row through a model: FLOPs by address, two a multiply-add, and bytes."""
+
+    products: dict[str, int]
+    pairs: dict[str, int]  # of these, without a weight: of activations with activations, as in both attention products
+    later: dict[str, int]  # of those, what attention to later tokens takes where each sees its past alone
+    kept: int = 0  # bytes that the backward pass needs
+    layers: tuple[tuple[int, int], ...] = ()  # of each layer as it ran: bytes of its input, and kept inside it
+
+    def by_address(self, causal: bool = False) -> dict[str, int]:
+        """With `causal`, without the products that a mask of the past throws away, as kernels that skip them do."""
+        return {at: flops - causal * self.later.get(at, 0) for at, flops in self.products.items()}
+
+    def recomputed(self) -> int:
+        """Bytes kept where a layer keeps its input alone, and is run again when its turn in the backward pass comes."""
+        inside = [kept for _, kept in self.layers]
+        return self.kept - sum(inside) + sum(given for given, _ in self.layers) + max(inside, default=0)
+
+
+def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
+    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), as many
+    samples of sound, or an image of the size that is described."""
+    embedding: Any = dict(spec.items())["embedding"]
+    source = length if source_length is None else source_length
+    with torch.device("meta"):
+        if "input_ids" in embedding.inputs:
+            choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
+            found = {"input_ids": torch.zeros(1, *choices, source if spec.pair else length, dtype=torch.long)}
+        elif "pixel_values" in embedding.inputs:
+            found = {"pixel_values": torch.zeros(1, embedding.channels, *embedding.image_size)}
+        else:
+            found = {embedding.inputs[0]: torch.zeros(1, length)}
+        if spec.pair:
+            found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
+        elif any(getattr(part, "memory", False) for _, part in walk(spec)):
+            found["encoder_hidden_states"] = torch.zeros(1, source, spec.width)
+    return found
+
+
+def measure(model: Any, inputs: dict[str, Tensor], step: bool = False) -> Work:
+    """What one forward pass of a model on meta costs; with `step`, one token's after a state was made of those before.
+    Nothing is dropped out."""
+    for module in model.modules():
+        if isinstance(module, Computed) and not module.value.numel():
+            with torch.device("meta"):
+                module.value = module.compute()
+    ledger, dtype, past = Ledger(model.eval()), model.dtype, {}
+    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    with torch.device("meta"), recorded():
+        if step:
+            name = "decoder_input_ids" if model.spec.pair else "input_ids"
+            ids = inputs[name]
+            past = {"past_key_values": model(**{**inputs, name: ids[:, 1:]}, use_cache=True).past_key_values}
+            inputs = {name: ids[:, :1]}
+        with ledger.watching(), ledger, Fused(ledger):
+            model(**inputs, **past)
+    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers))
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+def _matrices(a: Tensor, b: Tensor) -> int:
+    """(..., T, K) times (..., K, S)"""
+    return 2 * a.numel() * b.shape[-1]
+
+
+def _convolution(x: Tensor, weight: Tensor, out: Tensor, transposed: bool) -> int:
+    return 2 * (x if transposed else out).numel() * weight[0].numel()
+
+
+COSTS: dict[str, Callable[..., int]] = {
+    "aten::mm": lambda out, a, b, *rest: _matrices(a, b),
+    "aten::addmm": lambda out, c, a, b, *rest: _matrices(a, b),
+    "aten::bmm": lambda out, a, b, *rest: _matrices(a, b),
+    "aten::baddbmm": lambda out, c, a, b, *rest: _matrices(a, b),
+    "aten::convolution": lambda out, x, w, bias, stride, pad, dilation, back, *rest: _convolution(x, w, out, back),
+    "anyformer::grouped_linear": lambda out, x, weight, *rest: _matrices(x, weight[0]),  # each row by one matrix
+}
+
+
+Sums = tuple[Counter[str], Counter[str], Counter[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a layer did."""
+
+    sums: Sums
+    kept: int
+    same: bool  # whether what came out has the shape of what went in
+
+
+@dataclasses.dataclass
+class Frame:
+    """A module that is running."""
+
+    address: str = ""
+    past: bool = False  # whether a token sees its past alone here
+    tokens: int = 0  # that it was given
+
+
+class Ledger(TorchDispatchMode):
+    """Writes down products, and what is kept for the backward pass, by the module that runs."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.frames = model, [Frame()]
+        self.sums: Sums = (Counter(), Counter(), Counter())  # the first three of Work
+        self.layers: list[tuple[int, int]] = []
+        self.runs: dict[Any, list[Run]] = {}  # of each kind of layer on each kind of input
+        # memory by its number, which is its own while it lives
+        own = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+        self.held = {storage._cdata: storage for storage in own}
+        self.kept = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to leave this out of it (seconds)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func._schema.name
+        if name in COSTS:
+            self.note(COSTS[name](out, *args), *((out.shape, args[0].shape) if "bmm" in name else ()))
+        return out
+
+    def note(self, flops: int, *shapes: torch.Size) -> None:
+        """A product; of activations alone, with the shapes of what may be weights (..., T, T) of tokens for tokens."""
+        frame, (products, pairs, later) = self.frames[-1], self.sums
+        products[frame.address] += flops
+        pairs[frame.address] += flops * bool(shapes)
+        T = frame.tokens
+        if frame.past and any(shape[-2:] == (T, T) for shape in shapes):
+            later[frame.address] += flops * (T - 1) // (2 * T)  # T (T - 1) / 2 of the T T pairs
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.held:
+            self.held[storage._cdata] = storage
+            self.kept += storage.nbytes()
+        return tensor
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this lasts it is known which module runs, and what autograd keeps."""
+        handles, layers = [], []
+        known = {module: address for address, module, _ in reversed([*everywhere(self.model)])}
+        for module, address in known.items():
+            handles.append(module.register_forward_pre_hook(self.entering(address)))
+            handles.append(module.register_forward_hook(self.leave))
+            for i, layer in enumerate(module.layers if isinstance(module, StackModule) else ()):
+                names = known[original(layer)], f"{address}.layers.{i}"
+                layer.forward = functools.partial(self.layer, original(layer), names)
+                layers.append(layer)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for layer in layers:
+                del layer.forward
+
+    def entering(self, address: str) -> Callable[[nn.Module, Any], None]:
+        part = _part(self.model.spec, address)
+
+        def enter(module: nn.Module, args: Any) -> None:
+            frame = dataclasses.replace(self.frames[-1], address=address)
+            if isinstance(part, Op):
+                frame.past, frame.tokens = part.sees == "past", args[0].shape[1]
+            self.frames.append(frame)
+
+        return enter
+
+    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
+        self.frames.pop()
+
+    def layer(self, layer: nn.Module, names: tuple[str, str], x: Tensor, ctx: Any) -> Tensor:
+        """A layer that is like two before it, on the same shape, does what the second of them did (the first also does
+        what all of them share): nothing is run. What it did has one name and is written down under the other."""
+        runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
+        out = x
+        if len(runs) < 2 or not runs[1].same:
+            outer, kept, self.sums = self.sums, self.kept, (Counter(), Counter(), Counter())
+            out = type(layer).forward(layer, x, ctx)
+            runs.append(Run(self.sums, self.kept - kept, out.shape == x.shape))
+            self.sums, self.kept = outer, kept
+        for mine, more in zip(self.sums, runs[-1].sums, strict=True):
+            for address, flops in more.items():
+                mine[names[1] + address.removeprefix(names[0])] += flops
+        self.kept += runs[-1].kept
+        self.layers.append((x.nbytes, runs[-1].kept))
+        return out
+
+
+def _part(spec: Model, address: str) -> Part | None:
+    try:
+        found = at(spec, address) if address else spec
+    except ValueError:  # a module inside a Part's own
+        return None
+    return found if isinstance(found, Part) else None
+
+
+class Fused(TorchFunctionMode):
+    """Attention as the fused kernels do it: no weights (B, H, T, S) are kept."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        q, k, v = args[:3]
+        pairs = torch.Size((*q.shape[:-1], k.shape[-2]))
+        self.ledger.note(2 * pairs.numel() * (q.shape[-1] + v.shape[-1]), pairs)
+        return _Attention.apply(q, k, v, (kwargs or {}).get("attn_mask"))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = torch.empty_like(q[..., : v.shape[-1]] if v.shape[-1] < q.shape[-1] else q)  # it lies as q does
+        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))  # of each row, a sum
+        return out

@@ -1,0 +1,45 @@
+"""Planning a training before it is paid for: compute, sizes, layouts, time, cost, and the run itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyformer.codec import override
+from anyformer.planning.layout import MACHINE, Job, Way
+from anyformer.train.parallel import Mesh
+from anyformer.train.run import Batch
+
+if TYPE_CHECKING:
+    from anyformer.train.run import Run
+
+
+def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
+    """The run that a plan is about, with the data, the objective and the optimiser of another one."""
+    if way.pipeline > 1:
+        raise ValueError("`anyformer train` has no pipelines: a run.json is written for replicate, shard and tensor")
+    sharded = way.shard * way.tensor > 1
+    changes = {
+        "name": name, "model": job.spec, "steps": steps, "precision": "bf16", "compile": base.compile and not sharded,
+        "batch": Batch(examples=job.batch, micro=job.micro, length=job.length),
+        "mesh": Mesh(replicate=way.replicate, shard=way.shard, tensor=way.tensor),
+        "recompute": ("*.layers.*",) if way.recompute else (),
+    }  # fmt: skip
+    tokens = getattr(dict(job.spec.items())["embedding"], "tokens", None)
+    if tokens is not None and hasattr(base.vocabulary, "size"):
+        changes["vocabulary.size"] = tokens.vocab_size
+    return override(base, changes)
+
+
+def command(way: Way, run: Path) -> str:
+    """The line that starts it on every machine of up to eight devices."""
+    last = f"-m anyformer train {run}"
+    if way.devices == 1:
+        return f"python {last}"
+    if way.devices <= MACHINE:
+        return f"torchrun --nproc-per-node {way.devices} {last}"
+    machines = -(-way.devices // MACHINE)
+    return (
+        f"torchrun --nnodes {machines} --nproc-per-node {way.devices // machines} --rdzv-backend c10d"
+        f" --rdzv-endpoint HOST:29500 {last}"
+    )

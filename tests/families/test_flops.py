@@ -1,0 +1,227 @@
+"""FLOPs and memory from descriptions alone: what torch counts in the model that is built, and what autograd keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from catalogue import Case, cases, make_inputs, over, spec_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer import families
+from anyformer.block import Stack
+from anyformer.construct import skeleton
+from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
+from anyformer.counting.work import inputs_of, measure
+from anyformer.kernels.recording import recorded
+from anyformer.part import walk
+from anyformer.parts.constant import Computed
+from anyformer.parts.moe import Switch
+
+
+def counted_by_torch(run: Callable[[], Any], **options: Any) -> int:
+    """torch knows no fused attention of CPUs: it counts the products of the plain one."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, **options) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def roomy(spec: Any) -> Any:
+    """Of a switch, what is counted is that no expert is full."""
+    routers = {path: 1000 for path, part in walk(spec) if isinstance(part, Switch)}
+    return af.override(spec, {f"{path}.capacity": size for path, size in routers.items()})
+
+
+def one_row(case: Case, spec: Any) -> tuple[dict[str, Any], int, int]:
+    """Inputs of one text, its length, and that of what an encoder reads."""
+    inputs = make_inputs(case, batch=1)
+    inputs.pop("global_attention_mask", None)
+    if "pixel_values" in inputs:
+        inputs["pixel_values"] = torch.zeros(1, spec.embedding.channels, *spec.embedding.image_size)
+    if inputs.get("input_ids", torch.zeros(0)).dim() == 3:
+        inputs = {name: value[:, :1] for name, value in inputs.items()}
+    text = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("input_values", torch.zeros(1, 1))))
+    memory = inputs.get("encoder_hidden_states")
+    source = inputs.get("input_ids", text) if memory is None else memory[..., 0]
+    return inputs, text.shape[-1], source.shape[-1]
+
+
+def family(case: Case) -> tuple[Any, ...]:
+    return (case.model_type,)
+
+
+@over(cases(), family)
+def test_flops_are_those_torch_counts(case: Case) -> None:
+    spec = roomy(spec_of(case))
+    inputs, length, source = one_row(case, spec)
+    model = af.build(spec).eval()
+    with torch.no_grad():
+        expected = counted_by_torch(lambda: model(**inputs))
+    counted = af.count(spec)
+    assert counted.flops(length, source_length=source) == pytest.approx(expected, rel=0.01)
+    assert sum(counted.flops_table(length, source_length=source).values()) == counted.flops(length, 1, False, source)
+    assert counted.flops(length, 3, source_length=source) == 3 * counted.flops(length, source_length=source)
+
+
+@over(cases(), family)
+def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
+    """What the others would do is what the second did: products, the causal part of them, and bytes kept."""
+    spec = spec_of(case)
+    stacks = {path: part for path, part in walk(spec) if isinstance(part, Stack) and part.order is None}
+    spec = af.override(spec, {f"{path}.depth": part.depth + 2 for path, part in stacks.items()})
+    _, length, source = one_row(case, spec)
+    ours, whole = af.count(spec).work(length, source), measure(skeleton(spec), inputs_of(spec, length, source))
+    assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # of Funnel's stages 256 bytes are not alike
+    assert (ours.products, ours.pairs, ours.later) == (whole.products, whole.pairs, whole.later)
+
+
+EVERY = [name for name, _ in families.names()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_flops_of_every_named_description(name: str) -> None:
+    """Of all layers, on meta: of one expert a token torch is told, as it knows no such product."""
+    spec = roomy(af.spec(name))
+    limit = 400 * 40 if "input_values" in spec.embedding.inputs else 64
+    model = skeleton(spec).eval()
+    for module in model.modules():
+        if isinstance(module, Computed):
+            with torch.device("meta"):
+                module.value = module.compute()
+    experts = {torch.ops.anyformer.grouped_linear: lambda x, w, *rest, **more: 2 * x[0] * x[1] * w[2]}
+    with torch.device("meta"), recorded():
+        expected = counted_by_torch(lambda: model(**inputs_of(spec, limit)), custom_mapping=experts)
+    assert af.count(spec).flops(limit) == pytest.approx(expected, rel=0.01)
+
+
+# -- formulas that are written out ------------------------------------------------------------------------------------
+
+
+def test_gpt2_by_hand() -> None:
+    """12 layers of width 768 over 50257 tokens: (24 d d + 4 n d) a token and layer, and 2 d V."""
+    counted, n, d, V = af.count(af.spec("gpt2")), 1000, 768, 50257
+    pairs = 12 * 4 * n * n * d
+    assert counted.flops(n) == 12 * 24 * d * d * n + pairs + 2 * d * V * n
+    assert counted.flops(n) - counted.flops(n, causal=True) == pairs * (n - 1) // (2 * n)
+    assert counted.training_flops(n, 5) == 15 * counted.flops(n)
+    assert counted.training_flops(n, 5, recompute=True, causal=True) == 20 * counted.flops(n, causal=True)
+
+
+def test_backward_is_two_products_for_each() -> None:
+    small = {"width": 64, "decoder.depth": 2, "decoder.layers.attention.op.head_width": 16}
+    spec = af.override(af.spec("gpt2"), {**small, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99})
+    model, ids = af.build(spec).eval(), torch.arange(12)[None]
+    expected = counted_by_torch(lambda: model(input_ids=ids).logits.sum().backward())
+    assert af.count(spec).training_flops(12) == expected
+
+
+def test_an_encoder_has_no_past() -> None:
+    counted = af.count(af.spec("bert-base"))
+    assert counted.flops(128) == counted.flops(128, causal=True)
+    pair = af.count(af.spec("t5-small"))  # 6 layers of 8 heads of 64: attention of the decoder alone
+    assert pair.flops(128) - pair.flops(128, causal=True) == 6 * 4 * 128 * 128 * 512 * 127 // 256
+
+
+STEPS = ("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration", "DeepseekV3ForCausalLM",
+         "MambaForCausalLM")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.id in STEPS], ids=lambda case: case.id)
+def test_a_decoding_step(case: Case) -> None:
+    spec = spec_of(case)
+    inputs, length, source = one_row(case, spec)
+    model = af.build(spec).eval()
+    name = "decoder_input_ids" if spec.pair else "input_ids"
+    ids = inputs.pop(name)
+    with torch.no_grad():
+        past = model(**inputs, **{name: ids[:, :-1]}, use_cache=True).past_key_values
+        expected = counted_by_torch(lambda: model(**{name: ids[:, -1:]}, past_key_values=past))
+    step = af.count(spec).decode(length, source_length=source).flops
+    assert step == pytest.approx(expected, rel=0.01)
+    assert af.count(spec).decode(length, 4, torch.bfloat16, source).flops == 4 * step
+
+
+def test_what_a_step_reads() -> None:
+    """Dense: all weights but the table of tokens, and the state; of experts those that are gone to."""
+    spec = af.override(af.spec("llama3-8b"), {"decoder.depth": 2})
+    counted = af.count(spec)
+    table = spec.embedding.tokens.vocab_size * spec.width
+    step = counted.decode(100, 2, torch.bfloat16)
+    assert step.bytes == 2 * (counted.parameters - table) + counted.state(2, 100, torch.bfloat16)
+    sparse = af.count(af.override(af.spec("mixtral-8x7b"), {"decoder.depth": 2}))
+    table = 32000 * 4096
+    assert sparse.decode(10, 1, torch.int8).bytes - sparse.state(1, 10, torch.bfloat16) == sparse.active - table
+    assert sparse.prefill(10, 1, torch.int8).bytes - sparse.state(1, 10, torch.bfloat16) == sparse.parameters - table
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+KEPT = ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration", "MixtralForCausalLM",
+        "SwinForImageClassification")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.id in KEPT], ids=lambda case: case.id)
+def test_activations_are_what_autograd_keeps(case: Case) -> None:
+    spec = spec_of(case)
+    inputs, length, source = one_row(case, spec)
+    model = af.build(spec).eval()
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    held: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(**inputs)
+    kept = sum(storage.nbytes() for storage in held.values())
+    ours = af.count(spec).memory(length=length, source_length=source, training=True)
+    assert ours.activations == pytest.approx(kept, rel=0.05)
+    assert ours.gradients == ours.weights == ours.optimizer // 2 == 4 * af.count(spec).parameters
+
+
+def test_recomputing_keeps_the_inputs_of_layers_and_one_layer() -> None:
+    spec = af.override(af.spec("gpt2"), {"decoder.depth": 6})
+    all_of_it, once = (af.count(spec).memory(length=64, training=True, recompute=each) for each in (False, True))
+    deeper = af.override(spec, {"decoder.depth": 7})
+    grown = af.count(deeper).memory(length=64, training=True, recompute=True).activations - once.activations
+    assert grown == 64 * 768 * 4 and once.activations < all_of_it.activations / 3
+
+
+def test_too_long_a_text() -> None:
+    with pytest.raises(ValueError, match="2,000 tokens, and this model takes at most 1,024"):
+        af.count(af.spec("gpt2")).flops(2000)
+    with pytest.raises(ValueError, match="length is at least 1, got 0"):
+        af.count(af.spec("gpt2")).flops(0)
+
+
+# -- the lectures -----------------------------------------------------------------------------------------------------
+
+
+def test_the_formulas_of_the_lectures() -> None:
+    """They leave out biases and norms, and count a tied table twice."""
+    counted = af.count(af.spec("gpt2"))
+    parameters = {row.about: row for row in parameter_formulas(counted)}
+    assert parameters["feed-forward"].lecture == 12 * 8 * 768**2 and parameters["attention"].lecture == 12 * 4 * 768**2
+    assert parameters["vocabulary"].lecture == 2 * 50257 * 768 and parameters["vocabulary"].ratio == 0.5
+    assert 1 < parameters["feed-forward"].ratio < 1.01 and 1 < parameters["attention"].ratio < 1.01
+    tokens = {row.about: row for row in token_formulas(counted, 512)}
+    assert all(row.ratio == 1 for row in tokens.values())
+    assert tokens["training"].exact == 3 * tokens["forward"].exact == 3 * counted.flops(512) // 512
+    assert tokens["training, recomputed"].lecture == 4 * tokens["forward"].lecture
+
+
+def test_attention_is_a_smaller_share_of_a_larger_model() -> None:
+    """GPT-3's smallest and largest size at 2048 tokens: of 24 d d + 4 n d, the products are n / (6 d + n)."""
+    for name, width in (("gpt3-small", 768), ("gpt3-175b", 12288)):
+        found = shares(af.count(af.spec(name)), 2048)
+        layers = found["products"] + found["projections"] + found["feed-forward"]
+        assert found["products"] / layers == pytest.approx(2048 / (6 * width + 2048))
+        assert sum(found.values()) == af.count(af.spec(name)).flops(2048)

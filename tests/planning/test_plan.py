@@ -1,0 +1,199 @@
+"""Planning a training: what the papers print, what divides and fits, and the run that comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.cli import main
+from anyformer.codec import to_json
+from anyformer.planning import command
+from anyformer.planning.laws import PETAFLOP_DAY, chinchilla, epochs, estimate, hardware, kaplan
+from anyformer.planning.layout import Job, Way, way_of
+from anyformer.train.accelerators import ACCELERATORS, accelerator, published
+from anyformer.train.run import read_run
+
+HOUR, DAY = 3600, 86400
+
+
+@pytest.fixture
+def run(capsys: Any) -> Any:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def small(**changes: Any) -> Any:
+    sizes = {"width": 64, "decoder.depth": 4, "decoder.layers.attention.op.head_width": 8}
+    return af.override(af.spec("gpt2"), {**sizes, **changes})
+
+
+# -- known answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "printed"),
+    [("gpt3-175b", 300e9, 3.14e23), ("gpt3-13b", 300e9, 2.31e22), ("llama3.1-405b", 15.6e12, 3.8e25)],
+)
+def test_compute_that_papers_print(name: str, tokens: float, printed: float) -> None:
+    counted = af.count(af.spec(name))
+    assert estimate(counted.parameters, tokens) == pytest.approx(printed, rel=0.01)
+    exact = tokens * counted.training_flops(2048, causal=True) / 2048  # with attention, without the table of tokens
+    assert exact == pytest.approx(printed, rel=0.05)
+
+
+def test_the_transformer_of_2017_counts_hardware_time() -> None:
+    """Table 2 has 3.3e18 and 2.3e19: what 8 P100 could do in 12 hours and 3.5 days, not what the products take."""
+    assert hardware(8, 12 * HOUR, 9.5e12) == pytest.approx(3.3e18, rel=0.01)
+    assert hardware(8, 3.5 * DAY, 9.5e12) == pytest.approx(2.3e19, rel=0.01)
+    tokens = 100_000 * 25_000  # steps, and target tokens of a batch
+    assert estimate(65e6, tokens) < 0.35 * 3.3e18
+
+
+def test_optimal_sizes() -> None:
+    best = chinchilla(estimate(70e9, 1.4e12))
+    assert (best.parameters, best.tokens) == pytest.approx((70e9, 1.4e12))
+    assert kaplan(PETAFLOP_DAY).parameters == 1.3e9
+    large, small = kaplan(1e24), chinchilla(1e24)
+    assert large.parameters > 5 * small.parameters and large.parameters * large.tokens * 6 == pytest.approx(1e24)
+
+
+def test_epochs_of_bert() -> None:
+    """A million steps of 256 texts of 512 tokens, over 3.3 billion words."""
+    words = 1_000_000 * 256 * 512
+    assert words == pytest.approx(1.31e11, rel=0.001) and epochs(words, 3.3e9) == pytest.approx(39.7, abs=0.05)
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_device_holds() -> None:
+    """16 bytes a parameter and a copy in half precision, in as many pieces as there are; activations of one text."""
+    counted = af.count(small())
+    job, P = Job(counted, 64, 16), counted.parameters
+    alone = job.need(Way())
+    assert (alone.weights, alone.gradients, alone.optimizer, alone.buffers, alone.sent) == (6 * P, 4 * P, 8 * P, 0, 0)
+    assert alone.activations == counted.work(64, dtype=torch.bfloat16).kept
+    copies = job.need(Way(replicate=4))
+    assert copies.sent == 2 * 3 / 4 * 4 * P and copies.buffers == 4 * P
+    pieces = job.need(Way(shard=4))
+    assert (pieces.gradients, pieces.optimizer, pieces.weights) == (P, 2 * P, P + 2 * P)
+    assert pieces.sent == 4 * (3 / 4) * 3 * 4 * P  # four micro-batches: gathered twice, added up once
+    half = job.need(Way(tensor=2))
+    linear = sum(size for address, size in counted.parts.items() if ".op." in address)
+    assert half.gradients == 4 * (P - linear / 2) and half.activations < alone.activations
+    stages = job.need(Way(pipeline=4))
+    assert stages.gradients == 4 * (job.outside + job.inside / 4) and job.depth == 4
+    again = job.need(Way(recompute=True))
+    assert again.activations == counted.work(64, dtype=torch.bfloat16).recomputed()
+    assert job.flops(Way(recompute=True)) * 3 == job.flops(Way()) * 4
+
+
+def test_the_simplest_layout_that_fits() -> None:
+    job = Job(af.count(small()), 64, 64)
+    need = job.need(Way(replicate=4)).total
+    device = dataclasses.replace(accelerator("h100"), memory=need / 0.9 + 1)
+    found = job.smallest(4, device)
+    assert found is not None and found.way == Way(replicate=4)
+    tight = dataclasses.replace(device, memory=job.need(Way(shard=4)).total / 0.9 + 1)
+    found = job.smallest(4, tight)
+    assert found is not None and found.way.shard > 1 and found.way.devices == 4 and found.fits(tight)
+    more = dataclasses.replace(device, memory=job.need(Way(shard=8, tensor=2, recompute=True)).total / 0.9 + 1)
+    found = job.smallest(1, more)
+    assert found is not None and found.way.devices > 1 and found.fits(more)
+    assert not any(job.need(way).fits(more) for way in job.ways(1))
+    assert job.smallest(1, dataclasses.replace(device, memory=1000)) is None
+
+
+def test_time_is_flops_over_what_is_used() -> None:
+    job, device = Job(af.count(small()), 64, 16), accelerator("A100-80")
+    assert job.seconds(Way(shard=4), device, 0.5) == job.flops(Way()) / (4 * 312e12 * 0.5)
+    waiting = job.seconds(Way(pipeline=4), device, 0.5) / job.seconds(Way(shard=4), device, 0.5)
+    assert waiting == pytest.approx((16 + 3) / 16)  # [Huang et al. 2019]
+
+
+def test_what_cannot_divide() -> None:
+    job = Job(af.count(small()), 64, 16)
+    for way, why in (
+        (Way(tensor=5), "12 heads cannot be split over mesh.tensor=5"), (Way(pipeline=3), "4 layers cannot be split"),
+        (Way(replicate=3), "a batch of 16 texts is no multiple of 1 at once on 3 groups"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            job.need(way)
+    assert way_of("shard=2, tensor=2,recompute", 8) == Way(2, 2, 2, 1, True)
+    wrong = (("shard=3", "multiple of 3 devices, and there are 8"), ("shards=2", "made of"), ("shard=0", "made of"))
+    for text, why in wrong:
+        with pytest.raises(ValueError, match=why):
+            way_of(text, 8)
+
+
+def test_accelerators() -> None:
+    assert published("NVIDIA A100-SXM4-80GB") == 312e12 and published("NVIDIA L40S") == 362e12
+    assert published("Tesla T4") == 65e12 and published("NVIDIA H200") == 989e12 and published("GeForce 256") is None
+    assert {"A100-40", "A100-80", "H100", "H200", "B200", "L4", "T4", "TPU-v4", "TPU-v5p"} <= ACCELERATORS.keys()
+
+
+# -- the verb ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_and_its_run(run, tmp_path: Path) -> None:
+    described = tmp_path / "small.json"
+    described.write_text(to_json(small()))
+    arguments = ("--compute", "1e16", "--length", "64", "--batch", "64", "--on", "a100-40", "--devices", "4",
+                 "--price", "1.5")  # fmt: skip
+    out = tmp_path / "planned.json"
+    code, text, err = run("plan", described, *arguments, "--layout", "shard=2,recompute", "--out", out, "--json")
+    assert (code, err) == (0, "")
+    plan, written = json.loads(text), read_run(out)
+    counted = af.count(small())
+    token = counted.training_flops(64, causal=True) / 64
+    assert plan["tokens"] == pytest.approx(1e16 / token) and plan["steps"] == round(1e16 / token / 4096)
+    assert plan["chosen"]["cost"] == pytest.approx(plan["chosen"]["hours"] * 4 * 1.5)
+    assert plan["chosen"]["seconds"] == pytest.approx(64 * 64 * token * 4 / 3 / (4 * 312e12 * 0.4))
+    assert plan["command"] == f"torchrun --nproc-per-node 4 -m anyformer train {out}"
+    assert written.model == small() and written.steps == plan["steps"] and written.recompute == ("*.layers.*",)
+    assert (written.mesh.replicate, written.mesh.shard, written.mesh.tensor) == (2, 2, 1)
+    assert (written.batch.examples, written.batch.micro, written.batch.length) == (64, 1, 64)
+    code, text, err = run("plan", described, *arguments, "--corpus", "1e9")
+    assert (code, err) == (0, "") and "the simplest that fits: 4 devices, replicate=4" in text
+    assert "Chinchilla" in text and "Kaplan" in text and "is seen" in text and "device hours" in text
+
+
+def test_a_model_that_needs_more_devices(run) -> None:
+    code, text, err = run("plan", "gpt3-13b", "--tokens", "3e11", "--devices", "4", "--on", "T4", "--json")
+    plan = json.loads(text)
+    assert (code, err) == (0, "") and not any(each["fits"] for each in plan["layouts"])
+    assert plan["chosen"]["fits"] and plan["chosen"]["devices"] > 4
+    assert plan["estimate"] == pytest.approx(2.31e22, rel=0.01)
+
+
+def test_many_machines() -> None:
+    assert command(Way(), Path("run.json")) == "python -m anyformer train run.json"
+    assert "--nnodes 4 --nproc-per-node 8 " in command(Way(replicate=4, tensor=8), Path("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [(["gpt2", "--on", "H1000"], "did you mean 'H100'?"), (["gpt2", "--tokens", "0"], "--tokens is 0"),
+     (["gpt2", "--compute", "-1"], "--compute is -1"), (["gpt2", "--compute", "1", "--tokens", "1"], "one of them"),
+     (["gpt2", "--layout", "shard=3"], "is for a multiple of 3 devices, and there are 8"),
+     (["gpt2", "--layout", "tensor=8"], "12 heads cannot be split over mesh.tensor=8"),
+     (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),
+     (["gpt2", "--utilisation", "40"], "at most 1"), (["gtp2"], "did you mean 'gpt2'?"),
+     (["gpt2", "--devices", "0"], "--devices is 0"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
+     (["bert-base", "--out", "run.json"], "--recipe"),
+     (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "no pipelines")],
+)  # fmt: skip
+def test_mistakes_are_one_line(run, arguments: list[str], line: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("plan", *arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and line in err
+    assert not any(tmp_path.iterdir())
