@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from anyformer._version import __version__
 
 if TYPE_CHECKING:
-    from anyformer import tasks
+    from anyformer import parts, tasks
     from anyformer.checkpoint import load, save
     from anyformer.codec import override
     from anyformer.construct import build
@@ -33,10 +33,12 @@ _PUBLIC = {
     "count": "anyformer.counting",
     "generate": "anyformer.generation",
     "tasks": "anyformer.tasks",
+    "parts": "anyformer.parts",
+    "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
 }
 
-__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks", "trace"]
+__all__ = ["__version__", "build", "count", "generate", "load", "override", "parts", "save", "spec", "tasks", "trace"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from anyformer.part import nearest
 VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
     "count": "parameters and memory of a description, by part",
+    "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",

@@ -10,12 +10,14 @@ import pkgutil
 from pathlib import Path
 from typing import Any, Literal
 
+import anyformer.objectives
 from anyformer.check import at_least, chance
 from anyformer.codec import encode, from_json
 from anyformer.data import Data, Vocabulary
 from anyformer.model import Model
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part
+from anyformer.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA
@@ -74,6 +76,8 @@ class Keep(Part):
 
 
 class Run(Part):
+    """One training: the model, what it learns from, and how."""
+
     name: str
     model: Model | Pretrained
     data: Data
@@ -105,12 +109,16 @@ class Run(Part):
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path) -> Run:
-    """The description in a run.json."""
-    import anyformer.objectives
-
+def every_kind() -> dict[str, type[Part]]:
+    """Every kind of Part by name: those of models, and those that a run is described by."""
     for module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a Part is known once its module is imported
         importlib.import_module(f"anyformer.objectives.{module.name}")
+    return kinds()
+
+
+def read_run(path: Path) -> Run:
+    """The description in a run.json."""
+    every_kind()
     content = read_json(path)
     try:
         run = from_json(content)
