@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyformer.construct import build
     from anyformer.counting import count
     from anyformer.generation import generate
+    from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
     from anyformer.names import spec
 
@@ -32,13 +33,17 @@ _PUBLIC = {
     "save": "anyformer.checkpoint",
     "count": "anyformer.counting",
     "generate": "anyformer.generation",
+    "processor": "anyformer.inputs.processor",
     "tasks": "anyformer.tasks",
     "parts": "anyformer.parts",
     "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
 }
 
-__all__ = ["__version__", "build", "count", "generate", "load", "override", "parts", "save", "spec", "tasks", "trace"]
+__all__ = [
+    "__version__", "build", "count", "generate", "load", "override", "parts", "processor", "save", "spec", "tasks",
+    "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ VERBS = {
     "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
+    "chat": "talks with a model, with a history and commands",
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "eval": "how good a model is: loss and published metrics on a data set",

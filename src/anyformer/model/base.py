@@ -6,8 +6,9 @@ it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,7 +20,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
-from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, tree, walk
+from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
@@ -327,6 +328,11 @@ class TransformerModule(nn.Module):
         """An empty memory for decoding: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
         self.check_memory()
         return State.allocate(self, batch_size, capacity=capacity)
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """`af.generate` with this model."""
+        return MethodType(public("generate"), self)
 
     # -- ties and vocabulary --------------------------------------------------------------------------------------
 
