@@ -250,7 +250,7 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return None
     elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    if (slots := asked(hint)) and isinstance(value, (Part, str)):
+    if (slots := slot_types(hint)) and isinstance(value, (Part, str)):
         if isinstance(value, Part) and isinstance(hint, type) and fits(type(value), hint):
             return value
         kind, wanted = value if isinstance(value, str) else type(value).__name__, " or ".join(s.__name__ for s in slots)
@@ -264,11 +264,11 @@ def conform(value: Any, hint: Any, where: str) -> Any:
 # -- kinds ------------------------------------------------------------------------------------------------------------
 
 
-def asked(hint: Any) -> tuple[type[Part], ...]:
+def slot_types(hint: Any) -> tuple[type[Part], ...]:
     """The kinds of Part that the type of a field names, also inside of unions, tuples and mappings."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return (hint,)
-    return tuple(kind for inner in typing.get_args(hint) for kind in asked(inner))
+    return tuple(kind for inner in typing.get_args(hint) for kind in slot_types(inner))
 
 
 def fits(kind: type[Part], slot: type[Part]) -> bool:
@@ -279,7 +279,7 @@ def fits(kind: type[Part], slot: type[Part]) -> bool:
 
 def fitting(hint: Any = Part) -> dict[str, type[Part]]:
     """The kinds that may stand in a field of this type, by name."""
-    slots = asked(hint) or (Part,)
+    slots = slot_types(hint) or (Part,)
     kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
     return {name: kind for name, kind in kinds.items() if not abstract(kind)}
 
@@ -312,7 +312,7 @@ def nearest_kind(name: str, hint: Any = Part) -> str:
     close = inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
     found = wanted if wanted in known else max(close, key=len, default=None)
     if found is None:
-        return "`anyformer parts` lists every kind" if asked(hint) in ((), (Part,)) else every
+        return "`anyformer parts` lists every kind" if slot_types(hint) in ((), (Part,)) else every
     kind, how = known[found]
     return f"did you mean {kind!r}{f' with {how}' if how else ''}?"
 

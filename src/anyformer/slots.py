@@ -24,7 +24,7 @@ import anyformer.model
 import anyformer.parts
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
-from anyformer.part import Part, abstract, asked, fits, hints, nearest
+from anyformer.part import Part, abstract, fits, hints, nearest, slot_types
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
@@ -80,7 +80,7 @@ def slot_at(path: str, roots: tuple[type[Part], ...] = (Model,)) -> Any:
 def _below(slot: Any) -> Iterator[type[Part]]:
     """The kinds that may stand in a slot; those of a mapping's values too, whose keys are steps of an address."""
     for kind in Part.kinds.values():
-        if any(fits(kind, wanted) for wanted in asked(slot)):
+        if any(fits(kind, wanted) for wanted in slot_types(slot)):
             yield kind
 
 
@@ -93,7 +93,7 @@ def _inside(slot: Any, step: str) -> Iterator[Any]:
     yield from (slots_of(kind)[ANY] for kind in _below(slot) if ANY in slots_of(kind))
     for option in (slot, *typing.get_args(slot)):
         if typing.get_origin(option) not in (None, typing.Union, types.UnionType):  # a mapping or a tuple
-            yield from asked(option)
+            yield from slot_types(option)
 
 
 # -- what a kind is ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _fits(kind: type[Part]) -> Iterator[str]:
         if owner.__module__.startswith("anyformer."):
             for name, hint in slots_of(owner).items():
                 inherited = any(name in slots_of(base) for base in owner.__bases__ if base not in (Part, object))
-                if not inherited and any(slot is not Part and fits(kind, slot) for slot in asked(hint)):
+                if not inherited and any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
                     yield f"{owner.__name__}.{name}"
 
 

@@ -96,8 +96,9 @@ class Chat:
     """A conversation, and what can be done with it."""
 
     def __init__(
-        self, model: TransformerModule, tokenizer: Tokenizer, plain: bool, options: argparse.Namespace, messages: list[Message]
-    ) -> None:
+        self, model: TransformerModule, tokenizer: Tokenizer, plain: bool, options: argparse.Namespace,
+        messages: list[Message],
+    ) -> None:  # fmt: skip
         self.model, self.tokenizer, self.plain, self.options = model, tokenizer, plain, options
         self.messages = messages
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {

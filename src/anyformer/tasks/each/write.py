@@ -11,7 +11,7 @@ from anyformer.generation import check_writer, generate
 from anyformer.generation.config import settings_for
 from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
-from anyformer.tasks.task import Asked, How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 
 
 def write(
@@ -45,7 +45,7 @@ def write(
     return iter(Writing(asked.model, asked.tokenizer, records[0]["input_ids"].tolist(), options, stops))
 
 
-def record_of(asked: Asked, text: str, chat: bool) -> Record:
+def record_of(asked: TaskRun, text: str, chat: bool) -> Record:
     tokenizer = asked.tokenizer
     ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
     check_ids(asked.model, ids)
@@ -53,7 +53,7 @@ def record_of(asked: Asked, text: str, chat: bool) -> Record:
     return {"input_ids": np.asarray(ids)}
 
 
-def written(asked: Asked, records: list[Record], options: dict[str, Any], stops: list[str] | None) -> list[str]:
+def written(asked: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None) -> list[str]:
     """The texts of all records, a batch at a time: each is what it would be alone."""
     found = [""] * len(records)
     ends = set(settings_for(asked.model, options).eos)
@@ -71,7 +71,7 @@ def written(asked: Asked, records: list[Record], options: dict[str, Any], stops:
     return found
 
 
-def said(asked: Asked, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
+def said(asked: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
     """The text of what was written, up to its end."""
     decoder = asked.tokenizer.stream(stops)
     for token in tokens:
