@@ -257,8 +257,21 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         known = kind in fitting(hint)
         near = f'write {{"kind": "{kind}"}}' if known else nearest_kind(kind, hint)
         raise ValueError(f"{where}: {kind} is no {wanted}; {near}")
-    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
-    raise ValueError(f"{where}: expected {wanted}, got {value!r}")
+    raise ValueError(f"{where}: expected {type_name(hint)}, got {value!r}")
+
+
+def type_name(hint: Any) -> str:
+    """A type as a person writes it."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return "None" if hint is type(None) else hint.__name__
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(type_name, inner))
+    if origin is typing.Literal:
+        return " | ".join(map(repr, inner))
+    if inner:
+        return f"{getattr(origin, '__name__', origin)}[{', '.join('...' if i is ... else type_name(i) for i in inner)}]"
+    return str(hint).removeprefix("typing.")
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import anyformer.model
 import anyformer.parts
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
-from anyformer.part import Part, abstract, fits, hints, nearest, slot_types
+from anyformer.part import Part, abstract, fits, hints, nearest, slot_types, type_name
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
@@ -147,7 +147,7 @@ def _fields(kind: type[Part]) -> Iterator[dict[str, Any]]:
     for name, hint in hints(kind).items():
         field = next(field for field in dataclasses.fields(kind) if field.name == name)  # type: ignore[arg-type]
         default = None if field.default is dataclasses.MISSING else repr(field.default)
-        yield {"name": name, "type": shown(hint), "default": default, "about": comments.get(name, "")}
+        yield {"name": name, "type": type_name(hint), "default": default, "about": comments.get(name, "")}
 
 
 def _comments(kind: type) -> Iterator[tuple[str, str]]:
@@ -166,17 +166,3 @@ def _fits(kind: type[Part]) -> Iterator[str]:
                 inherited = any(name in slots_of(base) for base in owner.__bases__ if base not in (Part, object))
                 if not inherited and any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
                     yield f"{owner.__name__}.{name}"
-
-
-def shown(hint: Any) -> str:
-    """A type as a person writes it."""
-    if isinstance(hint, type) and not typing.get_args(hint):
-        return "None" if hint is type(None) else hint.__name__
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(shown, inner))
-    if origin is typing.Literal:
-        return " | ".join(map(repr, inner))
-    if inner:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join('...' if i is ... else shown(i) for i in inner)}]"
-    return str(hint).removeprefix("typing.")

@@ -28,6 +28,7 @@ VERBS = {
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "eval": "how good a model is: loss and published metrics on a data set",
+    "completion": "what makes bash, zsh or fish complete all of this",
 }
 LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
 
@@ -83,7 +84,7 @@ def import_parts(module: str) -> None:
 
 
 def top() -> Parser:
-    verbs = "\n".join(f"  {verb:9} {about}" for verb, about in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {about}" for verb, about in VERBS.items())
     parser = Parser(
         imports=False,
         prog="anyformer",

@@ -29,15 +29,15 @@ def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
     from anyformer.model import Model
-    from anyformer.part import Part, abstract, fitting, named, slot_types
-    from anyformer.slots import about, shown, slot_at
+    from anyformer.part import Part, abstract, fitting, named, slot_types, type_name
+    from anyformer.slots import about, slot_at
     from anyformer.train.run import Run, every_kind
 
     every_kind()
     kinds = [] if options.name is None else named(options.name)
     slot = Part if options.slot is None else slot_at(options.slot, (Model, Run))
     if not slot_types(slot):
-        raise ValueError(f"{options.slot} holds no Part, but {shown(slot)}")
+        raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
     found = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
     if options.json:

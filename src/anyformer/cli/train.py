@@ -61,9 +61,13 @@ def show_recipes() -> None:
 def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
     from anyformer.codec import override
-    from anyformer.recipes import recipe
+    from anyformer.recipes import recipe, recipes
 
     path = Path(os.path.expanduser(options.recipe))
+    if not path.exists() and (options.resume or path.suffix == ".json" or len(path.parts) > 1):
+        if len(path.parts) > 1 or options.recipe not in recipes():
+            what = "no run there could go on" if options.resume else "`anyformer train --list` shows the recipes"
+            raise FileNotFoundError(f"{options.recipe}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
 
