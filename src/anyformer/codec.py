@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from anyformer.part import Part, Table, default_values, edited, freeze, nearest, nearest_kind
-from anyformer.slots import ANY, kinds, slot_at, slots_of
+from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
 
@@ -60,6 +60,8 @@ def encode(value: Any) -> Any:
 
 def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
     """The inverse of `encode`; unknown kinds and fields raise and name the nearest one that fits the slot."""
+    if isinstance(data, dict) and "kind" not in data and (only := only_kind(slot)) is not None:
+        data = {"kind": only, **data}
     if isinstance(data, dict) and "kind" in data:
         known, kind = kinds(), data["kind"]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):

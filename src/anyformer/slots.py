@@ -24,7 +24,7 @@ import anyformer.model
 import anyformer.parts
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
-from anyformer.part import Part, abstract, fits, hints, nearest, slot_types, type_name
+from anyformer.part import Part, abstract, fits, fitting, hints, nearest, slot_types, type_name
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
@@ -77,6 +77,20 @@ def slot_at(path: str, roots: tuple[type[Part], ...] = (Model,)) -> Any:
     return slot
 
 
+def only_kind(slot: Any) -> str | None:
+    """The name of the one kind that fits a slot, where there is one alone and no table could stand there."""
+    if not slot_types(slot) or Part in slot_types(slot) or _containers(slot):
+        return None
+    found = [*fitting(slot)]
+    return found[0] if len(found) == 1 else None
+
+
+def _containers(slot: Any) -> list[Any]:
+    """The mappings and tuples that a type names."""
+    options = (slot, *typing.get_args(slot))
+    return [option for option in options if typing.get_origin(option) not in (None, typing.Union, types.UnionType)]
+
+
 def _below(slot: Any) -> Iterator[type[Part]]:
     """The kinds that may stand in a slot; those of a mapping's values too, whose keys are steps of an address."""
     for kind in Part.kinds.values():
@@ -91,9 +105,8 @@ def _inside(slot: Any, step: str) -> Iterator[Any]:
         yield from named
         return
     yield from (slots_of(kind)[ANY] for kind in _below(slot) if ANY in slots_of(kind))
-    for option in (slot, *typing.get_args(slot)):
-        if typing.get_origin(option) not in (None, typing.Union, types.UnionType):  # a mapping or a tuple
-            yield from slot_types(option)
+    for container in _containers(slot):
+        yield from slot_types(container)
 
 
 # -- what a kind is ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import anyformer.objectives
 from anyformer.check import at_least, chance
-from anyformer.codec import encode, from_json
+from anyformer.codec import encode, from_json, override
 from anyformer.data import Data, Vocabulary
 from anyformer.model import Model
+from anyformer.names import spec
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part
 from anyformer.slots import kinds
@@ -117,13 +118,22 @@ def every_kind() -> dict[str, type[Part]]:
 
 
 def read_run(path: Path) -> Run:
-    """The description in a run.json."""
+    """The description in a run.json. In one that a person writes, "model" may be a name from the zoo or a folder, "set"
+    has other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
     every_kind()
     content = read_json(path)
     try:
+        if not isinstance(content, dict):
+            raise ValueError(f"not a run: expected an object, got a {type(content).__name__}")
+        content = {"kind": "Run", **content}
+        changes = content.pop("set", {})
+        if isinstance(name := content.get("model"), str):
+            folder = Path(name).is_dir() or name.count("/") == 1
+            content["model"] = {"kind": "Pretrained", "path": name} if folder else encode(spec(name))
         run = from_json(content)
         if not isinstance(run, Run):
             raise ValueError(f"describes a {type(run).__name__}, not a Run")
+        run = override(run, changes) if changes else run
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return run
