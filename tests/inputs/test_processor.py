@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import anyformer as af
 from anyformer.codec import to_json
-from anyformer.inputs import processor as module
+from anyformer.inputs.image import Images
 from vocabularies import TEXTS, gpt2, whole, words, write
 
 KINDS: dict[str, Callable[..., Path]] = {
@@ -91,22 +92,28 @@ def test_a_mistake_is_one_line(call: Any, line: str, tmp_path: Path) -> None:
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_images_and_sound_plug_in_by_what_the_folder_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a reader of images must be, until there is one: a function of the folder."""
-    def reader(folder: Path) -> Any:
-        if not (folder / "preprocessor_config.json").is_file():
-            return None
-        return lambda images, scale=1.0: {"pixel_values": torch.ones(len(images), 3, 2, 2) * scale}
-
-    monkeypatch.setitem(module.READERS, "images", reader)
-    folder = gpt2(tmp_path / "both")
+def test_images_beside_text_and_alone(tmp_path: Path) -> None:
+    folder, picture = gpt2(tmp_path / "both"), np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
     with pytest.raises(ValueError, match="images: .* reads text$"):
-        af.processor(folder)(images=[0])
-    write(folder, "preprocessor_config.json", {})
-    found = af.processor(folder)("The fox", images=[0, 1], scale=2.0)
-    assert list(found) == ["input_ids", "attention_mask", "pixel_values"] and float(found["pixel_values"].max()) == 2
-    write(tmp_path / "alone", "preprocessor_config.json", {})
+        af.processor(folder)(images=[picture])
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 4, "width": 4}}
+    write(folder, "preprocessor_config.json", settings)
+    found = af.processor(folder)("The fox", images=[picture, picture])
+    assert list(found) == ["input_ids", "attention_mask", "pixel_values"]
+    assert torch.equal(found["pixel_values"], Images.load(folder)([picture, picture])["pixel_values"])
+    write(tmp_path / "alone", "preprocessor_config.json", settings)
     alone = af.processor(tmp_path / "alone")
-    assert list(alone(images=[0])) == ["pixel_values"]
+    assert list(alone(images=picture)) == ["pixel_values"]
     with pytest.raises(ValueError, match="has no tokenizer; it reads images"):
         alone("The fox")
+
+
+def test_sound_as_the_feature_extractor_gives_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000, return_attention_mask=True)
+    theirs.save_pretrained(tmp_path)
+    rows = [np.sin(np.arange(n) / 7).astype(np.float32) for n in (300, 200)]
+    found = af.processor(tmp_path)(audio=rows, sampling_rate=8000)
+    wanted = theirs(rows, sampling_rate=8000, padding=True, return_tensors="pt")
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name].float(), wanted[name].float(), atol=1e-5) for name in found)

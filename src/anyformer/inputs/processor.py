@@ -7,31 +7,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tokenizers.models import WordPiece
 
 from anyformer.checkpoint import read_spec
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
 from anyformer.weights import hub
+from anyformer.weights.io import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Inputs = dict[str, "Tensor"]
 
-# What reads images and sound is connected here, by the keyword that they are given by ("images", "audio"): a function
-# of a model folder that gives a reader, which turns what was given into tensors by name, or None where the folder has
-# no settings of this kind (preprocessor_config.json, processor_config.json).
-READERS: dict[str, Callable[[Path], Callable[..., Inputs] | None]] = {}
+
+class Reader(NamedTuple):
+    """What reads another kind of data than text."""
+
+    held: Callable[[Path], bool]  # whether a model folder has settings for it
+    load: Callable[[Path], Callable[..., Inputs]]  # from the folder: what turns the data into tensors by name
+
+
+def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """What a folder says of images and sound, each by itself."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            config = read_json(folder / name)
+            yield from (config, *(part for part in config.values() if isinstance(part, dict)))
+
+
+# by the keyword that the data is given by: the one place that knows of them
+READERS: dict[str, Reader] = {
+    "images": Reader(lambda folder: any({"image_mean", "size"} & c.keys() for c in settings_in(folder)), Images.load),
+    "audio": Reader(lambda folder: any("sampling_rate" in c for c in settings_in(folder)), AudioProcessor.load),
+}
 
 
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
     """What reads for the model in a folder, or of a hub id."""
     folder = hub.resolve(name, offline=offline)
-    media = {given: reader for given, of in READERS.items() if (reader := of(folder)) is not None}
+    media = tuple(given for given, reader in READERS.items() if reader.held(folder))
     try:
         tokenizer = Tokenizer.load(folder)
     except (ValueError, OSError):
@@ -42,12 +62,11 @@ def processor(name: str | Path, *, offline: bool = False) -> Processor:
 
 
 class Processor:
-    """Texts (and images and sound, where `media` has readers for them) to the tensors that a model takes."""
+    """Texts (and images and sound, where the folder has settings for them) to the tensors that a model takes."""
 
-    def __init__(
-        self, folder: Path, tokenizer: Tokenizer | None, media: Mapping[str, Callable[..., Inputs]] | None = None
-    ) -> None:
-        self.folder, self._tokenizer, self.media = folder, tokenizer, dict(media or {})
+    def __init__(self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = ()) -> None:
+        self.folder, self._tokenizer, self.media = folder, tokenizer, media
+        self._readers: dict[str, Callable[..., Inputs]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -72,7 +91,9 @@ class Processor:
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
                 raise ValueError(f"{name}: {self.folder} reads {reads}")
-            out |= self.media[name](value, **settings)
+            if name not in self._readers:
+                self._readers[name] = READERS[name].load(self.folder)
+            out |= self._readers[name](value, **settings)
         if settings and not given:
             raise ValueError(f"a text is read without {next(iter(settings))!r}")
         if text is None:
