@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.codec import _import_kinds, decode
+from anyformer.codec import decode, kinds
 from anyformer.context import Context
 from anyformer.funnel import Funnel
 from anyformer.mask import Causal, Mask, Rows, Window
@@ -31,7 +31,7 @@ from small import close
 from tiny import CONFIGS
 
 T, V = 12, 40
-_import_kinds()
+kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
 MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.mask", "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}

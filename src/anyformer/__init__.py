@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from anyformer._version import __version__
 
 if TYPE_CHECKING:
-    from anyformer import tasks
+    from anyformer import parts, tasks
     from anyformer.checkpoint import load, save
     from anyformer.codec import override
     from anyformer.construct import build
     from anyformer.counting import count
     from anyformer.generation import generate
+    from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
     from anyformer.names import spec
 
@@ -32,11 +33,17 @@ _PUBLIC = {
     "save": "anyformer.checkpoint",
     "count": "anyformer.counting",
     "generate": "anyformer.generation",
+    "processor": "anyformer.inputs.processor",
     "tasks": "anyformer.tasks",
+    "parts": "anyformer.parts",
+    "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
 }
 
-__all__ = ["__version__", "build", "count", "generate", "load", "override", "save", "spec", "tasks", "trace"]
+__all__ = [
+    "__version__", "build", "count", "generate", "load", "override", "parts", "processor", "save", "spec", "tasks",
+    "trace",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ from anyformer.parts.window import Grid
 from anyformer.taps import Declared, Shown
 
 
-class Sublayer(Part, sees="itself"):
+class Sublayer(Part, sees="itself", called=("residual step",)):
     """One residual step around any op."""
 
     op: Op
@@ -120,7 +120,7 @@ class Steps(Part):
         return hash((type(self).__name__, self.steps))
 
 
-class Block(Steps, sees="itself"):
+class Block(Steps, sees="itself", called=("layer",)):
     """Steps in order."""
 
     def build(self, site: Site) -> nn.Module:

@@ -9,24 +9,13 @@ True
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import json
-import pkgutil
-import sys
-import warnings
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-import anyformer.block
-import anyformer.funnel
-import anyformer.mask
-import anyformer.model
-import anyformer.parts
-from anyformer.part import Part, Table, default_values, edited, freeze, nearest
+from anyformer.part import Part, Table, default_values, edited, freeze, nearest, nearest_kind
+from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of
 
-GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
 
 P = TypeVar("P", bound=Part)
@@ -42,7 +31,17 @@ def override(spec: P, changes: Mapping[str, Any]) -> P:
         raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
     if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
         raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {changes!r:.80}")
-    return edited(spec, {p: decode(v) if isinstance(v, (dict, list)) else freeze(v) for p, v in changes.items()})
+    return edited(spec, {path: _given(spec, path, value) for path, value in changes.items()})
+
+
+def _given(spec: Part, path: str, value: Any) -> Any:
+    if not isinstance(value, (dict, list)):
+        return freeze(value)
+    try:
+        slot = slot_at(path, (type(spec),))
+    except ValueError:  # a path that is nowhere: said when it is looked for in this description
+        slot = Part
+    return decode(value, path, slot)
 
 
 def encode(value: Any) -> Any:
@@ -59,29 +58,35 @@ def encode(value: Any) -> Any:
     return value
 
 
-def decode(data: Any, where: str = "") -> Any:
-    """The inverse of `encode`; unknown kinds and fields raise and name the nearest valid one."""
+def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
+    """The inverse of `encode`; unknown kinds and fields raise and name the nearest one that fits the slot."""
+    if isinstance(data, dict) and "kind" not in data and (only := only_kind(slot)) is not None:
+        data = {"kind": only, **data}
     if isinstance(data, dict) and "kind" in data:
         known, kind = kinds(), data["kind"]
         if kind == "Table" and set(data) == {"kind", "items"} and isinstance(data["items"], dict):
-            return Table({key: decode(item, f"{where}.{key}") for key, item in data["items"].items()})
+            return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:
-            hint = "one that is not anyformer's needs its module: --import MODULE, or import it first"
-            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {nearest(str(kind), known)} ({hint})")
+            hint = f"{nearest_kind(str(kind), slot)} (one that is not anyformer's needs its module: --import MODULE)"
+            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {hint}")
         cls = known[kind]
-        values = {k: decode(v, f"{where}.{k}" if where else k) for k, v in data.items() if k != "kind"}
-        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        given, slots = {name: value for name, value in data.items() if name != "kind"}, slots_of(cls)
+        inner = {name: slots.get(name, slots.get(ANY, Part)) for name in given}
+        path = f"{where}." if where else ""
+        values = {name: decode(value, f"{path}{name}", inner[name]) for name, value in given.items()}
+        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in values:
             if not cls.open_fields and name not in fields:
                 raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, fields)}")
-        try:
-            return cls(**values)
-        except TypeError as error:  # a required field is missing
-            raise ValueError(f"{where or kind}: {error}") from None
+        needed = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
+        lacking = [name for name in needed if name not in values and not cls.open_fields]
+        if lacking:
+            raise ValueError(f"{where or kind}: {kind} needs {' and '.join(lacking)}")
+        return cls(**values)
     if isinstance(data, dict):
-        return Table({key: decode(item, f"{where}.{key}") for key, item in data.items()})
+        return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data.items()})
     if isinstance(data, list):
-        return tuple(decode(item, f"{where}.{i}") for i, item in enumerate(data))
+        return tuple(decode(item, f"{where}.{i}", slot) for i, item in enumerate(data))
     return data
 
 
@@ -104,26 +109,3 @@ def from_json(data: Mapping[str, Any]) -> Any:
     if not isinstance(spec, Part):
         raise ValueError("not a description: it has no 'kind'")
     return spec
-
-
-def kinds() -> dict[str, type[Part]]:
-    """Every kind of Part by name, those of other packages included: what a description may be made of."""
-    _import_kinds()
-    return Part.kinds
-
-
-@functools.cache
-def _import_kinds() -> None:
-    """Parts register when their module is imported. Ours come first, then what installed packages offer under the entry
-    point group `anyformer.parts`: nothing that a file says decides what is imported."""
-    for module in pkgutil.iter_modules(anyformer.parts.__path__):
-        importlib.import_module(f"anyformer.parts.{module.name}")
-    for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except (Exception, SystemExit) as error:
-            for name in [name for name, kind in Part.kinds.items() if kind.__module__ not in sys.modules]:
-                del Part.kinds[name]  # of a module that got half way
-            package = point.dist.name if point.dist else "a package"
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            warnings.warn(f"{GROUP}: {point.value} of {package} is left out ({why})", stacklevel=2)

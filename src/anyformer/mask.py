@@ -108,6 +108,8 @@ class Either(Several, sees="all"):
 
 
 class Not(Mask, sees="all"):
+    """What this mask hides: `~a`."""
+
     mask: Mask
 
     @property
@@ -121,7 +123,7 @@ class Not(Mask, sees="all"):
         return ~self.mask.allows(b, q, k, rows)
 
 
-class Full(Mask, sees="all"):
+class Full(Mask, sees="all", called=("bidirectional",)):
     """Everything sees everything."""
 
     @property
@@ -132,14 +134,14 @@ class Full(Mask, sees="all"):
         return (q >= 0) & (k >= 0)
 
 
-class Causal(Mask, sees="past"):
+class Causal(Mask, sees="past", called=("autoregressive", "triangular")):
     """A token sees itself and what came before."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
         return k <= q
 
 
-class Window(Mask, sees="all"):
+class Window(Mask, sees="all", called=("sliding window", "local")):
     """No more than `size` tokens back, the query itself counted, and all after it, or with `ahead` as many:
     `Causal() & Window(size)` is Mistral's."""
 
@@ -181,7 +183,7 @@ class Global(Mask, sees="all"):
         return (q < self.first) | (k < self.first)
 
 
-class SameBlock(Mask, sees="all"):
+class SameBlock(Mask, sees="all", called=("chunked",)):
     """Attention inside consecutive blocks of `size` tokens."""
 
     counting: ClassVar[bool] = True
@@ -196,7 +198,7 @@ class SameBlock(Mask, sees="all"):
         return q // self.size == k // self.size
 
 
-class Strided(Mask, sees="all"):
+class Strided(Mask, sees="all", called=("Sparse Transformer",)):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 
     stride: int
@@ -269,7 +271,7 @@ class Padding(Mask, sees="all"):
         return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
 
 
-class SameDocument(Mask, sees="all"):
+class SameDocument(Mask, sees="all", called=("packing",)):
     """Packed documents do not see each other."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:

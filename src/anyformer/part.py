@@ -53,6 +53,12 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     return f"valid: {', '.join(known[:40])}" if known else "nothing is valid here"
 
 
+def public(name: str) -> Any:
+    """What the package offers by this name. Its table of public names alone knows where everything stands, so this is
+    how a lower layer offers what a higher one does."""
+    return getattr(sys.modules["anyformer"], name)
+
+
 class Table(Mapping):
     """A mapping that is frozen and hashable, so that it can stand in a description."""
 
@@ -107,9 +113,11 @@ class Part:
     open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
     open_slot: ClassVar[bool] = False  # where this is asked for, a Part of another package may stand too
     said: ClassVar[Sees | None] = None  # what a class says of itself: `class Shift(Part, sees="past")`
+    called: ClassVar[tuple[str, ...]] = ()  # its other names, "SwiGLU (activation='silu')" where fields make it that
 
-    def __init_subclass__(cls, sees: Sees | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, sees: Sees | None = None, called: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.called = called
         if sees is not None or {"build", "make", "allows"} & vars(cls).keys():  # who writes what runs speaks for it
             cls.said = sees
         own = cls.open_fields
@@ -242,14 +250,99 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return None
     elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    if isinstance(hint, type) and issubclass(hint, Part) and isinstance(value, Part):
-        if hint.open_slot and not any(base.__module__.startswith("anyformer.") for base in type(value).mro()[:-2]):
+    if (slots := slot_types(hint)) and isinstance(value, (Part, str)):
+        if isinstance(value, Part) and isinstance(hint, type) and fits(type(value), hint):
             return value
-        fitting = [name for name, kind in Part.kinds.items() if issubclass(kind, hint) and kind is not hint]
-        kind = type(value).__name__
-        raise ValueError(f"{where}: {kind} is no {hint.__name__}; {nearest(kind, fitting)}")
-    wanted = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
-    raise ValueError(f"{where}: expected {wanted}, got {value!r}")
+        kind, wanted = value if isinstance(value, str) else type(value).__name__, " or ".join(s.__name__ for s in slots)
+        known = kind in fitting(hint)
+        near = f'write {{"kind": "{kind}"}}' if known else nearest_kind(kind, hint)
+        raise ValueError(f"{where}: {kind} is no {wanted}; {near}")
+    raise ValueError(f"{where}: expected {type_name(hint)}, got {value!r}")
+
+
+def type_name(hint: Any) -> str:
+    """A type as a person writes it."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return "None" if hint is type(None) else hint.__name__
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(type_name, inner))
+    if origin is typing.Literal:
+        return " | ".join(map(repr, inner))
+    if inner:
+        return f"{getattr(origin, '__name__', origin)}[{', '.join('...' if i is ... else type_name(i) for i in inner)}]"
+    return str(hint).removeprefix("typing.")
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def slot_types(hint: Any) -> tuple[type[Part], ...]:
+    """The kinds of Part that the type of a field names, also inside of unions, tuples and mappings."""
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return (hint,)
+    return tuple(kind for inner in typing.get_args(hint) for kind in slot_types(inner))
+
+
+def fits(kind: type[Part], slot: type[Part]) -> bool:
+    """Whether a Part of this kind may stand where `slot` is asked for."""
+    foreign = not any(base.__module__.startswith("anyformer.") for base in kind.mro()[:-2])
+    return issubclass(kind, slot) or (slot.open_slot and foreign)
+
+
+def fitting(hint: Any = Part) -> dict[str, type[Part]]:
+    """The kinds that may stand in a field of this type, by name."""
+    slots = slot_types(hint) or (Part,)
+    kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
+    return {name: kind for name, kind in kinds.items() if not abstract(kind)}
+
+
+def abstract(kind: type[Part]) -> bool:
+    """Whether a kind is only what others have in common: it leaves open what they do."""
+    below = kind.__subclasses__()
+    methods = [value for name in dir(kind) if hasattr(value := getattr(kind, name), "__code__")]
+    left_open = any("NotImplementedError" in method.__code__.co_names for method in methods)
+    builds = kind.build is Part.build and any(other.build is not Part.build for other in below)
+    bare = Part in kind.__bases__ and not kind.open_fields and not hints(kind)
+    return bool(below) and (left_open or builds or bare)
+
+
+def named(name: str) -> list[type[Part]]:
+    """The kinds that go by this name, their own or another, however it is written."""
+    found = [kind for kind in Part.kinds.values() if _plain(name) in _names({kind.__name__: kind})]
+    if not found:
+        raise ValueError(f"no Part is called {name!r}; {nearest_kind(name)}")
+    return found
+
+
+def nearest_kind(name: str, hint: Any = Part) -> str:
+    """The end of an error message: the kind that fits a field of this type and is called so, or almost so."""
+    wanted, known = _plain(name), _names(fitting(hint))
+    every = f"valid: {', '.join(sorted(fitting(hint)))}"
+    if wanted not in known and name not in Part.kinds and (elsewhere := _names(fitting()).get(wanted)):
+        return f"that is {elsewhere[0]}, which does not fit here; {every}"
+    inside = [each for each in known if min(len(each), len(wanted)) > 2 and (each in wanted or wanted in each)]
+    close = inside or difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    found = wanted if wanted in known else max(close, key=len, default=None)
+    if found is None:
+        return "`anyformer parts` lists every kind" if slot_types(hint) in ((), (Part,)) else every
+    kind, how = known[found]
+    return f"did you mean {kind!r}{f' with {how}' if how else ''}?"
+
+
+def _names(kinds: Mapping[str, type[Part]]) -> dict[str, tuple[str, str]]:
+    """Every name that these kinds go by, plainly written -> the kind, and the fields that make it that."""
+    found = {_plain(name): (name, "") for name in kinds}
+    for name, kind in kinds.items():
+        for other in kind.called:
+            text, _, how = other.partition(" (")
+            found.setdefault(_plain(text), (name, how.removesuffix(")")))
+    return found
+
+
+def _plain(name: str) -> str:
+    """RMSNorm, RmsNorm and rms_norm are one name."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------

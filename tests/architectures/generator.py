@@ -15,14 +15,15 @@ from typing import Any, Literal
 
 import hypothesis.strategies as st
 
-from anyformer.codec import _import_kinds, decode
+from anyformer.codec import decode
 from anyformer.mask import Mask
 from anyformer.part import Part, default_values, hints
 from anyformer.parts.embed import STEPS, Embedding
 from anyformer.parts.head import Head
 from anyformer.parts.op import Op
+from anyformer.slots import kinds as every_kind
 
-_import_kinds()
+every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
 PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.mask", "anyformer.model")

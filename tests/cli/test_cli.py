@@ -72,8 +72,9 @@ def words(value: object) -> str:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--help"], 0), (["--version"], 0), ([], 0), (["count", "--help"], 0), (["zoom"], 2), (["zoo", "--jsn"], 2),
-     (["count"], 2), (["--hlp"], 2), (["convert", "a", "b", "--format", "hff"], 2), (["count", "./nowhere"], 2)],
+    [(["--help"], 0), (["--version"], 0), ([], 0), (["count", "--help"], 0), (["parts", "--help"], 0), (["zoom"], 2),
+     (["zoo", "--jsn"], 2), (["count"], 2), (["--hlp"], 2), (["convert", "a", "b", "--format", "hff"], 2),
+     (["count", "./nowhere"], 2)],
     ids=words,
 )  # fmt: skip
 def test_help_and_mistakes_answer_at_once_without_torch(arguments: list[str], code: int) -> None:

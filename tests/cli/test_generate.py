@@ -174,9 +174,10 @@ def test_a_model_may_not_steer_the_terminal() -> None:
 
 
 def test_kernels_are_those_of_attention() -> None:
+    from anyformer.generation.writing import LENGTH
     from anyformer.kernels.attention import KERNELS
 
-    assert verb.KERNELS == KERNELS
+    assert verb.KERNELS == KERNELS and verb.LENGTH == LENGTH
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from catalogue import cases, every_case
 
+import anyformer as af
 from anyformer import families
 from anyformer.families.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning
 
@@ -150,3 +151,29 @@ def test_inert_fields_change_no_output() -> None:
                 untried.pop()
                 break
     assert not untried, "no other value of these could be tried"
+
+
+@pytest.mark.parametrize("changes, reason", [
+    ({"decoder.norm": {"kind": "RMSNorm"}}, "decoder.norm is RMSNorm, and LayerNorm there"),
+    ({"decoder.layers.attention.op.position": {"kind": "Rope"}}, "attention.op.position is Rope, and nothing there"),
+    ({"embedding.position": None}, "embedding.position is nothing, and Learned there"),
+    ({"head.bias": True}, "head.bias is True, and False there"),
+    ({"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}}, "feedforward.op is GatedMLP, and MLP there"),
+], ids=str)  # fmt: skip
+def test_an_export_that_cannot_be_says_the_real_reason(changes: dict[str, Any], reason: str) -> None:
+    """The kind that no config can say, not a number that follows from reading it as another."""
+    with pytest.raises(ValueError, match=reason) as caught:
+        families.find("gpt2").write(af.override(af.spec("gpt2"), changes))
+    assert "format='anyformer' saves it as it is" in str(caught.value)
+
+
+def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
+    """The published class would fill in its own, and warn."""
+    transformers = pytest.importorskip("transformers")
+    small = {"embedding.tokens.vocab_size": 30, "head.vocab_size": 30, "decoder.depth": 1, "width": 12,
+             "decoder.layers.attention.op.head_width": 1}  # fmt: skip
+    for changes, wanted in (({}, None), ({"source": {"bos_token_id": 3, "eos_token_id": 4}}, 3)):
+        af.save(af.build(af.override(af.spec("gpt2"), {**small, **changes})), tmp_path / str(wanted), format="hf")
+        assert transformers.AutoConfig.from_pretrained(tmp_path / str(wanted)).bos_token_id == wanted
+        assert af.spec(tmp_path / str(wanted)).source["bos_token_id"] == wanted
+    assert families.find("gpt2").write(af.spec("gpt2")).get("bos_token_id", 50256) == 50256

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import anyformer as af
 from anyformer import cli
-from anyformer.codec import to_json
+from anyformer.codec import override, to_json
 from anyformer.recipes import recipe, recipes
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
@@ -40,6 +41,37 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and "Traceback" not in err
     return err
+
+
+@pytest.mark.parametrize("arguments, line", [
+    (("runs/none", "--resume"), "runs/none: no such file or folder; no run there could go on"),
+    (("none", "--resume"), "none: no such file or folder; no run there could go on"),
+    (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
+    (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
+    (("shakespear", "--show"), "did you mean 'shakespeare'?"),
+], ids=str)  # fmt: skip
+def test_what_is_not_there(
+    arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert line in said(capsys, *arguments)
+
+
+def test_a_run_can_be_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its file, and by its folder before and after it was trained."""
+    def count(name: str) -> int:
+        assert cli.main(["count", name, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["parameters"]
+
+    wanted = af.count(read_run(Path("run.json")).model).parameters
+    Path("begun").mkdir()
+    Path("begun/run.json").write_text(Path("run.json").read_text())
+    assert count("run.json") == count("begun") == wanted
+    assert cli.main(["train", "run.json", "--out", "done", "--set", "steps=1"]) == 0
+    capsys.readouterr()
+    assert count("done") == wanted
+    tuned = override(read_run(Path("run.json")), {"model": {"kind": "Pretrained", "path": "done"}})
+    Path("tuned.json").write_text(to_json(tuned))
+    assert count("tuned.json") == wanted
 
 
 def test_train_generate_and_go_on(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

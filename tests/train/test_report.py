@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from anyformer.data.shards import DataSplit, Writer
+from anyformer.train import progress
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
@@ -69,11 +70,26 @@ def test_a_page_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_smoothing_begins_at_the_first_value() -> None:
-    assert smoothed([(1, 4.0)]) == [(1, 4.0)]
-    flat = smoothed([(n, 2.0) for n in range(50)])
-    assert {value for _, value in flat} == {2.0}
-    assert smoothed([(n, float(n)) for n in range(100)])[-1][1] < 99
+def test_smoothing_begins_and_ends_at_the_data_and_is_not_late() -> None:
+    assert smoothed([]) == [] and smoothed([(1, 4.0)]) == [(1, 4.0)]
+    line = [(n, float(n)) for n in range(100)]
+    assert all(value == pytest.approx(step) for step, value in smoothed(line)) and len(smoothed(line)) == 100
+    noisy = [(n, 2.0 + (-1) ** n) for n in range(200)]
+    found = smoothed(noisy)
+    assert found[0] == pytest.approx(noisy[0]) and found[-1] == pytest.approx(noisy[-1])
+    assert all(abs(value - 2) < 0.15 for _, value in found[5:-5])
+
+
+def test_a_step_is_never_faster_than_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed as the machine's best may have been slowed down by others: then a step says better."""
+    monkeypatch.setattr(progress, "flops_per_token", lambda trainer: 100.0)
+    monkeypatch.setattr(progress, "peak", lambda device, precision: 5_000.0)
+    trainer = SimpleNamespace(layout=SimpleNamespace(sharded=False), device=None, run=SimpleNamespace(precision="fp32"))
+    speed = Speed()
+    for step, tokens in enumerate((10, 10, 109, 20), 1):
+        speed.add(trainer, Done(step, 1.0, {}, 1.0, 0.1, 1, tokens, 1.0))  # type: ignore[arg-type]
+        assert speed.share is None or 0 < speed.share <= 1
+    assert speed.share < 1 and str(speed).endswith(" % of peak")
 
 
 def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

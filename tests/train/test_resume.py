@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -221,9 +222,39 @@ def test_a_run_that_is_done_or_failed_lets_go(begun: tuple[Path, Path], nursery:
 
 def test_resume_where_no_run_is_says_so(tmp_path: Path) -> None:
     texts = runs.write_texts(tmp_path / "texts")
-    with pytest.raises(ValueError, match="run holds no run that could go on; without --resume one is started there"):
+    with pytest.raises(ValueError, match="run does not exist, so no run there could go on; without --resume one is"):
         setup(runs.run_of(texts), tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match="run holds no run that could go on; without --resume one is started there"):
+        setup(runs.run_of(texts), tmp_path / "run", resume=True)
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder(tmp_path: Path) -> None:
+    texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
+
+    class Failing(Metrics):
+        def stepped(self, trainer: Any, done: Any) -> None:
+            super().stepped(trainer, done)
+            raise RuntimeError("out of luck")
+
+    first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), model=runs.model(vocab_size=300))
+    with pytest.raises(RuntimeError, match="out of luck"):
+        setup(first, folder, callbacks=[Failing()]).fit()
+    assert (folder / "run.json").is_file() and (folder / "tokenizer").is_dir()
+    trainer = setup(runs.run_of(texts, steps=2, seed=1), folder, callbacks=[Metrics()])  # with other values, and bytes
+    assert trainer.fit().step == 2 and len(trainer.tokenizer) == runs.VOCABULARY
+    assert [line["step"] for line in read_metrics(folder) if "loss" in line] == [1, 2]
+    with pytest.raises(ValueError, match="holds a run already"):
+        setup(runs.run_of(texts, steps=2), folder)
+
+
+def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path) -> None:
+    texts = runs.write_texts(tmp_path / "texts")
+    first = setup(runs.run_of(texts), tmp_path / "run")
+    code = "import sys; from pathlib import Path; from anyformer.data.lock import Lock; Lock(Path(sys.argv[1])).take()"
+    other = subprocess.run([sys.executable, "-c", code, str(first.folder)], capture_output=True, text=True)
+    assert "is in use" in other.stderr
 
 
 def test_resume_before_the_first_checkpoint_says_where_it_starts(tmp_path: Path) -> None:
@@ -249,6 +280,7 @@ def test_a_folder_is_one_runs(begun: tuple[Path, Path]) -> None:
     assert (folder / "run.json").is_file() and af.load(folder).spec.decoder.depth == 2
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["seed"] == 0 and environment["torch"] == torch.__version__ and environment["commit"]
+    assert None not in environment.values()
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_told(begun: tuple[Path, Path]) -> None:

@@ -20,13 +20,16 @@ from anyformer.part import nearest
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
+    "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
     "count": "parameters, FLOPs and memory of a description, by part",
     "plan": "compute, layouts, time and cost of a training",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
+    "chat": "talks with a model, with a history and commands",
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "eval": "how good a model is: loss and published metrics on a data set",
+    "completion": "what makes bash, zsh or fish complete all of this",
 }
 LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
 
@@ -82,7 +85,7 @@ def import_parts(module: str) -> None:
 
 
 def top() -> Parser:
-    verbs = "\n".join(f"  {verb:9} {about}" for verb, about in VERBS.items())
+    verbs = "\n".join(f"  {verb:10} {about}" for verb, about in VERBS.items())
     parser = Parser(
         imports=False,
         prog="anyformer",

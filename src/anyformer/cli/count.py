@@ -11,16 +11,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.model import Model
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a name from `anyformer zoo`, a folder, or a spec.json")
+    what = "a name from `anyformer zoo`, a spec.json or run.json, or the folder of a model or a run"
+    parser.add_argument("name", metavar="NAME", nargs="?", help=what)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="how many names of an address make a row (3)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
@@ -63,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         from anyformer.counting import count
         from anyformer.names import spec as find
 
-        spec = override(find(path if path.exists() else options.name), changes)
+        spec = override(described(path) if path.exists() else find(options.name), changes)
         counted = count(spec)
         stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
         dtype = options.dtype or (stored if stored in BYTES else "float32")
@@ -219,3 +223,19 @@ def check_picture(name: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ValueError("--picture needs matplotlib: pip install 'anyformer[train]'") from None
+
+
+def described(path: Path) -> Model:
+    """The model that a file or a folder describes; of a run the one that it trains, also before it has begun."""
+    from anyformer.checkpoint import read_spec
+    from anyformer.names import spec as find
+    from anyformer.train.run import Pretrained, read_run
+    from anyformer.weights import hub, manifest
+    from anyformer.weights.io import read_json
+
+    folder = path.is_dir()
+    file = path / "run.json" if folder else path
+    if not file.is_file() or (folder and manifest.steps(path)) or read_json(file).get("kind") != "Run":
+        return find(path)
+    model = read_run(file).model
+    return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model

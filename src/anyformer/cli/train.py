@@ -1,4 +1,5 @@
-"""Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run.
+"""Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
+learns to write like it, --csv FILE --label COLUMN to tell its labels apart; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3. The folder keeps the description,
 the environment, metrics.jsonl and checkpoints; a run that was stopped or killed goes on with --resume.
@@ -21,6 +22,12 @@ LOGS = ("tensorboard", "wandb")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
+    parser.add_argument("--text", metavar="PATH", help="learn to write what these text files hold: a folder or a file")
+    parser.add_argument("--csv", metavar="FILE", help="learn from this table, CSV or TSV; see --label")
+    parser.add_argument("--jsonl", metavar="FILE", help="learn from this file of JSON lines; see --label")
+    parser.add_argument("--label", metavar="COLUMN", help="of a table: what is learnt; without, its texts are")
+    parser.add_argument("--column", metavar="COLUMN", action="append", default=[], help="of a table: its texts")
+    parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
     parser.add_argument("--list", action="store_true", help="the recipes there are")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
@@ -37,8 +44,17 @@ def run(options: argparse.Namespace) -> None:
     if options.list:
         show_recipes()
         return
-    if options.recipe is None:
-        raise ValueError("give a recipe (--list shows them), a run.json or a run's folder")
+    given = [name for name in ("recipe", "text", "csv", "jsonl") if getattr(options, name) is not None]
+    if not given:
+        raise ValueError("give a recipe (--list shows them), a run.json, a run's folder, or --text, --csv, --jsonl")
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join('RECIPE' if n == 'recipe' else f'--{n}' for n in given)}")
+    table = options.csv or options.jsonl
+    for name, value in (("--label", options.label), ("--column", options.column), ("--model", options.model)):
+        if value and not (table or (options.text and name == "--model")):
+            raise ValueError(f"{name} goes with --csv and --jsonl{' and --text' if name == '--model' else ''}")
+    if options.csv and not options.label:
+        raise ValueError("--csv needs --label COLUMN: what is to be told apart")
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
@@ -61,9 +77,20 @@ def show_recipes() -> None:
 def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
     from anyformer.codec import override
-    from anyformer.recipes import recipe
+    from anyformer.recipes import recipe, recipes
 
+    if options.recipe is None:
+        from anyformer.recipes._own import from_table, from_text
+
+        table = options.csv or options.jsonl
+        own = from_table(table, options.label, options.column, options.model) if table else None
+        found = own or from_text(options.text, options.model)
+        return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
     path = Path(os.path.expanduser(options.recipe))
+    if not path.exists() and (options.resume or path.suffix == ".json" or len(path.parts) > 1):
+        if len(path.parts) > 1 or options.recipe not in recipes():
+            what = "no run there could go on" if options.resume else "`anyformer train --list` shows the recipes"
+            raise FileNotFoundError(f"{options.recipe}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
 

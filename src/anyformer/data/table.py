@@ -30,7 +30,7 @@ from anyformer.part import Table, nearest
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python keeps a byte that is no text
 
 
-class JSONLines(Files):
+class JSONLines(Files, called=("jsonl",)):
     """An object a line."""
 
     def endings(self) -> tuple[str, ...]:
@@ -126,6 +126,8 @@ class TSV(CSV):
 
 
 class Parquet(Files):
+    """A row an example, of Parquet files."""
+
     def endings(self) -> tuple[str, ...]:
         return (".parquet",)
 
@@ -143,7 +145,7 @@ class Parquet(Files):
                 raise ValueError(f"{file}, after row {number}: {str(error).splitlines()[0]}") from None
 
 
-class HFDataset(Source):
+class HFDataset(Source, called=("datasets",)):
     """A data set of the Hugging Face hub, or a folder that `datasets` wrote."""
 
     name: str

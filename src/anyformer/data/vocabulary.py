@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(Part):
+    """Where a run's tokenizer comes from."""
+
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
         """The tokenizer; one that was made here is written to `folder` as a model folder has it."""
         raise NotImplementedError
@@ -75,14 +77,14 @@ class ByteLevel(Vocabulary):
         return Tokenizer.load(folder)
 
 
-class Bytes(ByteLevel):
+class Bytes(ByteLevel, called=("ByT5",)):
     """Each byte of UTF-8 a token [Xue et al. 2021, ByT5]."""
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         return _byte_pairs(tokens)
 
 
-class TrainedBPE(ByteLevel):
+class TrainedBPE(ByteLevel, called=("BPE", "byte pair encoding")):
     """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
 
     size: int = 8192

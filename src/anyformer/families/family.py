@@ -303,16 +303,22 @@ class Family:
         if not self.architectures:
             raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
         recovered, kept = self._recover(spec), thaw(Table(spec.source))
+        size = recovered.get("vocab_size", math.inf)
+        kept = {**{name: None for name, field in self.known.items() if _outside(name, field, size)}, **kept}
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
-        first = None
+        found = []
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             config = {"architectures": [spec.architecture], "model_type": self.name, **config}
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config
-            first = first or again
-        where = first_difference(spec, again)
-        raise ValueError(f"this description is no longer a {self.name} that a published config can say: {where}")
+            found.append(differences(spec, again))
+        kinds, values = min(found, key=lambda each: (len(each[0]), len(each[1])))
+        why = next(iter((*kinds, *values)), "the descriptions differ")
+        raise ValueError(
+            f"this description is no longer a {self.name} that a published config can say: {why}; format='anyformer'"
+            " saves it as it is"
+        )
 
     def _recover(self, spec: Model) -> dict[str, Any]:
         found = {}
@@ -328,6 +334,7 @@ class Family:
         return self.read({**size.config}).replace(note=size.note, source={})
 
 
+FREE = ("source", "note")  # what a description may have of its own
 MANY = re.compile("layer|group|block|expert|depth|repeat")  # in the names of fields that say how many of something
 MOST = 10_000
 
@@ -387,15 +394,31 @@ def untagged(value: Any) -> Any:
     return [untagged(item) for item in value] if isinstance(value, list) else value
 
 
-def first_difference(a: Part, b: Part) -> str:
-    """Where two descriptions part, by address."""
-    left, right = dict(walk(a)), dict(walk(b))
-    for path, part in left.items():
+def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
+    """Where two descriptions part, by address: other kinds of Part, and other values."""
+    kinds, values = [], []
+    right = dict(walk(b))
+    for path, part in walk(a):
         other = right.get(path)
         if type(other) is not type(part):
-            return f"{path or 'model'} is {type(part).__name__}, expected {type(other).__name__}"
+            if path.rpartition(".")[0] in right:  # below what is another kind nothing is the same
+                kinds.append(f"{path or 'the model'} is {_a(part)}, and {_a(other)} there")
+            continue
+        theirs = dict(other.items())
         for name, value in part.items():
-            theirs = dict(other.items()).get(name)
-            if not isinstance(value, (Part, Table, tuple)) and value != theirs and name not in ("source", "note"):
-                return f"{path + '.' if path else ''}{name} is {value!r}, expected {theirs!r}"
-    return "the descriptions differ"
+            if value is None and isinstance(theirs.get(name), Part):
+                kinds.append(f"{path}.{name} is nothing, and {_a(theirs[name])} there")
+            elif not isinstance(value, (Part, Table, tuple)) and value != theirs.get(name) and name not in FREE:
+                if not isinstance(theirs.get(name), Part):
+                    values.append(f"{path + '.' if path else ''}{name} is {value!r}, and {theirs.get(name)!r} there")
+    return kinds, values
+
+
+def _a(part: Part | None) -> str:
+    return "nothing" if part is None else type(part).__name__
+
+
+def _outside(name: str, field: ConfigField, size: float) -> bool:
+    """Whether the published class would fill in a special token that this vocabulary does not have."""
+    token = name.endswith("_token_id") and isinstance(field, Inert) and isinstance(field.default, int)
+    return token and field.default >= size

@@ -178,9 +178,11 @@ class Tokenizer:
 
     def batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
-        max_length: int | None = None, add_special_tokens: bool = True,
+        max_length: int | None = None, add_special_tokens: bool = True, types: bool | None = None,
+        at_least: int = 0, multiple: int = 1,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """input_ids and attention_mask (B, T), padded to the longest; with pairs also token_type_ids.
+        """input_ids and attention_mask (B, T), padded to the longest, to `at_least` so many tokens and to a `multiple`;
+        with pairs also token_type_ids, unless `types` says otherwise.
 
         Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay.
         """
@@ -196,6 +198,7 @@ class Tokenizer:
         seconds: Sequence[str | None] = pairs if pairs is not None else [None] * len(texts)
         rows = [self._encode(t, p, max_length, add_special_tokens) for t, p in zip(texts, seconds)]
         T = max((len(row.ids) for row in rows), default=0)
+        T = -(-max(T, at_least) // multiple) * multiple
         pad = self.filler
 
         def filled(values: Iterable[list[int]], fill: int) -> Tensor:
@@ -207,7 +210,7 @@ class Tokenizer:
             "input_ids": filled((self._ids(row) for row in rows), pad),
             "attention_mask": filled(([1] * len(row.ids) for row in rows), 0),
         }
-        if pairs is not None:
+        if types or (types is None and pairs is not None):
             out["token_type_ids"] = filled((row.type_ids for row in rows), 0)
         return out
 

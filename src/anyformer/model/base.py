@@ -6,20 +6,23 @@ it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import MappingKey, register_pytree_node
 
 from anyformer.block import Stack
 from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
+from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
-from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, tree, walk
+from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
@@ -29,31 +32,33 @@ from anyformer.state import State
 from anyformer.taps import OUTPUTS, Shown, Taps
 
 
-class Output(Mapping):
-    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out."""
+class Output(dict[str, Any]):
+    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out. A dict,
+    and a tree for torch: DDP, export and other people's trainers find the tensors in it."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        for name, value in fields.items():
-            if value is not None:
-                self.__dict__[name] = value
+        super().__init__({name: value for name, value in fields.items() if value is not None})
 
     def __getitem__(self, key: str | int | slice) -> Any:
-        return self.__dict__[key] if isinstance(key, str) else tuple(self.__dict__.values())[key]
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return None  # as published classes do: a field that was not asked for is None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
-
-    def __len__(self) -> int:
-        return len(self.__dict__)
+        return self.get(name)  # as published classes do: a field that was not asked for is None
 
     def __repr__(self) -> str:
         shown = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for k, v in self.items()}
         return f"Output({', '.join(f'{k}: {v}' for k, v in shown.items())})"
+
+
+register_pytree_node(
+    Output,
+    lambda out: ([*out.values()], [*out]),
+    lambda values, names: Output(dict(zip(names, values, strict=True))),
+    serialized_type_name="anyformer.Output",
+    flatten_with_keys_fn=lambda out: ([(MappingKey(name), value) for name, value in out.items()], [*out]),
+)
 
 
 class Model(Part):
@@ -250,7 +255,23 @@ class TransformerModule(nn.Module):
         out = self.head(x, ctx, inputs) if self.head is not None else {"last_hidden_state": x}
         return {**out, **said}
 
-    def forward(self, *args: Tensor, **inputs: Any) -> Any:
+    def forward(
+        self, *args: Tensor, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None, position_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None, input_values: Tensor | None = None, labels: Tensor | None = None,
+        start_positions: Tensor | None = None, end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None, **others: Any,
+    ) -> Any:  # fmt: skip
+        """What the published class gives for the inputs in `self.inputs`, of which the most usual are named here, where
+        those look who choose columns by a signature. With `num_items_in_batch` the loss of a language model is a sum
+        over its labels, divided by that."""
+        named = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "position_ids": position_ids, "inputs_embeds": inputs_embeds, "pixel_values": pixel_values,
+            "input_values": input_values, "labels": labels, "start_positions": start_positions,
+            "end_positions": end_positions,
+        }  # fmt: skip
+        inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
         known, state_name = self.inputs, self.spec.state_name
         if len(args) > len(known):
             raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
@@ -285,6 +306,8 @@ class TransformerModule(nn.Module):
         out = self.run(inputs, shown or self.listener, state)
         if state is not None:
             out["past_key_values"] = out[state_name] = state
+        if num_items_in_batch is not None and labels is not None and (loss := out.get("loss")) is not None:
+            out["loss"] = self._per_item(loss, labels, num_items_in_batch)
         self._check_finite(out, inputs, resumed)
         fields = {**out, **(self.shown(shown) if shown else {})}
         # what the encoder of a pair said comes last, as published
@@ -292,6 +315,21 @@ class TransformerModule(nn.Module):
         if as_output:
             return result
         return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
+
+    # what Hugging Face's Trainer asks: whether a loss can be divided by the labels of several batches, and which count
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        return isinstance(self.spec.head, LMHead)
+
+    @property
+    def loss_type(self) -> str | None:
+        return "ForCausalLM" if isinstance(self.spec.head, LMHead) and self.spec.head.shift else None
+
+    def _per_item(self, loss: Tensor, labels: Tensor, count: Tensor | int) -> Tensor:
+        if not self.accepts_loss_kwargs:
+            raise ValueError("num_items_in_batch counts the tokens of a language model's loss, and this is none")
+        return loss * (labels[..., int(self.loss_type is not None) :] != IGNORED).sum() / count
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         """What else published classes return, of what was seen on the way."""
@@ -328,6 +366,11 @@ class TransformerModule(nn.Module):
         """An empty memory for decoding: growing, or static with room for `capacity` tokens (then of `batch_size`)."""
         self.check_memory()
         return State.allocate(self, batch_size, capacity=capacity)
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """`af.generate` with this model."""
+        return MethodType(public("generate"), self)
 
     # -- ties and vocabulary --------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from anyformer.objectives.objective import Batch, Objective, Record
 
 
 class Around(Objective):
+    """An objective that changes what another one learns."""
+
     of: Objective
 
     @property

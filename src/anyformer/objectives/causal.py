@@ -15,7 +15,7 @@ from anyformer.objectives.examples import ended
 from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
 
 
-class NextToken(Objective):
+class NextToken(Objective, called=("CLM", "causal language modelling")):
     """Texts end with the tokenizer's end token and are packed into full rows. `apart`: documents of one row do not see
     each other, nor does one predict the first token of the next; otherwise a row is read as one text (GPT-2)."""
 

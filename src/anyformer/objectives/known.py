@@ -13,6 +13,8 @@ SENTINEL = "<extra_id_{}>"  # T5's names
 
 
 class Known(Part):
+    """What an objective must know of a vocabulary."""
+
     size: int  # ids go up to this
     mask: int | None = None
     begin: int | None = None  # what a text starts with

@@ -18,7 +18,7 @@ from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
 
 
-class Masked(Knowing):
+class Masked(Knowing, called=("MLM",)):
     """`rate` of the tokens are chosen: 80 % of these become the mask token, 10 % any token, 10 % stay as they are.
 
     Texts are packed into rows and masked anew each time [Liu et al. 2019]. With `length` they are cut into pieces of so

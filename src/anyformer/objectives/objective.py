@@ -40,6 +40,8 @@ class Read(NamedTuple):
 
 
 class Objective(Part):
+    """What a model learns from raw examples: the records they become, and the loss."""
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields of a raw example that `encode` reads, so that a wrong column is told before hours of work."""

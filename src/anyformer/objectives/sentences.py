@@ -21,8 +21,8 @@ FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
 
 
 class MaskedAndNext(Masked):
-    """[CLS] A [SEP] B [SEP], half of the time with a B from another document. An example is a document, its sentences
-    on lines of their own (or, where there is one line, after each full stop).
+    """Masked tokens of "[CLS] A [SEP] B [SEP]", and whether B follows A: half of the time it is of another document. An
+    example is a document, its sentences on lines of their own (or, where there is one line, after each full stop).
 
     Documents are cut into runs of sentences of about `length` tokens; each time a run is seen it is divided anew.
     `short` of them are cut to a random length, so that the model meets short inputs too.

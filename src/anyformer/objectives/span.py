@@ -20,7 +20,7 @@ from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
 
-class SpanCorruption(Rewrite, Knowing):
+class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):
     """`rate` of the tokens, in spans of `mean` tokens on average. Rows of text are so long that what is left of them
     fills the model's length."""
 

@@ -14,7 +14,7 @@ from anyformer.objectives.objective import Batch, Objective, Record, head_of, pa
 from anyformer.parts.head import TagModule
 
 
-class Tag(Objective):
+class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
     nothing is asked about the others; with `every`, each of its tokens has it."""
 

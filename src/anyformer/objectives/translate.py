@@ -10,7 +10,7 @@ from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
 
-class Translate(Rewrite):
+class Translate(Rewrite, called=("seq2seq", "summarize")):
     """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
     (M2M-100) is told the code of the one to write, and of the one it reads where that is not its folder's."""
 

@@ -1,1 +1,25 @@
-"""The parts every architecture is put together from: one kind of thing per file."""
+"""The parts every architecture is put together from: one kind of thing per file, and every kind by its name.
+
+>>> import anyformer as af
+>>> af.parts.GatedMLP(width=256)
+GatedMLP(width=256)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.part import Part, nearest_kind, public
+
+
+def __getattr__(name: str) -> type[Part]:
+    if not name[:1].isupper():  # what Python asks of a package, and the names of its files
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: dict[str, Any] = public("every_kind")()
+    if name not in found:
+        raise AttributeError(f"no Part is called {name!r}; {nearest_kind(name)}")
+    return found[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(public("every_kind")())

@@ -50,8 +50,12 @@ class LearnedScaleModule(nn.Module):
         return q * self.weight.clamp(max=self.most).exp()
 
 
-class Attention(Op, sees="past"):
-    """[Vaswani et al. 2017]"""
+class Attention(
+    Op, sees="past",
+    called=("self-attention", "multi-head", "MHA", "SDPA", "GQA (num_kv_heads=...)", "grouped-query (num_kv_heads=...)",
+            "MQA (num_kv_heads=1)", "multi-query (num_kv_heads=1)", "cross-attention (memory=True)"),
+):  # fmt: skip
+    """Every query sees the values of keys like it, by softmax, in several heads [Vaswani et al. 2017]."""
 
     num_heads: int
     num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]

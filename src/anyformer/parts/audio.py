@@ -28,7 +28,7 @@ from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.state import State
 
 
-class ConvolutionStem(Part, sees="all"):
+class ConvolutionStem(Part, sees="all", called=("wav2vec",)):
     """Strided convolutions over the samples, without padding [Baevski et al. 2020]. The norm is `group`: each channel
     of the first layer over the whole row, or `layer`: every frame of every layer over its channels."""
 
@@ -111,7 +111,7 @@ class OverTime(nn.LayerNorm):
         return convolve_over_time(samples, weight, bias, stride, self.weight, self.bias, self.eps)
 
 
-class SpecAugment(Part, sees="itself"):
+class SpecAugment(Part, sees="itself", called=("time masking",)):
     """Spans of frames are replaced by a learned vector and spans of channels by zero while training [Park et al. 2019].
     About `time` of all frames are hidden, in spans of `time_span`, `time_least` spans a row or more; channels too."""
 

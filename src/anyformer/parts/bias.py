@@ -77,7 +77,7 @@ def distance_in(ctx: Context, places: Tensor) -> Tensor:
     return distance(index, places if keys.dim() == 1 else at_places(keys, places))
 
 
-class BucketedBias(AttentionPosition, sees="itself"):
+class BucketedBias(AttentionPosition, sees="itself", called=("T5 bias", "relative position bias")):
     """One learned scalar a head and bucket of distances, finer near, coarser far [Raffel et al. 2020]."""
 
     num_heads: int
@@ -202,7 +202,7 @@ class DistanceBiasModule(DistanceModule):
         return q, self.table(self.entries(ctx, places)).permute(0, 3, 1, 2)
 
 
-class RelativeVectors(Distance, sees="itself"):
+class RelativeVectors(Distance, sees="itself", called=("Shaw", "relative position")):
     """A learned vector a distance, the same for all heads, added to the keys and to the values [Shaw et al. 2018].
     Without `values` only the keys have one (wav2vec2-BERT). Values need the weights: the eager kernel."""
 
@@ -232,7 +232,7 @@ class RelativeVectorsModule(DistanceModule):
         return torch.matmul(by_distance, self.value_table.weight)
 
 
-class Alibi(AttentionPosition, sees="itself"):
+class Alibi(AttentionPosition, sees="itself", called=("linear biases",)):
     """Scores fall linearly with the distance, at a fixed slope a head [Press et al. 2022]."""
 
     num_heads: int

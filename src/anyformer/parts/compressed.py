@@ -84,7 +84,7 @@ class BlockAttentionModule(AttentionModule):
 # -- fewer keys and values ---------------------------------------------------------------------------------------------
 
 
-class CompressedAttention(Op, sees="past"):
+class CompressedAttention(Op, sees="past", called=("memory-compressed attention", "T-DMCA")):
     """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
 
     Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token

@@ -16,7 +16,7 @@ from anyformer.parts.op import Op
 from anyformer.taps import Declared
 
 
-class ConvolutionModule(Op, sees="all"):
+class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolution")):
     """The Conformer's: pointwise, gate, depthwise, norm, activation, pointwise [Gulati et al. 2020]."""
 
     kernel: int = 31

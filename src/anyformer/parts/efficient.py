@@ -55,8 +55,8 @@ class ProjectionsModule(InHeads):
 # -- keys and values projected along the length ------------------------------------------------------------------------
 
 
-class LinformerAttention(Projections, sees="all"):
-    """[Wang et al. 2020]: softmax(Q (E K)^T) F V with E and F (k, length). `sharing`: each head has its own ("none"),
+class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank attention")):
+    """softmax(Q (E K)^T) F V with E and F (k, length) [Wang et al. 2020]. `sharing`: each head has its own ("none"),
     the heads of a layer share one E and one F, keys and values one for both, or all layers one, held by the first. A
     shorter text uses the first columns; with E = F = 1 of its length this is plain attention."""
 
@@ -134,7 +134,7 @@ class Features(Part):
         raise NotImplementedError
 
 
-class EluFeatures(Features, sees="itself"):
+class EluFeatures(Features, sees="itself", called=("ELU kernel",)):
     """elu(x) + 1 [Katharopoulos et al. 2020]"""
 
     def width(self, head_width: int) -> int:
@@ -149,7 +149,7 @@ class EluFeaturesModule(nn.Module):
         return F.elu(x) + 1, None
 
 
-class SoftmaxFeatures(Features, sees="itself"):
+class SoftmaxFeatures(Features, sees="itself", called=("FAVOR", "random features")):
     """exp(w x - |x|^2 / 2) for `count` random w, whose mean over many w is exp(q k): the kernel of softmax [Choromanski
     et al. 2021]. They are drawn with the weights, orthogonal to each other, and saved with them."""
 
@@ -202,7 +202,7 @@ class SoftmaxFeaturesModule(nn.Module):
 # -- sums over keys ----------------------------------------------------------------------------------------------------
 
 
-class LinearAttention(Projections, sees="past"):
+class LinearAttention(Projections, sees="past", called=("linear transformer", "Performer (features=SoftmaxFeatures)")):
     """phi(q) sum phi(k) v / phi(q) sum phi(k): over all tokens, or over those up to the query, by sums that are carried
     from chunk to chunk and, while decoding, from step to step."""
 

@@ -45,7 +45,7 @@ GIVERS = {
 }  # fmt: skip
 
 
-class Tokens(Part, sees="itself"):
+class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
     """One learned vector a token."""
 
     vocab_size: int

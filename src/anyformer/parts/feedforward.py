@@ -13,7 +13,7 @@ from anyformer.parts.joined import Joined, LinearThenGELU
 from anyformer.parts.op import Op
 
 
-class MLP(Op, sees="itself"):
+class MLP(Op, sees="itself", called=("FFN", "feed-forward", "position-wise")):
     """down(activation(up(x)))"""
 
     width: int
@@ -47,7 +47,11 @@ class MLPModule(nn.Module):
         return self.down(inner)
 
 
-class GatedMLP(Op, sees="itself"):
+class GatedMLP(
+    Op, sees="itself",
+    called=("SwiGLU (activation='silu')", "GeGLU (activation='gelu')", "ReGLU (activation='relu')",
+            "GLU (activation='sigmoid')", "LiGLU (activation='identity')"),
+):  # fmt: skip
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
     width: int

@@ -91,7 +91,7 @@ class TransformModule(nn.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-class LMHead(Head, sees="itself"):
+class LMHead(Head, sees="itself", called=("language model head", "unembedding")):
     """Scores over the vocabulary. `shift`: token t predicts token t + 1; otherwise labels stand where they belong."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
@@ -288,7 +288,7 @@ class PooledOutputModule(HeadModule):
         return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
 
 
-class ClassifyHead(Head):
+class ClassifyHead(Head, called=("sequence classification",)):
     """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
@@ -351,7 +351,7 @@ class MultipleChoiceModule(HeadModule):
 # -- one answer a token -----------------------------------------------------------------------------------------------
 
 
-class TagHead(Head):
+class TagHead(Head, called=("token classification", "NER")):
     """Scores of C labels for each token."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
@@ -373,7 +373,7 @@ class TagModule(HeadModule):
         return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}
 
 
-class SpanHead(Head):
+class SpanHead(Head, called=("question answering", "extractive QA")):
     """Scores of each token to begin and to end the answer."""
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
@@ -410,7 +410,7 @@ class SpanModule(HeadModule):
         return found
 
 
-class CTCHead(Head):
+class CTCHead(Head, called=("speech recognition",)):
     """Scores of each frame over the alphabet, trained over all alignments [Graves et al. 2006]."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)

@@ -27,7 +27,7 @@ from anyformer.state import State
 Size = tuple[int, int]  # rows, columns
 
 
-class PatchEmbedding(Embedding, sees="all"):
+class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     """One vector a patch, after learned ones that belong to none [Dosovitskiy et al. 2021]. An image of another size
     than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image is read at
     once; `attention_mask` hides tokens of it, where no grid is needed."""
@@ -133,7 +133,7 @@ class PatchEmbeddingModule(nn.Module):
         return table
 
 
-class Merge(Part, sees="all"):
+class Merge(Part, sees="all", called=("patch merging",)):
     """Each 2 x 2 patches become one, twice as wide [Liu et al. 2021]. An odd grid is padded with zeros."""
 
     widen: ClassVar[int] = 2

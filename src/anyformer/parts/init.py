@@ -27,7 +27,9 @@ class Initializer(Part, sees="itself"):
         raise NotImplementedError
 
 
-class Normal(Initializer):
+class Normal(Initializer, called=("Gaussian",)):
+    """Normal numbers."""
+
     std: float
     mean: float = 0.0
     residual: bool = False  # divided by sqrt(2 depth), since each of 2 depth branches adds its variance (GPT-2)
@@ -38,6 +40,8 @@ class Normal(Initializer):
 
 
 class Uniform(Initializer):
+    """Uniform numbers between `low` and `high`."""
+
     low: float
     high: float
 
@@ -45,15 +49,17 @@ class Uniform(Initializer):
         tensor.uniform_(self.low, self.high, generator=generator)
 
 
-class Value(Initializer):
+class Value(Initializer, called=("zeros (value=0)", "ones (value=1)")):
+    """One value everywhere."""
+
     value: float
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         tensor.fill_(self.value)
 
 
-class Xavier(Initializer):
-    """[Glorot and Bengio 2010]; DeepNorm's scale is the gain."""
+class Xavier(Initializer, called=("Glorot",)):
+    """Variance by inputs and outputs [Glorot and Bengio 2010]; DeepNorm's scale is the gain."""
 
     gain: float = 1.0
     normal: bool = False
@@ -62,8 +68,8 @@ class Xavier(Initializer):
         (nn.init.xavier_normal_ if self.normal else nn.init.xavier_uniform_)(tensor, self.gain, generator=generator)
 
 
-class Kaiming(Initializer):
-    """[He et al. 2015]: variance 1 / inputs, times a gain."""
+class Kaiming(Initializer, called=("He",)):
+    """Variance 1 / inputs, times a gain [He et al. 2015]."""
 
     gain: float = math.sqrt(2.0)
     normal: bool = True

@@ -26,7 +26,7 @@ from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared, Listener, through
 
 
-class LatentAttention(Op, sees="past"):
+class LatentAttention(Op, sees="past", called=("MLA", "multi-head latent attention", "DeepSeek")):
     """Each head's keys are K channels from the latent and P that turn with the position, the same for all heads."""
 
     num_heads: int

@@ -112,7 +112,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class LocalAttention(Op, sees="all"):
+class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
     """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
 
     needs: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are

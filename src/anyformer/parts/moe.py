@@ -45,7 +45,7 @@ class Router(Part):
         raise NotImplementedError
 
 
-class TopK(Router, sees="itself"):
+class TopK(Router, sees="itself", called=("Mixtral router",)):
     """The k experts with the highest scores (Mixtral), where experts stand in groups only those of the best groups
     [DeepSeek-V2, 2024], where `correction` is on chosen with a bias that balances the load without a loss and says
     nothing about the weights [Wang et al. 2024; DeepSeek-V3]."""
@@ -130,7 +130,7 @@ def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float =
             moe.router.rebalance(logits, rate)
 
 
-class Switch(Router, sees="past"):
+class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router")):
     """One expert a token, `capacity` tokens an expert and text: who comes later than that gets nothing from this layer
     [Fedus et al. 2021]."""
 
@@ -189,7 +189,7 @@ class SwitchModule(nn.Module):
         return ctx.of_these(before).gather(2, experts[..., None])[..., 0]
 
 
-class NoisyTopK(Router, sees="itself"):
+class NoisyTopK(Router, sees="itself", called=("sparsely-gated",)):
     """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training
     the squared coefficients of variation of the experts' importance and of their load go to the losses."""
 
@@ -237,7 +237,7 @@ def _jitter(x: Tensor, amount: float) -> Tensor:
     return x * torch.empty_like(x).uniform_(1 - amount, 1 + amount) if amount else x
 
 
-class MoE(Op, sees="itself"):
+class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts")):
     """`num_experts` feed-forward layers like `expert`; `shared` is one more that every token uses [Dai et al. 2024]."""
 
     routes: ClassVar[bool] = True

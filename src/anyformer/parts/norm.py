@@ -18,8 +18,8 @@ class Norm(Part):
             at_least(self, 0, "eps")
 
 
-class LayerNorm(Norm, sees="itself"):
-    """[Ba et al. 2016]"""
+class LayerNorm(Norm, sees="itself", called=("LN",)):
+    """Mean and variance of each vector, then a learned scale and bias [Ba et al. 2016]."""
 
     eps: float = 1e-5
     bias: bool = True
@@ -71,7 +71,7 @@ class ScaleNormModule(nn.Module):
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.eps))
 
 
-class UnitNorm(Norm, sees="itself"):
+class UnitNorm(Norm, sees="itself", called=("L2 norm", "cosine attention")):
     """Every vector has length 1 and nothing is learned: of queries and keys, their products are cosines."""
 
     eps: float = 1e-12
@@ -90,7 +90,7 @@ class UnitNormModule(nn.Module):
         return F.normalize(wide, dim=-1, eps=self.eps).to(x.dtype)
 
 
-class BatchNorm(Norm, sees="all"):
+class BatchNorm(Norm, sees="all", called=("BN",)):
     """Statistics over batch and time instead of features: the comparison the lectures draw. In training every vector
     counts, pads too, and a token's output depends on later ones; in evaluation the running statistics are used."""
 

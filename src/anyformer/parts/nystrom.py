@@ -21,7 +21,7 @@ from anyformer.parts.op import InHeads, Op
 from anyformer.taps import MIXER, Declared
 
 
-class NystromAttention(Op, sees="all"):
+class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attention")):
     """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
     has that length. As many landmarks as tokens: plain attention over texts of any length."""
 

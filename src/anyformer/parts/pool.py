@@ -17,7 +17,7 @@ from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 
 
-class Pool(Part):
+class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
     is not this one. "token": the place where the source has `token` for the last time (BART's end of the text). "end"
     and "all" are the last place and the mean of all places, pads or not (ELECTRA's choices)."""

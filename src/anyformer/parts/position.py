@@ -55,7 +55,7 @@ def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
     return x + position(ctx.positions).to(x.dtype)
 
 
-class Learned(AbsolutePosition, sees="itself"):
+class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE")):
     """A table. `offset` rows stand before position 0 (BART's 2)."""
 
     length: int
@@ -86,7 +86,7 @@ def check_positions(positions: Tensor, length: int) -> None:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
 
 
-class Sinusoidal(AbsolutePosition, sees="itself"):
+class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
     """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
     turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
 
@@ -337,7 +337,7 @@ class RopeScaling(Part):
     """How the rotary frequencies of a model are stretched beyond the length it was trained on."""
 
 
-class LinearScaling(RopeScaling, sees="itself"):
+class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
     """Positions divided by a factor [Chen et al. 2023]."""
 
     factor: float
@@ -346,7 +346,7 @@ class LinearScaling(RopeScaling, sees="itself"):
         positive(self, "factor")
 
 
-class DynamicScaling(RopeScaling, sees="itself"):
+class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
     """NTK-aware base that grows with the text once it is longer than `length`: there, as published, a token that comes
     later changes the angles of all before it, in a model that writes too."""
 
@@ -357,7 +357,7 @@ class DynamicScaling(RopeScaling, sees="itself"):
         at_least(self, 1, "factor", "length")
 
 
-class YarnScaling(RopeScaling, sees="itself"):
+class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
     """Interpolates slow frequencies, keeps fast ones, and warms the scores [Peng et al. 2023]."""
 
     factor: float
@@ -390,7 +390,7 @@ class Llama3Scaling(RopeScaling, sees="itself"):
             raise ValueError(f"Llama3Scaling.high_frequency_factor is {high}; it must be above the low one, {low}")
 
 
-class Rope(AttentionPosition, sees="itself"):
+class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer")):
     """Rotary positions [Su et al. 2021]: pairs of a head's channels turn by an angle that grows with the position."""
 
     base: float = 10000.0

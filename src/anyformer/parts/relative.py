@@ -17,7 +17,7 @@ from anyformer.parts.bias import distance
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
 
 
-class RelativeSinusoids(AttentionPosition, sees="itself"):
+class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):
     """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
     vectors a head [Dai et al. 2019]."""
 

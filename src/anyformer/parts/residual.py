@@ -14,7 +14,7 @@ class Residual(Part):
     """The module maps (x, branch) to the new x."""
 
 
-class Add(Residual, sees="itself"):
+class Add(Residual, sees="itself", called=("skip connection", "residual connection")):
     """x + branch"""
 
     float32: bool = False  # the stream stays in fp32 where weights and branches are half precision (Mamba)
@@ -23,7 +23,7 @@ class Add(Residual, sees="itself"):
         return ScaledModule(1.0, 1.0, self.float32)
 
 
-class Scaled(Residual, sees="itself"):
+class Scaled(Residual, sees="itself", called=("DeepNorm (skip=alpha)", "half-step (branch=0.5)")):
     """skip * x + branch * f(x). The Conformer's half-step is branch=0.5; DeepNorm [Wang et al. 2022] is skip=alpha
     with the norm after the add: `Sublayer(residual=Scaled(skip=alpha), out_norm=LayerNorm())`, see `deepnorm`."""
 
@@ -85,7 +85,7 @@ class FixupModule(nn.Module):
         return x + self.weight * branch + self.bias
 
 
-class LayerScale(Residual, sees="itself"):
+class LayerScale(Residual, sees="itself", called=("CaiT",)):
     """x + a * branch, one learned a per channel, small at first [Touvron et al. 2021]."""
 
     start: float = 1e-5

@@ -25,7 +25,7 @@ from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 
 
-class TimeMix(Op, sees="past"):
+class TimeMix(Op, sees="past", called=("RWKV", "WKV")):
     """Attention's peer: an average of the past, weighted by keys that fade by a rate of each channel, behind a gate."""
 
     width: int | None = None  # A; D unless said
@@ -39,7 +39,7 @@ class TimeMix(Op, sees="past"):
         return TimeMixModule(self, site)
 
 
-class ChannelMix(Op, sees="past"):
+class ChannelMix(Op, sees="past", called=("RWKV feed-forward",)):
     """The feed-forward's peer: gate * down(relu(up)^2)."""
 
     width: int  # F

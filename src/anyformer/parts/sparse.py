@@ -136,7 +136,7 @@ class TextOnlyModule(nn.Module):
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-class BlockSparseAttention(Op, sees="past"):
+class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
     """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
     both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others."""
 

@@ -20,7 +20,7 @@ from anyformer.parts.ssm import ConvolvingModule, PackedRows, StepBias
 from anyformer.state import PerRow
 
 
-class DualState(Op, sees="past"):
+class DualState(Op, sees="past", called=("Mamba-2", "SSD", "state space duality")):
     """A short causal convolution, the recurrence, and a norm behind a gate."""
 
     num_heads: int

@@ -30,7 +30,7 @@ from anyformer.taps import Declared
 # -- initialisation ---------------------------------------------------------------------------------------------------
 
 
-class Rates(Initializer):
+class Rates(Initializer, called=("S4D",)):
     """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
@@ -70,7 +70,7 @@ class StepBias(Initializer):
 # -- the mixer ---------------------------------------------------------------------------------------------------------
 
 
-class SelectiveState(Op, sees="past"):
+class SelectiveState(Op, sees="past", called=("Mamba", "S6", "SSM", "state space", "selective scan")):
     """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
     much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
 

@@ -27,7 +27,7 @@ class Grid(NamedTuple):
     columns: int
 
 
-class Windows(Op, sees="all"):
+class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention")):
     """The mixer runs in each window of `size` x `size` tokens on its own. With `shift` the grid is first moved that far
     up and left, so that windows straddle those of the layer before; what comes in round the edge is not seen by what
     was there [Liu et al. 2021]."""
@@ -102,7 +102,7 @@ def window_context(ctx: Context, B: int, height: int, width: int, size: int, shi
     return ctx.having(Grid(size, size), index=index, positions=index[None], documents=documents, shared={})
 
 
-class GridBias(AttentionPosition, sees="itself"):
+class GridBias(AttentionPosition, sees="itself", called=("Swin bias", "2D relative bias")):
     """One learned scalar a head and offset in rows and columns, on grids of up to `size` x `size` [Liu et al. 2021]."""
 
     needs: ClassVar[tuple[str, ...]] = ("a grid",)

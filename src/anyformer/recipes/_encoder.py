@@ -14,14 +14,15 @@ SIZE, LENGTH = 8000, 512
 SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 
-def vocabulary() -> TrainedBPE:
-    return TrainedBPE(size=SIZE, special=SPECIAL, begin="cls_token", end="sep_token")
+def vocabulary(size: int = SIZE) -> TrainedBPE:
+    return TrainedBPE(size=size, special=SPECIAL, begin="cls_token", end="sep_token")
 
 
-def small_bert(architecture: str, labels: tuple[str, ...] = ()) -> Model:
+def small_bert(architecture: str, labels: tuple[str, ...] = (), **changes: int) -> Model:
     config: dict[str, Any] = {
         "architectures": [architecture], "vocab_size": SIZE, "hidden_size": 256, "num_hidden_layers": 4,
         "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": LENGTH, "pad_token_id": 0,
+        **changes,
     }  # fmt: skip
     if labels:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}

@@ -84,6 +84,21 @@ TASKS: dict[str, About] = {
             "truncate": TRUNCATE,
         },
     ),
+    "write": About(
+        "what comes after a text",
+        flags={
+            "max_new_tokens": Flag("of the longest text; the folder's, else 128", int),
+            "num_beams": Flag("the folder's, else 1", int),
+            "do_sample": Flag("draw tokens instead of the likeliest", bool),
+            "temperature": Flag("of sampling: near 0 is surer, above 1 wilder", float),
+            "top_k": Flag("sample from so many of the likeliest tokens", int),
+            "top_p": Flag("... from the likeliest that have this share together", float),
+            "min_p": Flag("... from those with this share of the likeliest's", float),
+            "seed": Flag("of sampling: the same seed gives the same text", int),
+            "stop": Flag("end before this text; may be given again", several=True),
+            "chat": Flag("the text is a user's message: apply the chat template", bool),
+        },
+    ),
     "translate": About(
         "a text in another language",
         optional=("source", "target"),

@@ -50,8 +50,8 @@ class Optimizer(Part):
         return [group for group in groups if group["params"]]
 
 
-class AdamW(Optimizer):
-    """[Loshchilov and Hutter 2019]"""
+class AdamW(Optimizer, called=("Adam",)):
+    """Moving averages of gradients and their squares; weights decay on their own [Loshchilov and Hutter 2019]."""
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -219,6 +219,8 @@ class Schedule(Part):
 
 
 class Constant(Schedule):
+    """The highest rate all the way."""
+
     def after(self, n: int, steps: int) -> float:
         return 1.0
 
@@ -249,7 +251,7 @@ class Cosine(Schedule):
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(n / steps, 1.0)))
 
 
-class WSD(Schedule):
+class WSD(Schedule, called=("warmup-stable-decay",)):
     """Warmup, stable, decay: level until the last `decay` steps [Hu et al. 2024]. Shape `sqrt` is 1 - sqrt(share of the
     decay that is over) [Hagele et al. 2024]."""
 
@@ -268,7 +270,7 @@ class WSD(Schedule):
         return self.floor + (1 - self.floor) * falls[self.shape]
 
 
-class Noam(Schedule):
+class Noam(Schedule, called=("inverse square root",)):
     """width^-1/2 min(n^-1/2, n warmup^-3/2), n from 1 [Vaswani et al. 2017]: the highest rate is
     lr / sqrt(width warmup), so that lr 1 is the paper's."""
 

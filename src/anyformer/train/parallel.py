@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 PATIENCE = datetime.timedelta(hours=1)  # for a process that the others wait for
 
 
-class Mesh(Part):
+class Mesh(Part, called=("DDP", "FSDP", "tensor parallel")):
     """Processes = replicate x shard x tensor: copies of the model (as many as there are processes for, unless said),
     each with its parameters over `shard` processes (FSDP2), each layer computed by `tensor` together."""
 

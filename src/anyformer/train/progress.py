@@ -180,7 +180,9 @@ class Speed:
             self.peak = peak(trainer.device, trainer.run.precision) * parallel.world_size()
             trainer.clock = time.perf_counter()
         if self.flops and self.peak:
-            self.share = self.rate * self.flops / self.peak
+            reached = self.rate * self.flops
+            self.peak = max(self.peak, reached)  # the product that was timed may have shared the machine with others
+            self.share = reached / self.peak
 
     @property
     def rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,13 @@ def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | N
 
 
 def smoothed(points: list[tuple[int, float]], share: float = 0.05) -> list[tuple[int, float]]:
-    """A running mean that begins at the first value."""
-    weight, mean, out = max(share, 1 / max(len(points), 1)), points[0][1], []
-    for step, value in points:
-        mean += weight * (value - mean)
-        out.append((step, mean))
+    """Means over `share` of the points, as many before each as after it: the line begins and ends at the data, and is
+    not late where a loss falls fast."""
+    sums, last = [0.0, *itertools.accumulate(value for _, value in points)], len(points) - 1
+    out = []
+    for i, (step, _) in enumerate(points):
+        side = min(i, last - i, int(len(points) * share / 2))
+        out.append((step, (sums[i + side + 1] - sums[i - side]) / (2 * side + 1)))
     return out
 
 
@@ -84,7 +87,8 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
         rows += [("validation loss", f"{valid[-1]['valid/loss']:.4f}")]
         rows += [(name, f"{value:.4g}") for name, value in valid[-1].items() if name not in ("step", "valid/loss")]
     rows += [(f"{name} baseline", f"{value:.4f}") for name, value in baselines.items()]
-    rows += [(name, str(environment.get(name))) for name in ("seed", "anyformer", "torch", "cores", "gpu", "commit")]
+    names = ("seed", "anyformer", "torch", "cores", "gpu", "commit")
+    rows += [(name, str(environment[name])) for name in names if name in environment]
     samples = [line for line in lines if "text" in line]
     image = ""
     if picture is not None:

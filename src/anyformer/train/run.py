@@ -10,12 +10,15 @@ import pkgutil
 from pathlib import Path
 from typing import Any, Literal
 
+import anyformer.objectives
 from anyformer.check import at_least, chance
-from anyformer.codec import encode, from_json
+from anyformer.codec import encode, from_json, override
 from anyformer.data import Data, Vocabulary
 from anyformer.model import Model
+from anyformer.names import spec
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part
+from anyformer.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA
@@ -74,6 +77,8 @@ class Keep(Part):
 
 
 class Run(Part):
+    """One training: the model, what it learns from, and how."""
+
     name: str
     model: Model | Pretrained
     data: Data
@@ -105,17 +110,30 @@ class Run(Part):
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_run(path: Path) -> Run:
-    """The description in a run.json."""
-    import anyformer.objectives
-
+def every_kind() -> dict[str, type[Part]]:
+    """Every kind of Part by name: those of models, and those that a run is described by."""
     for module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a Part is known once its module is imported
         importlib.import_module(f"anyformer.objectives.{module.name}")
+    return kinds()
+
+
+def read_run(path: Path) -> Run:
+    """The description in a run.json. In one that a person writes, "model" may be a name from the zoo or a folder, "set"
+    has other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
+    every_kind()
     content = read_json(path)
     try:
+        if not isinstance(content, dict):
+            raise ValueError(f"not a run: expected an object, got a {type(content).__name__}")
+        content = {"kind": "Run", **content}
+        changes = content.pop("set", {})
+        if isinstance(name := content.get("model"), str):
+            folder = Path(name).is_dir() or name.count("/") == 1
+            content["model"] = {"kind": "Pretrained", "path": name} if folder else encode(spec(name))
         run = from_json(content)
         if not isinstance(run, Run):
             raise ValueError(f"describes a {type(run).__name__}, not a Run")
+        run = override(run, changes) if changes else run
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return run

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms import lora
-from anyformer.weights import hub
+from anyformer.weights import hub, manifest
 from anyformer.weights.io import write_json
 
 Tell = Callable[[str], object]
@@ -122,12 +123,16 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
     begun, again = path.is_file(), parallel.starts() > 0  # torchrun says the same command again, whatever was done
-    if begun and not resume and not again:
+    if begun and manifest.steps(folder) and not resume and not again:
         raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
     if resume and not begun and not again:
-        raise ValueError(f"{folder} holds no run that could go on; without --resume one is started there")
+        lack = "holds no run that could go on" if folder.exists() else "does not exist, so no run there could go on"
+        raise ValueError(f"{folder} {lack}; without --resume one is started there")
     folder.mkdir(parents=True, exist_ok=True)
     lock.take()
+    if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
+        shutil.rmtree(folder / "tokenizer", ignore_errors=True)
+        begun = False
     if begun:
         changed = differences(read_run(path), run)
         if changed:
@@ -142,7 +147,7 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
 
 
 def environment(run: Run) -> dict[str, Any]:
-    """What else the result may depend on."""
+    """What else the result may depend on; what this machine cannot say is left out."""
     commit = None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         here = Path(__file__).resolve().parent
@@ -150,13 +155,14 @@ def environment(run: Run) -> dict[str, Any]:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     names = ("numpy", "tokenizers", "safetensors")
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    return {
+    found = {
         "anyformer": __version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
         **versions, "system": platform.platform(), "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(), "threads": torch.get_num_threads(), "processes": parallel.world_size(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "seed": run.seed,
         "command": sys.argv,
     }  # fmt: skip
+    return {name: value for name, value in found.items() if value is not None}
 
 
 # -- vocabulary and model ---------------------------------------------------------------------------------------------
@@ -200,7 +206,9 @@ def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
         return spec
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     source = {name: value for name, value in spec.source.items() if name not in names}
-    known = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
+    known = {name: getattr(tokenizer, name) for name in names}
+    if known["pad_token_id"] is None:  # the others are none where it has none, whatever is published
+        del known["pad_token_id"]
     return override(spec, {"source": Table({**source, **known})})
 
 

@@ -1,0 +1,214 @@
+"""Talks with a model: a line is a message, and the answer is streamed. Where the folder has no chat template the
+conversation is laid out as plain text ("User: ...", "Assistant: ...").
+
+Ctrl-C stops an answer, /quit or the end of input the program. /help shows the other commands."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyformer.cli.generate import check, opened, settings, show, visible, writing_flags
+from anyformer.part import nearest
+
+if TYPE_CHECKING:
+    from anyformer.generation.writing import Writing
+    from anyformer.inputs.text import Tokenizer
+    from anyformer.model import TransformerModule
+
+Message = dict[str, str]
+NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}  # in plain text
+
+PLAIN = "this folder has no chat template: the conversation is plain text, 'User: ...' and 'Assistant: ...'"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
+    parser.add_argument("--plain", action="store_true", help="the plain layout, whatever template the folder has")
+    writing_flags(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
+    messages = read_messages(options.load) if options.load else []
+    tokenizer, load = opened(options)
+    from anyformer.generation.begin import check_writer
+    from anyformer.inputs.chat import templates
+
+    plain = options.plain or not templates(tokenizer)
+    model = load()
+    check_writer(model)
+    if plain and not options.plain:
+        tell(PLAIN)
+    chat = Chat(model, tokenizer, plain, options, messages)
+    if options.system is not None:
+        chat.system(options.system)
+    for line in lines():
+        if not chat.take(line):
+            break
+
+
+def lines() -> Iterator[str]:
+    """What is typed, with a prompt and a history on a terminal; what is piped in, without."""
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    if typed:
+        with contextlib.suppress(ImportError):  # not on every system
+            import readline  # noqa: F401  (arrow keys and a history at the prompt)
+        tell("/help shows what there is beside talking")
+    while sys.stdin is not None:
+        try:
+            line = input("> " if typed else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            tell("\n/quit ends")
+            continue
+        if line.strip():
+            yield line
+
+
+def tell(line: str) -> None:
+    """What is no part of an answer."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def read_messages(file: str) -> list[Message]:
+    from anyformer.weights.io import read_json
+
+    found: Any = read_json(Path(file).expanduser()).get("messages")
+    if not isinstance(found, list) or not all(
+        isinstance(m, dict) and m.get("role") in NAMES and isinstance(m.get("content"), str) for m in found
+    ):
+        raise ValueError(f"{file}: no conversation: {{'messages': [{{'role': 'user', 'content': ...}}, ...]}}")
+    return found
+
+
+class Chat:
+    """A conversation, and what can be done with it."""
+
+    def __init__(
+        self, model: TransformerModule, tokenizer: Tokenizer, plain: bool, options: argparse.Namespace,
+        messages: list[Message],
+    ) -> None:  # fmt: skip
+        self.model, self.tokenizer, self.plain, self.options = model, tokenizer, plain, options
+        self.messages = messages
+        self.commands: dict[str, tuple[Callable[[str], None], str]] = {
+            "help": (self.help, "this list"),
+            "system": (self.system, "TEXT: what the model is told before the conversation; without TEXT, nothing"),
+            "reset": (self.reset, "forgets the conversation, but for what /system said"),
+            "undo": (self.undo, "takes back the last message and its answer"),
+            "retry": (self.retry, "answers the last message again"),
+            "history": (self.history, "shows the conversation"),
+            "save": (self.save, "FILE: writes the conversation as JSON, which --load takes"),
+        }
+
+    def take(self, line: str) -> bool:
+        """One line that was typed; whether there may be more."""
+        if not line.startswith("/"):
+            self.messages.append({"role": "user", "content": line})
+            self.answer()
+            return True
+        name, _, rest = line[1:].strip().partition(" ")
+        if name in ("quit", "exit"):
+            return False
+        if name not in self.commands:
+            tell(f"no command /{name}; {nearest(name, [*self.commands, 'quit'])}")
+            return True
+        try:
+            self.commands[name][0](rest.strip())
+        except (OSError, ValueError) as error:  # a mistake at the prompt does not end a conversation
+            tell(str(error))
+        return True
+
+    # -- commands
+
+    def help(self, rest: str) -> None:
+        for name, (_, about) in self.commands.items():
+            tell(f"/{name:8} {about}")
+        tell("/quit     ends; so does the end of input. Ctrl-C stops an answer")
+
+    def system(self, text: str) -> None:
+        talk = [message for message in self.messages if message["role"] != "system"]
+        self.messages = [{"role": "system", "content": text}] * bool(text) + talk
+
+    def reset(self, rest: str) -> None:
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+
+    def undo(self, rest: str) -> None:
+        asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        self.messages = self.messages[: asked[-1]] if asked else self.messages
+
+    def retry(self, rest: str) -> None:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise ValueError("there is no message to answer")
+        self.answer()
+
+    def history(self, rest: str) -> None:
+        for message in self.messages:
+            tell("".join(map(visible, f"{NAMES[message['role']]}: {message['content']}")))
+
+    def save(self, file: str) -> None:
+        if not file:
+            raise ValueError("/save FILE")
+        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
+        Path(file).expanduser().write_text(text + "\n", encoding="utf-8")
+
+    # -- answers
+
+    def answer(self) -> None:
+        """Streams the answer to the last message; Ctrl-C ends it, and what was said stays said."""
+        try:
+            writing = self.begun()
+        except ValueError as error:  # too long, or not what the template takes: the message is as if never sent
+            self.messages.pop()
+            tell(str(error))
+            return
+        try:
+            for piece in writing:
+                show(piece)
+        except KeyboardInterrupt:
+            tell(" (stopped)")
+        print(flush=True)
+        self.messages.append({"role": "assistant", "content": writing.text.strip()})
+
+    def begun(self) -> Writing:
+        from anyformer.generation.prompt import position_limit
+        from anyformer.generation.writing import Writing
+
+        limit = None if self.model.spec.pair else position_limit(self.model.spec)
+        shown = self.messages
+        while limit is not None and len(self.ids(shown)) >= limit:
+            shorter = without_oldest(shown)
+            if shorter is None:
+                raise ValueError(f"the message is longer than the {limit:,} tokens that this model takes")
+            shown = shorter
+        if shown is not self.messages:
+            tell(f"(the oldest {len(self.messages) - len(shown)} messages no longer fit, and are not read)")
+        stop = [*(self.options.stop or ()), *([f"\n{NAMES['user']}:"] if self.plain else ())]
+        return Writing(
+            self.model, self.tokenizer, self.ids(shown), settings(self.options), stop or None, self.options.compile
+        )
+
+    def ids(self, messages: list[Message]) -> list[int]:
+        """The tokens of a conversation up to where the answer begins."""
+        if not self.plain:
+            return self.tokenizer.chat(messages)
+        said = "".join(f"{NAMES[message['role']]}: {message['content']}\n" for message in messages)
+        return self.tokenizer.encode(f"{said}{NAMES['assistant']}:")
+
+
+def without_oldest(messages: list[Message]) -> list[Message] | None:
+    """The same without its first question and answer; None where only the last question is left."""
+    asked = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    return [*messages[: asked[0]], *messages[asked[1] :]] if len(asked) > 1 else None

@@ -1,0 +1,69 @@
+"""Prints what makes a shell complete verbs, flags and names: eval "$(anyformer completion bash)" in ~/.bashrc, the same
+with zsh in ~/.zshrc; anyformer completion fish > ~/.config/fish/completions/anyformer.fish"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from anyformer.cli import VERBS, Parser
+from anyformer.part import nearest
+
+SHELLS = ("bash", "zsh", "fish")
+
+BASH = """_anyformer() {{
+    local words current="${{COMP_WORDS[COMP_CWORD]}}"
+    if [ "$COMP_CWORD" -eq 1 ]; then words="{verbs}"; else
+        case "${{COMP_WORDS[1]}}" in
+{cases}
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _anyformer anyformer"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", help=", ".join(SHELLS))
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.shell not in SHELLS:
+        raise ValueError(f"no shell {options.shell!r}; {nearest(options.shell, SHELLS)}")
+    print(fish() if options.shell == "fish" else bash(options.shell == "zsh"))
+
+
+def bash(zsh: bool) -> str:
+    cases = "\n".join(f'            {verb}) words="{" ".join(words_of(verb))}" ;;' for verb in VERBS)
+    script = BASH.format(verbs=" ".join(VERBS), cases=cases)
+    return f"autoload -U +X bashcompinit && bashcompinit\n{script}" if zsh else script
+
+
+def fish() -> str:
+    lines = ["complete -c anyformer -n __fish_use_subcommand -f"]
+    for verb, about in VERBS.items():
+        lines.append(f'complete -c anyformer -n __fish_use_subcommand -a {verb} -d "{about}"')
+        lines.append(f'complete -c anyformer -n "__fish_seen_subcommand_from {verb}" -a "{" ".join(words_of(verb))}"')
+    return "\n".join(lines)
+
+
+def words_of(verb: str) -> list[str]:
+    """What may follow a verb: its flags, and the names it knows. Nothing here imports torch."""
+    module = importlib.import_module(f"anyformer.cli.{verb}")
+    if verb == "run":
+        return [*module.TASKS, *{flag: None for task in module.TASKS for flag in module.parser_of(task).flags()}]
+    parser = Parser(prog=verb)
+    module.arguments(parser)
+    return [*names_of(verb), *parser.flags()]
+
+
+def names_of(verb: str) -> list[str]:
+    if verb == "train":
+        from anyformer.recipes import recipes
+
+        return [*recipes()]
+    if verb == "count":
+        from anyformer.cli.listing import listed
+
+        return [row["name"] for row in listed()]
+    return [*SHELLS] if verb == "completion" else []

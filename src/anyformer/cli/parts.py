@@ -1,0 +1,84 @@
+"""Lists every kind of Part that a description is made of; with NAME, its fields, the slots it fits, its paper.
+
+NAME may be any name that people use: rotary, swiglu, mamba, gqa. --slot lists what fits at an address, such as
+decoder.layers.attention.op, or in a field of a kind, such as Attention.position."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.slots import About
+
+WIDEST = 90  # letters of the one line on a kind
+LACKING = {"default": "(needed)"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="this kind alone, by its name or one of its others")
+    parser.add_argument("--slot", metavar="PATH", help="those that fit at this address of a model or a run")
+    parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.name is not None and options.slot is not None:
+        raise ValueError("give NAME or --slot, not both")
+    from anyformer.model import Model
+    from anyformer.part import Part, abstract, fitting, named, slot_types, type_name
+    from anyformer.slots import about, slot_at
+    from anyformer.train.run import Run, every_kind
+
+    every_kind()
+    kinds = [] if options.name is None else named(options.name)
+    slot = Part if options.slot is None else slot_at(options.slot, (Model, Run))
+    if not slot_types(slot):
+        raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
+    one = [kind for kind in kinds if not abstract(kind)]
+    found = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
+    if options.json:
+        print(as_json([dataclasses.asdict(each) for each in found], indent=1))
+    elif one:
+        for each in found:
+            show(each)
+    else:
+        show_all(found)
+
+
+def show_all(found: list[About]) -> None:
+    """A line each, under what they are a kind of; those that stand alone come last, under the file they are in."""
+    from anyformer.cli.terminal import table
+
+    alone = [each for each in found if each.group == each.name]
+    names = dict.fromkeys(each.group for each in found if each not in alone)
+    groups = {name: [each for each in found if each.group == name] for name in names}
+    if alone:
+        groups["others"] = alone
+    rows = []
+    for group, kinds in groups.items():
+        rows.append((group, "", ""))
+        for each in kinds:
+            called = (name.partition(" (")[0] for name in each.called)
+            rows.append((f"  {each.name}", shorten(each.about, WIDEST, placeholder=" ..."), ", ".join(called)))
+    table(("kind", "what it is", "also called"), rows)
+
+
+def show(each: About) -> None:
+    from anyformer.cli.terminal import table
+
+    print(f"{each.name}: {each.text}")
+    lines = (("a kind of", each.group if each.group != each.name else ""), ("fits", ", ".join(each.fits)),
+             ("also called", ", ".join(each.called)), ("paper", each.paper), ("in", each.module))  # fmt: skip
+    for label, value in lines:
+        if value:
+            print(f"{label}: {value}")
+    if each.fields:
+        print()
+        names = ("name", "default", "about", "type")
+        rows = [[field[name] or LACKING.get(name, "") for name in names] for field in each.fields]
+        table(("field", "default", "", "type"), rows)
+    print(f'\nin JSON: {{"kind": "{each.name}", ...}}; in Python: af.parts.{each.name}(...)')

@@ -1,0 +1,111 @@
+"""Text as it is written: from the tokens of a prompt to pieces that can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anyformer.generation import single, write
+from anyformer.generation.begin import begin
+from anyformer.generation.config import settings_for
+from anyformer.generation.job import Job
+from anyformer.model import TransformerModule, position_limit
+
+if TYPE_CHECKING:
+    from anyformer.inputs.text import Tokenizer
+
+LENGTH = 128  # new tokens, where neither the caller nor the model's own files say
+
+
+def length_for(model: TransformerModule, read: int, options: Mapping[str, Any]) -> dict[str, int]:
+    """max_new_tokens after so many tokens of a prompt, where nothing else says it."""
+    stored = settings_for(model, options)
+    if stored.max_new_tokens is not None or stored.max_length is not None:
+        return {}
+    limit, read = position_limit(model.spec), 1 if model.spec.pair else read
+    return {"max_new_tokens": LENGTH if limit is None else max(min(LENGTH, limit + 1 - read), 1)}
+
+
+def check_ids(model: TransformerModule, ids: Iterable[int]) -> None:
+    """ValueError where a prompt is empty, or its vocabulary another model's."""
+    largest = max(ids, default=None)
+    if largest is None:
+        raise ValueError("the prompt is empty: it has no tokens")
+    most = getattr(getattr(model.spec.embedding, "tokens", None), "vocab_size", None)
+    if most is not None and largest >= most:
+        raise ValueError(f"the tokenizer gives token {largest}, the model has {most}: they do not belong together")
+
+
+class Writing:
+    """One text on its way. Iterating gives its pieces, as soon as each is certain: never half a character, never a stop
+    string. What was written is `text` and `tokens`; once it is whole there are `log_probs` and `finish_reason` too."""
+
+    def __init__(
+        self, model: TransformerModule, tokenizer: Tokenizer, ids: Sequence[int], options: Mapping[str, Any],
+        stop: Sequence[str] | None = None, compiled: bool | None = None,
+    ) -> None:  # fmt: skip
+        check_ids(model, ids)
+        self.model, self.tokenizer, self.ids, self.compiled = model, tokenizer, list(ids), compiled
+        self.options = {**options, **length_for(model, len(ids), options), "output_scores": False, "stop_strings": stop}
+        self.ends = set(settings_for(model, options).eos)
+        self.decoder = tokenizer.stream(stop)
+        self.text = ""
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.finish_reason: str | None = None
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[str]:
+        arrived: list[int] = []
+        beams = settings_for(self.model, self.options).num_beams > 1
+        job = begin(
+            self.model, {"input_ids": torch.tensor([self.ids], device=self.model.device)}, self.options, detailed=True,
+            stream=None if beams else lambda new: arrived.append(int(new[0])), tokenizer=self.tokenizer,
+            compiled=self.compiled,
+        )  # fmt: skip
+        steps = stepwise(job)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                fields = end.value
+                break
+            yield from self._new(arrived)
+        job.stepper.check_finite(fields["sequences"])
+        if beams:
+            arrived = fields["sequences"][0, -fields["log_probs"].shape[1] :].tolist()
+        yield from self._new(arrived)
+        yield from self._shown(self.decoder.flush())
+        self.log_probs = fields["log_probs"][0, : len(self.tokens)].tolist()
+        self.finish_reason = "stop" if self.decoder.stopped is not None else fields["finish_reasons"][0]
+
+    def _new(self, arrived: list[int]) -> Iterator[str]:
+        """The text of the tokens that are new; nothing follows an end."""
+        for token in arrived[len(self.tokens) :]:
+            if self.decoder.stopped is not None or (self.tokens and self.tokens[-1] in self.ends):
+                return
+            self.tokens.append(token)
+            if token not in self.ends:
+                yield from self._shown(self.decoder.push(token))
+
+    def _shown(self, piece: str) -> Iterator[str]:
+        self.text += piece
+        if piece:
+            yield piece
+
+
+def stepwise(job: Job) -> Generator[None, None, dict[str, Any]]:
+    """Writes to the end, and gives way after each token where a text grows by one at a time."""
+    s = job.settings
+    if s.num_beams > 1 or s.contrastive or job.draft is not None or s.prompt_lookup_num_tokens:
+        return write(job)
+    writer = single.write(job)
+    try:
+        move = next(writer)
+        while True:
+            yield
+            move = writer.send(job.stepper.step(move.tokens))
+    except StopIteration as end:
+        return end.value

@@ -1,0 +1,147 @@
+"""Raw data to model inputs and back, by what a folder holds: text, and images and sound where it has their settings.
+
+>>> read = processor("a/model/folder")  # doctest: +SKIP
+>>> model(**read(["A dog.", "Two of them."]))  # doctest: +SKIP
+>>> read.decode(ids)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tokenizers.models import WordPiece
+
+from anyformer.checkpoint import read_spec
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.image import Images
+from anyformer.inputs.text import Tokenizer
+from anyformer.weights import hub
+from anyformer.weights.io import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Inputs = dict[str, "Tensor"]
+
+
+class Reader(NamedTuple):
+    """What reads another kind of data than text."""
+
+    held: Callable[[Path], bool]  # whether a model folder has settings for it
+    load: Callable[[Path], Callable[..., Inputs]]  # from the folder: what turns the data into tensors by name
+
+
+def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """What a folder says of images and sound, each by itself."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            config = read_json(folder / name)
+            yield from (config, *(part for part in config.values() if isinstance(part, dict)))
+
+
+# by the keyword that the data is given by: the one place that knows of them
+READERS: dict[str, Reader] = {
+    "images": Reader(lambda folder: any({"image_mean", "size"} & c.keys() for c in settings_in(folder)), Images.load),
+    "audio": Reader(lambda folder: any("sampling_rate" in c for c in settings_in(folder)), AudioProcessor.load),
+}
+
+
+def processor(name: str | Path, *, offline: bool = False) -> Processor:
+    """What reads for the model in a folder, or of a hub id."""
+    folder = hub.resolve(name, offline=offline)
+    media = tuple(given for given, reader in READERS.items() if reader.held(folder))
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except (ValueError, OSError):
+        if not media:
+            raise
+        tokenizer = None
+    return Processor(folder, tokenizer, media)
+
+
+class Processor:
+    """Texts (and images and sound, where the folder has settings for them) to the tensors that a model takes."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = ()) -> None:
+        self.folder, self._tokenizer, self.media = folder, tokenizer, media
+        self._readers: dict[str, Callable[..., Inputs]] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ValueError(f"{self.folder} has no tokenizer; it reads {' and '.join(self.media)}")
+        return self._tokenizer
+
+    def __call__(
+        self, text: str | Sequence[str] | None = None, text_pair: str | Sequence[str] | None = None, *,
+        images: Any = None, audio: Any = None, padding: bool | Literal["longest", "max_length"] = True,
+        truncation: bool = False, max_length: int | None = None, padding_side: str | None = None,
+        pad_to_multiple_of: int | None = None, add_special_tokens: bool = True, **settings: Any,
+    ) -> Inputs:  # fmt: skip
+        """The tensors that the model takes, under transformers' names; one text is a batch of one. Texts are padded to
+        the longest (`padding="max_length"`: to max_length; False: they must be of one length), and cut to max_length
+        with `truncation`. `settings` go to what reads images or sound (sampling_rate, ...)."""
+        out: Inputs = {}
+        given = {name: value for name, value in (("images", images), ("audio", audio)) if value is not None}
+        if text is None and not given:
+            raise ValueError("give a text, or a list of them")
+        for name, value in given.items():
+            if name not in self.media:
+                reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
+                raise ValueError(f"{name}: {self.folder} reads {reads}")
+            if name not in self._readers:
+                self._readers[name] = READERS[name].load(self.folder)
+            out |= self._readers[name](value, **settings)
+        if settings and not given:
+            raise ValueError(f"a text is read without {next(iter(settings))!r}")
+        if text is None:
+            return out
+        longest = max_length if max_length is not None else self.tokenizer.max_length
+        if padding not in (True, False, "longest", "max_length"):
+            raise ValueError(f"padding={padding!r}; valid: True, False, 'longest', 'max_length'")
+        if max_length is not None and not truncation and padding != "max_length":
+            raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
+        if longest is None and (truncation or padding == "max_length"):
+            raise ValueError("give max_length: this tokenizer does not say how long a text may be")
+        texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        encoded = self.tokenizer.batch(
+            texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
+            max_length=longest if truncation else None, add_special_tokens=add_special_tokens, types=self.types,
+            at_least=longest or 0 if padding == "max_length" else 0, multiple=pad_to_multiple_of or 1,
+        )  # fmt: skip
+        if padding is False and not bool(encoded["attention_mask"].all()):
+            raise ValueError("the texts differ in length; padding=True makes them one tensor")
+        return {**encoded, **out}
+
+    @property
+    def types(self) -> bool:
+        """Whether token_type_ids are given: as the folder says, else where a pair has two of them and the model that is
+        there takes them; of a vocabulary alone, where it is BERT's kind."""
+        named = self.tokenizer.config.get("model_input_names")
+        if isinstance(named, list):
+            return "token_type_ids" in named
+        two = len({*self.tokenizer.core.encode("a", "a").type_ids}) > 1
+        try:
+            embedding: Any = dict(read_spec(self.folder).items()).get("embedding")
+            return two and embedding is not None and "segments" in embedding.gives
+        except (ValueError, OSError):  # no model, or none that is known
+            return two and isinstance(self.tokenizer.core.model, WordPiece)
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
+        """The text of some ids; of rows of them a list of texts."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        if isinstance(ids, Sequence) and ids and not isinstance(ids[0], int):
+            return self.batch_decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, rows: Any, *, skip_special_tokens: bool = False) -> list[str]:
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=skip_special_tokens)
+
+    def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Inputs:
+        """The tensors of a conversation, by the folder's chat template; see `anyformer.inputs.chat.encode`."""
+        import torch
+
+        ids = torch.tensor([self.tokenizer.chat(messages, **options)])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

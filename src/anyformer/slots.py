@@ -1,0 +1,181 @@
+"""Every kind of Part there is: what it is, and the slots that it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import textwrap
+import types
+import typing
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import anyformer.block
+import anyformer.funnel
+import anyformer.mask
+import anyformer.model
+import anyformer.parts
+from anyformer.block import Steps, Sublayer
+from anyformer.model import Model
+from anyformer.part import Part, abstract, fits, fitting, hints, nearest, slot_types, type_name
+
+GROUP = "anyformer.parts"  # entry points of packages that bring Parts
+ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
+
+
+def kinds() -> dict[str, type[Part]]:
+    """Every kind of Part by name, those of other packages included: what a description may be made of."""
+    _import_kinds()
+    return Part.kinds
+
+
+@functools.cache
+def _import_kinds() -> None:
+    """Parts register when their module is imported. Ours come first, then what installed packages offer under the entry
+    point group `anyformer.parts`: nothing that a file says decides what is imported."""
+    for module in pkgutil.iter_modules(anyformer.parts.__path__):
+        importlib.import_module(f"anyformer.parts.{module.name}")
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            for name in [name for name, kind in Part.kinds.items() if kind.__module__ not in sys.modules]:
+                del Part.kinds[name]  # of a module that got half way
+            package = point.dist.name if point.dist else "a package"
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            warnings.warn(f"{GROUP}: {point.value} of {package} is left out ({why})", stacklevel=2)
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+def slots_of(kind: type[Part]) -> dict[str, Any]:
+    """Field name -> type, of a kind; `*` where its fields may have any name."""
+    return {ANY: Sublayer | Steps} if issubclass(kind, Steps) else hints(kind)
+
+
+def slot_at(path: str, roots: tuple[type[Part], ...] = (Model,)) -> Any:
+    """The type of what may stand at an address of any description of these kinds, models unless said. An address may
+    also begin with a kind: `Attention.position`."""
+    first, _, rest = path.partition(".")
+    if rest and first in kinds():
+        roots, path = (Part.kinds[first],), rest
+    slot: Any = typing.Union[roots]  # noqa: UP007
+    for step in path.split("."):
+        found = [*_inside(slot, step)]
+        if not found:
+            names = {name for kind in _below(slot) for name in slots_of(kind)} - {ANY}
+            raise ValueError(f"no slot {path!r}: nothing has a field {step!r} there; {nearest(step, names)}")
+        slot = typing.Union[tuple(found)]  # noqa: UP007
+    return slot
+
+
+def only_kind(slot: Any) -> str | None:
+    """The name of the one kind that fits a slot, where there is one alone and no table could stand there."""
+    if not slot_types(slot) or Part in slot_types(slot) or _containers(slot):
+        return None
+    found = [*fitting(slot)]
+    return found[0] if len(found) == 1 else None
+
+
+def _containers(slot: Any) -> list[Any]:
+    """The mappings and tuples that a type names."""
+    options = (slot, *typing.get_args(slot))
+    return [option for option in options if typing.get_origin(option) not in (None, typing.Union, types.UnionType)]
+
+
+def _below(slot: Any) -> Iterator[type[Part]]:
+    """The kinds that may stand in a slot; those of a mapping's values too, whose keys are steps of an address."""
+    for kind in Part.kinds.values():
+        if any(fits(kind, wanted) for wanted in slot_types(slot)):
+            yield kind
+
+
+def _inside(slot: Any, step: str) -> Iterator[Any]:
+    """The types of the fields called so. Where no kind has one, steps and kinds of layers that are called so."""
+    named = [slots_of(kind)[step] for kind in _below(slot) if step in slots_of(kind)]
+    if named:
+        yield from named
+        return
+    yield from (slots_of(kind)[ANY] for kind in _below(slot) if ANY in slots_of(kind))
+    for container in _containers(slot):
+        yield from slot_types(container)
+
+
+# -- what a kind is ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What can be said of a kind, from its class alone."""
+
+    name: str
+    group: str  # the kind that it is one of; its own name where it stands alone
+    about: str  # one sentence
+    text: str  # all that its docstring says
+    paper: str
+    called: tuple[str, ...]
+    fields: tuple[dict[str, Any], ...]  # name, type, default (as Python writes it; None: must be given), about
+    fits: tuple[str, ...]  # "Sublayer.op": the kind that has the slot, and the slot
+    module: str
+
+
+def about(kind: type[Part]) -> About:
+    """A kind of Part, told."""
+    own = kind.__doc__ or ""
+    text = "" if own.startswith(f"{kind.__name__}(") else " ".join(own.split())  # what dataclasses write is no sentence
+    home = inspect.getdoc(sys.modules.get(kind.__module__)) or ""
+    return About(
+        name=kind.__name__, group=group_of(kind).__name__, about=_sentence(text), text=text,
+        paper=_papers(own) or _papers(home),
+        called=kind.called, fields=tuple(_fields(kind)), fits=tuple(_fits(kind)), module=kind.__module__,
+    )  # fmt: skip
+
+
+def group_of(kind: type[Part]) -> type[Part]:
+    """The abstract kind nearest to Part that this one is of, or itself."""
+    return next((base for base in reversed(kind.mro()) if base not in (object, Part) and abstract(base)), kind)
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, without its papers."""
+    first = re.split(r"(?<=[a-z\])`0-9])\. (?=[A-Z`])", text)[0]
+    return re.sub(r" ?\[[^\[\]]*\d{4}[^\[\]]*\]", "", first).removesuffix(".").strip()
+
+
+def _papers(text: str) -> str:
+    found = re.findall(r"\[([^\[\]]*[A-Z][^\[\]]*\d{4}[^\[\]]*)\]", " ".join(text.split()))
+    return "; ".join(dict.fromkeys(found))
+
+
+def _fields(kind: type[Part]) -> Iterator[dict[str, Any]]:
+    comments = dict(pair for base in reversed(kind.mro()) for pair in _comments(base))
+    for name, hint in hints(kind).items():
+        field = next(field for field in dataclasses.fields(kind) if field.name == name)  # type: ignore[arg-type]
+        default = None if field.default is dataclasses.MISSING else repr(field.default)
+        yield {"name": name, "type": type_name(hint), "default": default, "about": comments.get(name, "")}
+
+
+def _comments(kind: type) -> Iterator[tuple[str, str]]:
+    """(field, what the source says behind it)"""
+    try:
+        source = inspect.getsource(kind) if issubclass(kind, Part) and kind is not Part else ""
+    except (OSError, TypeError):  # typed at a prompt
+        source = ""
+    yield from re.findall(r"^    (\w+): .*?  # (.*)$", textwrap.dedent(source), re.MULTILINE)
+
+
+def _fits(kind: type[Part]) -> Iterator[str]:
+    for owner in [*kinds().values()]:
+        if owner.__module__.startswith("anyformer."):
+            for name, hint in slots_of(owner).items():
+                inherited = any(name in slots_of(base) for base in owner.__bases__ if base not in (Part, object))
+                if not inherited and any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
+                    yield f"{owner.__name__}.{name}"

@@ -1,0 +1,81 @@
+"""Goes on from a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Unpack
+
+import numpy as np
+
+from anyformer.generation import check_writer, generate
+from anyformer.generation.config import settings_for
+from anyformer.generation.writing import Writing, check_ids, length_for
+from anyformer.objectives.objective import Record
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+
+
+def write(
+    model: Source, inputs: Inputs, stream: bool = False, *, max_new_tokens: int | None = None,
+    num_beams: int | None = None, do_sample: bool = False, temperature: float | None = None, top_k: int | None = None,
+    top_p: float | None = None, min_p: float | None = None, seed: int | None = None, stop: list[str] | None = None,
+    chat: bool = False, **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """What the model writes after a text (of an encoder-decoder: about it), without the text itself; with `stream` an
+    iterator of its pieces, of one text. Options that are not given are the folder's own. With `chat` the text is a
+    user's message, and the folder's chat template is put around it.
+
+    >>> write("a/model/folder", ["Once upon a time", "It rains"], max_new_tokens=20)  # doctest: +SKIP
+    [' there was a fox ...', ' all day ...']
+    >>> for piece in write("a/model/folder", "Once upon a time", stream=True):  # doctest: +SKIP
+    ...     print(piece, end="", flush=True)
+    """
+    asked = ask("write", model, inputs, how)
+    check_writer(asked.model)
+    given = {
+        "max_new_tokens": max_new_tokens, "num_beams": num_beams, "do_sample": do_sample or None, "seed": seed,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+    }  # fmt: skip
+    options = {name: value for name, value in given.items() if value is not None}
+    stops = [stop] if isinstance(stop, str) else stop
+    records = asked.each(lambda row: record_of(asked, row["text"], chat))
+    if not stream:
+        return asked.give(written(asked, records, options, stops))
+    if not asked.one:
+        raise ValueError("stream=True writes one text; give it alone, not in a list")
+    return iter(Writing(asked.model, asked.tokenizer, records[0]["input_ids"].tolist(), options, stops))
+
+
+def record_of(asked: TaskRun, text: str, chat: bool) -> Record:
+    tokenizer = asked.tokenizer
+    ids = tokenizer.chat([{"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+    check_ids(asked.model, ids)
+    asked.fits(len(ids))
+    return {"input_ids": np.asarray(ids)}
+
+
+def written(asked: TaskRun, records: list[Record], options: dict[str, Any], stops: list[str] | None) -> list[str]:
+    """The texts of all records, a batch at a time: each is what it would be alone."""
+    found = [""] * len(records)
+    ends = set(settings_for(asked.model, options).eos)
+    rooms = [tuple(length_for(asked.model, len(record["input_ids"]), options).items()) for record in records]
+    for room in dict.fromkeys(rooms):  # near the longest text a model takes, each has another
+        own = [i for i, other in enumerate(rooms) if other == room]
+        for which, batch in asked.batches([records[i] for i in own]):
+            ids = batch["input_ids"]
+            sequences = generate(
+                asked.model, ids, attention_mask=batch.get("attention_mask"), tokenizer=asked.tokenizer,
+                stop_strings=stops, **{**options, **dict(room)},
+            )  # fmt: skip
+            for i, row in zip(which, sequences if asked.model.spec.pair else sequences[:, ids.shape[1] :]):
+                found[own[i]] = "".join(said(asked, row.tolist(), ends, stops))
+    return found
+
+
+def said(asked: TaskRun, tokens: list[int], ends: set[int], stops: list[str] | None) -> Iterator[str]:
+    """The text of what was written, up to its end."""
+    decoder = asked.tokenizer.stream(stops)
+    for token in tokens:
+        if token in ends or decoder.stopped is not None:
+            break
+        yield decoder.push(token)
+    yield decoder.flush()

@@ -1,0 +1,170 @@
+"""`anyformer parts`, `af.parts`, and suggestions: whoever knows another name of a Part finds ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import cli
+from anyformer.part import Part, abstract, fits, fitting
+from anyformer.parts.bias import AttentionPosition
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op
+from anyformer.slots import about, slot_at
+from anyformer.train.run import Run, every_kind
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(arguments)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def foreign() -> Iterator[type[Part]]:
+    before = dict(Part.kinds)
+
+    class Wobble(Part, sees="past", called=("shaky mixer",)):
+        """A mixer of somebody else."""
+
+        size: int = 3  # how far
+
+    yield Wobble
+    Part.kinds.clear()
+    Part.kinds.update(before)
+
+
+def test_every_kind_is_listed_once_with_what_it_is(run: Command, foreign: type[Part]) -> None:
+    code, out, err = run("parts", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert (code, err) == (0, "") and len(rows) == len(json.loads(out))
+    assert rows.keys() == {name for name, kind in every_kind().items() if not abstract(kind)}
+    assert {"Attention", "Causal", "Stack", "DecoderModel", "AdamW", "NextToken", "Wobble"} <= rows.keys()
+    assert {"Norm", "Op", "Head", "Files", "Projections"}.isdisjoint(rows)
+    ours = {name: row for name, row in rows.items() if row["module"].startswith("anyformer.")}
+    assert [name for name, row in ours.items() if row["about"][:1] in ("", "[", ":")] == []
+    assert rows["Wobble"]["fits"] == rows["MLP"]["fits"] and rows["Wobble"]["fields"][0]["about"] == "how far"
+    code, out, _ = run("parts")
+    assert code == 0 and max(map(len, out.splitlines())) < 250
+    assert all(f"\n  {name} " in out for name in rows)
+
+
+def test_no_other_name_is_said_twice_where_both_fit() -> None:
+    """In one slot a name leads to one kind."""
+    for slot in {kind.__mro__[-3] for kind in every_kind().values()} - {Part}:  # the kinds right below Part
+        names = [name for kind in fitting(slot).values() for name in (kind.__name__, *kind.called)]
+        assert len(names) == len({*names}), slot
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [("rotary", "Rope"), ("swiglu", "GatedMLP"), ("mamba", "SelectiveState"), ("mamba2", "DualState"),
+     ("rmsnorm", "RMSNorm"), ("gqa", "Attention"), ("alibi", "Alibi"), ("moe", "MoE"), ("mla", "LatentAttention"),
+     ("Longformer", "LocalAttention"), ("bpe", "TrainedBPE")],
+)  # fmt: skip
+def test_parts_by_the_names_that_people_use(name: str, kind: str, run: Command) -> None:
+    code, out, _ = run("parts", name)
+    assert code == 0 and out.startswith(f"{kind}: ")
+
+
+def test_one_kind_is_told_whole(run: Command) -> None:
+    _, out, _ = run("parts", "Rope")
+    for said in ("Rotary positions", "fits: Stack.position, Attention.position", "rotary", "paper: Su et al. 2021",
+                 "fraction", "1.0", "of the head's channels that turn", "RopeScaling | None"):  # fmt: skip
+        assert said in out, said
+    assert about(Part.kinds["SelectiveState"]).paper == "Gu and Dao 2023"  # of the whole file
+    assert "(needed)" in run("parts", "MLP")[1]
+    assert run("parts", "Norm")[1].count("\n") == len(fitting(Norm)) + 2  # an abstract kind: those of it
+
+
+def test_slots_by_address_and_by_kind(run: Command) -> None:
+    for path, wanted in {
+        "decoder.layers.attention.op": Op, "decoder.layers.3.attention.op": Op, "encoder.layers.local.mlp.op": Op,
+        "Sublayer.op": Op, "decoder.norm": Norm, "decoder.layers.attention.pre_norm": Norm,
+        "decoder.layers.attention.op.position": AttentionPosition, "Attention.position": AttentionPosition,
+        "encoder.stages.0.layers.attention.pre_norm": Norm,
+    }.items():  # fmt: skip
+        assert fitting(slot_at(path)).keys() == fitting(wanted).keys(), path
+        assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == fitting(wanted).keys()
+    assert "AdamW" in fitting(slot_at("optimizer", (Run,)))
+    for wrong, said in {
+        "decoder.lyers": "did you mean 'layers'?", "width": "holds no Part, but int", "decoder.norm.epz": "'eps'",
+    }.items():  # fmt: skip
+        code, out, err = run("parts", "--slot", wrong)
+        assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_parts_in_python() -> None:
+    assert af.parts.GatedMLP(width=8) == Part.kinds["GatedMLP"](width=8)
+    assert {"GatedMLP", "Causal", "DecoderModel", "Run", "NextToken"} <= {*dir(af.parts)}
+    with pytest.raises(AttributeError, match="no Part is called 'SwiGLU'; did you mean 'GatedMLP' with activation"):
+        _ = af.parts.SwiGLU
+    with pytest.raises(AttributeError, match="no attribute 'norms'"):
+        _ = af.parts.norms
+
+
+SUGGESTED = {
+    ("decoder.layers.attention.op.position", "Rotary"): "did you mean 'Rope'?",
+    ("decoder.layers.feedforward.op", "SwiGLU"): "did you mean 'GatedMLP' with activation='silu'?",
+    ("decoder.layers.feedforward.op", "swi_glu"): "did you mean 'GatedMLP' with activation='silu'?",
+    ("decoder.norm", "RmsNorm"): "did you mean 'RMSNorm'?",
+    ("decoder.norm", "LlamaRMSNorm"): "did you mean 'RMSNorm'?",
+    ("decoder.layers.attention.op", "Mamba"): "did you mean 'SelectiveState'?",
+    ("decoder.layers.attention.op", "Rotary"): "that is Rope, which does not fit here; valid: Attention, ",
+    ("decoder.norm", "nonsense"): "valid: BatchNorm, LayerNorm, RMSNorm, ScaleNorm",
+}
+
+
+@pytest.mark.parametrize("path, kind", SUGGESTED)
+def test_suggestions_know_the_slot_and_the_other_names(path: str, kind: str) -> None:
+    said = SUGGESTED[path, kind]
+    with pytest.raises(ValueError) as caught:
+        af.override(af.spec("gpt2"), {path: {"kind": kind}})
+    assert f"{path}: unknown kind {kind!r}; {said}" in str(caught.value)
+
+
+def test_suggestions_inside_of_what_is_given() -> None:
+    block = {"kind": "Block", "a": {"kind": "Sublayer", "op": {"kind": "MLP", "width": 4}, "pre_norm": {"kind": "Rms"}}}
+    with pytest.raises(ValueError, match=r"decoder\.layers\.a\.pre_norm: unknown kind 'Rms'; did you mean 'RMSNorm'"):
+        af.override(af.spec("gpt2"), {"decoder.layers": block})
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [("RMSNorm", 'RMSNorm is no Norm; write {"kind": "RMSNorm"}'), ("rms", "rms is no Norm; did you mean 'RMSNorm'?"),
+     (af.parts.MLP(width=3), "MLP is no Norm; valid: BatchNorm, ")],
+)  # fmt: skip
+def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        af.override(af.spec("gpt2"), {"decoder.norm": value})
+    assert said in str(caught.value)
+
+
+def test_a_llama_like_gpt2_from_what_parts_shows(run: Command, tmp_path: Path) -> None:
+    """Whoever knows "rotary" and "SwiGLU": what `anyformer parts` prints is enough to write the changes."""
+    found = {word: json.loads(run("parts", word, "--json")[1])[0] for word in ("rotary", "swiglu", "rms norm")}
+    rope, gated, norm = (found[word]["name"] for word in found)
+    assert "Attention.position" in found["rotary"]["fits"] and "Sublayer.op" in found["swiglu"]["fits"]
+    changes = {
+        "width": 16, "decoder.depth": 2, "decoder.layers.attention.op.num_heads": 2,
+        "decoder.layers.attention.op.position": {"kind": rope}, "embedding.position": None,
+        "decoder.layers.feedforward.op": {"kind": gated, "width": 32}, "decoder.norm": {"kind": norm},
+    }  # fmt: skip
+    model = af.build(af.override(af.spec("gpt2"), changes))
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50257)
+
+
+def test_parts_of_other_packages_fit_where_the_slot_is_open(foreign: type[Part]) -> None:
+    assert fits(foreign, Op) and not fits(foreign, Norm)
+    with pytest.raises(ValueError, match="did you mean 'Wobble'"):
+        af.override(af.spec("gpt2"), {"decoder.layers.attention.op": {"kind": "shaky mixer"}})

@@ -1,0 +1,119 @@
+"""`af.processor` on text: the tensors that transformers' AutoTokenizer gives for the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.codec import to_json
+from anyformer.inputs.image import Images
+from vocabularies import TEXTS, gpt2, whole, words, write
+
+KINDS: dict[str, Callable[..., Path]] = {
+    "gpt2": lambda folder: gpt2(folder, pad_token="<|endoftext|>", padding_side="left"),
+    "bert": lambda folder: words(folder, model_max_length=24),
+    "roberta": lambda folder: gpt2(folder, tokenizer_class="RobertaTokenizer"),
+    "whole": whole,
+}  # fmt: skip
+READABLE = [text for text in TEXTS if text.strip()]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    transformers = pytest.importorskip("transformers")
+    folder = KINDS[request.param](tmp_path_factory.mktemp("processor") / request.param)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.pad_token = theirs.pad_token or theirs.eos_token
+    return af.processor(folder), theirs
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"padding": "longest", "padding_side": "left"}, {"padding": "max_length", "max_length": 512},
+    {"truncation": True, "max_length": 7}, {"pad_to_multiple_of": 8}, {"add_special_tokens": False},
+    {"text_pair": READABLE[::-1], "truncation": True, "max_length": 12},
+], ids=lambda options: "-".join(options) or "plain")  # fmt: skip
+def test_tensors_are_those_of_the_auto_tokenizer(both: tuple[Any, Any], options: dict[str, Any]) -> None:
+    ours, theirs = both
+    texts = READABLE if "max_length" in options else READABLE[:4]
+    found = ours(texts, **options)
+    wanted = theirs(texts, return_tensors="pt", **{"padding": True, **options})
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    assert ours.batch_decode(found["input_ids"]) == theirs.batch_decode(wanted["input_ids"])
+    skip = {"skip_special_tokens": True}
+    assert ours.decode(found["input_ids"], **skip) == theirs.batch_decode(wanted["input_ids"], **skip)
+
+
+def test_one_text_is_a_batch_of_one(both: tuple[Any, Any]) -> None:
+    ours, theirs = both
+    found, wanted = ours("The fox."), theirs("The fox.", return_tensors="pt")
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert ours.decode(found["input_ids"][0]) == theirs.decode(wanted["input_ids"][0])
+
+
+def test_types_are_those_that_the_model_takes(tmp_path: Path) -> None:
+    folder = words(tmp_path)
+    assert "token_type_ids" in af.processor(folder)("a")
+    spec = af.override(af.spec("distilbert-base"), {"encoder.depth": 1, "width": 16})
+    (tmp_path / "spec.json").write_text(to_json(spec))
+    assert "token_type_ids" not in af.processor(folder)("a", "b")
+    named = {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "token_type_ids"]}
+    write(folder, "tokenizer_config.json", named)
+    assert "token_type_ids" in af.processor(folder)("a")
+
+
+def test_chat(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    read = af.processor(gpt2(tmp_path, chat_template=template))
+    found = read.chat([{"role": "user", "content": "The fox"}])
+    assert read.decode(found["input_ids"]) == ["user: The fox\n"] and bool(found["attention_mask"].all())
+
+
+@pytest.mark.parametrize("call, line", [
+    (lambda read: read(), "give a text"),
+    (lambda read: read(["a", "a b c d"], padding=False), "padding=True makes them one tensor"),
+    (lambda read: read("a", padding="longst"), "padding='longst'; valid: "),
+    (lambda read: read("a", max_length=3), "max_length does nothing without truncation=True"),
+    (lambda read: read("a", truncation=True), "give max_length"),
+    (lambda read: read("a", images=["dog.png"]), "reads text"),
+    (lambda read: read("a", sampling_rate=3), "a text is read without 'sampling_rate'"),
+    (lambda read: read(["a"], text_pair=["b", "c"]), "1 texts and 2 pairs"),
+], ids=str)  # fmt: skip
+def test_a_mistake_is_one_line(call: Any, line: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        call(af.processor(gpt2(tmp_path)))
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_images_beside_text_and_alone(tmp_path: Path) -> None:
+    folder, picture = gpt2(tmp_path / "both"), np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
+    with pytest.raises(ValueError, match="images: .* reads text$"):
+        af.processor(folder)(images=[picture])
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 4, "width": 4}}
+    write(folder, "preprocessor_config.json", settings)
+    found = af.processor(folder)("The fox", images=[picture, picture])
+    assert list(found) == ["input_ids", "attention_mask", "pixel_values"]
+    assert torch.equal(found["pixel_values"], Images.load(folder)([picture, picture])["pixel_values"])
+    write(tmp_path / "alone", "preprocessor_config.json", settings)
+    alone = af.processor(tmp_path / "alone")
+    assert list(alone(images=picture)) == ["pixel_values"]
+    with pytest.raises(ValueError, match="has no tokenizer; it reads images"):
+        alone("The fox")
+
+
+def test_sound_as_the_feature_extractor_gives_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000, return_attention_mask=True)
+    theirs.save_pretrained(tmp_path)
+    rows = [np.sin(np.arange(n) / 7).astype(np.float32) for n in (300, 200)]
+    found = af.processor(tmp_path)(audio=rows, sampling_rate=8000)
+    wanted = theirs(rows, sampling_rate=8000, padding=True, return_tensors="pt")
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name].float(), wanted[name].float(), atol=1e-5) for name in found)

@@ -1,0 +1,154 @@
+"""Other people's software drives a model as it drives theirs: export, DDP, accelerate, Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import anyformer as af
+from anyformer import families
+from anyformer.model import Output
+
+TINY = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 16, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
+BERT = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
+IDS = torch.arange(24).view(2, 12)
+
+
+def gpt2(seed: int = 0) -> Any:
+    return af.build(families.find("gpt2").read(TINY), seed=seed)
+
+
+def bert(architecture: str = "BertModel", **changes: Any) -> Any:
+    return af.build(families.find("bert").read({**BERT, "architectures": [architecture], **changes}))
+
+
+def test_an_output_is_a_dict_and_a_tree() -> None:
+    out = gpt2()(input_ids=IDS, labels=IDS, output_hidden_states=True)
+    assert isinstance(out, dict) and [*out] == ["loss", "logits", "hidden_states"]
+    assert out[0] is out.loss is out["loss"] and out[1:2] == (out.logits,) and out.attentions is None
+    leaves, tree = pytree.tree_flatten(out)
+    assert len(leaves) == 2 + 3 and pytree.tree_unflatten(leaves, tree).hidden_states[1] is out.hidden_states[1]
+    doubled = pytree.tree_map(lambda tensor: tensor * 2, out)
+    assert isinstance(doubled, Output) and torch.equal(doubled.logits, out.logits * 2)
+    assert {**out}.keys() == out.keys() == dict(out).keys()
+    with pytest.raises(KeyError):
+        out["attentions"]
+
+
+def test_torch_export() -> None:
+    model = gpt2().eval()
+    program = torch.export.export(model, (), {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)})
+    other = IDS.flip(1)
+    with torch.no_grad():
+        found, wanted = program.module()(input_ids=other, attention_mask=torch.ones_like(IDS)), model(input_ids=other)
+    assert isinstance(found, Output) and torch.allclose(found.logits, wanted.logits, atol=1e-6)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_ddp_finds_the_parameters_that_a_step_used(alone: None) -> None:
+    model = bert()  # whose pooler has no part in the loss below
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    for _ in range(2):
+        out = wrapped(input_ids=IDS)
+        assert isinstance(out, Output)
+        out.last_hidden_state.square().mean().backward()
+    used = {name: parameter.grad is not None for name, parameter in model.named_parameters()}
+    assert any(used.values()) and not all(used.values())
+    assert all(grad != name.startswith("head.") for name, grad in used.items())
+
+
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    ours, plain = gpt2(), gpt2()
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    rows = [{"input_ids": row, "labels": row} for row in IDS.repeat(2, 1)]
+    model, optimizer, loader = accelerator.prepare(
+        ours, torch.optim.SGD(ours.parameters(), lr=0.1), torch.utils.data.DataLoader(rows, batch_size=2)
+    )
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    step = torch.optim.SGD(plain.parameters(), lr=0.1)
+    plain(input_ids=IDS, labels=IDS).loss.backward()
+    step.step()
+    for (name, one), two in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6), name
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of other numbers of labels; "note" is a column that no model takes."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns["labels"])
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {name: values[i] for name, values in self.columns.items()}
+
+
+def trainer(model: Any, folder: Path, rows: Rows, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    usual = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    arguments = transformers.TrainingArguments(
+        str(folder), use_cpu=True, max_steps=1, report_to=[], disable_tqdm=True, save_strategy="no",
+        **{**usual, **options},
+    )  # fmt: skip
+    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+
+
+def test_hugging_face_trainer(tmp_path: Path) -> None:
+    """One step over two micro-batches with unequal numbers of labels is one step over both: the loss is divided by what
+    Trainer counted. Columns that the model does not take are left out, and evaluation has a loss."""
+    labels = IDS.clone()
+    labels[0, :9] = -100
+    ours, plain = gpt2(), gpt2()
+    rows = Rows(input_ids=IDS.tolist(), labels=labels.tolist(), note=["a", "b"])
+    driven = trainer(ours, tmp_path, rows, per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    assert driven.train().training_loss == pytest.approx(plain(input_ids=IDS, labels=labels).loss.item(), abs=1e-5)
+    plain(input_ids=IDS, labels=labels).loss.backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    for (name, one), two in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6), name
+    wanted = float(plain.eval()(input_ids=IDS, labels=labels).loss)
+    assert driven.evaluate(rows)["eval_loss"] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_hugging_face_trainer_with_a_classifier(tmp_path: Path) -> None:
+    model = bert("BertForSequenceClassification", num_labels=3)
+    assert not model.accepts_loss_kwargs
+    rows = Rows(input_ids=IDS.tolist(), token_type_ids=torch.zeros_like(IDS).tolist(), labels=[0, 2])
+    driven = trainer(model, tmp_path, rows)
+    driven.train()
+    found = driven.predict(rows)
+    wanted = model.eval()(input_ids=IDS)
+    assert torch.allclose(torch.tensor(found.predictions), wanted.logits.detach(), atol=1e-6)
+    with pytest.raises(ValueError, match="num_items_in_batch counts the tokens"):
+        model(input_ids=IDS, labels=torch.tensor([0, 1]), num_items_in_batch=3)
+
+
+def test_inputs_that_are_not_named_in_the_signature_are_still_told_apart() -> None:
+    model = gpt2()
+    with pytest.raises(TypeError, match="takes no input 'pixel_values'"):
+        model(pixel_values=torch.zeros(1, 3, 2, 2))
+    assert torch.equal(model(IDS).logits, model(input_ids=IDS).logits)
+    assert isinstance(model(IDS, labels=IDS, num_items_in_batch=torch.tensor(22)).loss, Tensor)
