@@ -69,7 +69,7 @@ def ours(model: Any, options: argparse.Namespace, batch: int, compiled: bool | N
     held = options.prompt + options.new // 2
 
     def steps() -> None:
-        recording.state.length.fill_(options.prompt)
+        recording.state.past.fill_(options.prompt)
         recording.buffers.count.zero_()
         for _ in range(options.new):
             recording.run()

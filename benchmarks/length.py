@@ -140,8 +140,8 @@ def measure(name: str, length: int, device: str) -> dict[str, Any]:
         state, token = model.new_state(1, capacity=length), ids[:, :1]
 
         def write() -> Any:
-            assert isinstance(state.length, torch.Tensor)
-            state.length.fill_(length - 1)  # as if all but the last token were read
+            assert isinstance(state.past, torch.Tensor)
+            state.past.fill_(length - 1)  # as if all but the last token were read
             return model(input_ids=token, past_key_values=state)
 
         write()
