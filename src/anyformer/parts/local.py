@@ -95,7 +95,7 @@ class GlobalTextEmbeddingModule(TextEmbeddingModule):
         if kind == "first":
             if ctx.documents is not None:
                 return first_of_document(ctx.documents) == ctx.index
-            first = ctx.index[None] if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
+            first = ctx.index if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
             return (first == 0).expand(x.shape[0], -1)
         if kind == "none" or ids is None:
             return None
