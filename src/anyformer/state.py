@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Once = Callable[[str, Callable[[], Tensor]], Tensor]  # does what many stores share for the first of them
+Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
@@ -214,11 +214,15 @@ class Static(Store):
         return self.tensors, once("places", lambda: torch.arange(self.room, device=index.device))
 
     def write(self, new: dict[str, Tensor], columns: Tensor, once: Once) -> None:
-        """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way."""
+        """Into columns (T,) or (B, T): as lines of one long table, which is the fastest way, or through an index into
+        the tensor itself, which a compiler writes in place (of a view it might copy the whole tensor, each step)."""
         for name, tensor in new.items():
-            held, dim = self.tensors[name], self.axes[name]
-            at = once(self.alike[name], functools.partial(lines, held.shape[: dim + 1], columns))
-            held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
+            held, dim, alike = self.tensors[name], self.axes[name], self.alike[name]
+            if torch.compiler.is_compiling():
+                held.index_put_(once(f"of {alike}", functools.partial(grid, held.shape[: dim + 1], columns)), tensor)
+            else:
+                at = once(alike, functools.partial(lines, held.shape[: dim + 1], columns))
+                held.flatten(0, dim).index_copy_(0, at, tensor.flatten(0, dim))
 
     def column(self, places: Tensor) -> Tensor:
         """Where what is at these row places stands."""
@@ -286,6 +290,13 @@ def stacked(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
     """Rows of several tensors in one, the shorter made longer along a dimension."""
     longest = max(tensor.shape[dim] for tensor in tensors)
     return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
+
+
+def grid(shape: torch.Size, columns: Tensor) -> tuple[Tensor, ...]:
+    """Indices, one a dimension, of the columns (T,) or (B, T) in all rows of a table (B, ..., L)."""
+    sizes = shape[:-1]
+    at = [torch.arange(n, device=columns.device).view(n, *[1] * (len(sizes) - i)) for i, n in enumerate(sizes)]
+    return (*at, columns.view(-1, *[1] * (len(sizes) - 1), columns.shape[-1]))
 
 
 def lines(shape: torch.Size, columns: Tensor) -> Tensor:
