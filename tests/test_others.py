@@ -129,7 +129,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     for (name, one), two in zip(ours.named_parameters(), plain.parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-6), name
-    wanted = float(plain.eval()(input_ids=IDS, labels=labels).loss)
+    wanted = plain.eval()(input_ids=IDS, labels=labels).loss.item()
     assert driven.evaluate(rows)["eval_loss"] == pytest.approx(wanted, abs=1e-5)
 
 
