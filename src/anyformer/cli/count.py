@@ -172,9 +172,9 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
 
 def amount(spec: Any, length: int) -> str:
     """What one row of a batch is."""
-    if "pixel_values" in spec.embedding.inputs:
-        return "an image of {} x {}".format(*spec.embedding.image_size)
-    return f"{length:,} {'tokens' if 'input_ids' in spec.embedding.inputs else 'samples'}"
+    if spec.pair or "input_ids" in spec.embedding.inputs:
+        return f"{length:,} tokens"
+    return f"{spec.embedding.inputs[0]} of {' x '.join(map(str, spec.embedding.row(length, spec.width)))}"
 
 
 def by_size(options: argparse.Namespace) -> None:

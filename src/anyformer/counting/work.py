@@ -50,18 +50,15 @@ class Work:
 
 
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
-    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), as many
-    samples of sound, or an image of the size that is described."""
+    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), samples
+    or frames of sound, or an image of the size that is described."""
     embedding: Any = dict(spec.items())["embedding"]
     source = length if source_length is None else source_length
+    name = embedding.inputs[0]
+    choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
+    shape = 1, *choices, *embedding.row(source if spec.pair else length, spec.width)
     with torch.device("meta"):
-        if "input_ids" in embedding.inputs:
-            choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
-            found = {"input_ids": torch.zeros(1, *choices, source if spec.pair else length, dtype=torch.long)}
-        elif "pixel_values" in embedding.inputs:
-            found = {"pixel_values": torch.zeros(1, embedding.channels, *embedding.image_size)}
-        else:
-            found = {embedding.inputs[0]: torch.zeros(1, length)}
+        found = {name: torch.zeros(shape, dtype=torch.long if name == "input_ids" else torch.float32)}
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(getattr(part, "memory", False) for _, part in walk(spec)):

@@ -35,6 +35,10 @@ class Embedding(Part):
         """What other Parts of the model may need of it: see their `needs`."""
         return ()
 
+    def row(self, length: int, width: int) -> tuple[int, ...]:
+        """The shape of one row of its first input, of so many tokens, samples or frames; `width` is the model's."""
+        return (length,)
+
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {
