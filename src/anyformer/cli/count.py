@@ -106,7 +106,7 @@ def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str
         "writing": counted.memory(kind, batch, length, source),
     }
     passes = {"prefill": counted.prefill(length, batch, kind, source)}
-    if counted.spec.left_to_right and counted.remembered and length > 1:
+    if counted.spec.writes and counted.remembered and length > 1:
         passes["decode"] = counted.decode(length, batch, kind, source)
     formulas = []
     if "input_ids" in counted.spec.embedding.inputs:
@@ -174,7 +174,8 @@ def amount(spec: Any, length: int) -> str:
     """What one row of a batch is."""
     if spec.pair or "input_ids" in spec.embedding.inputs:
         return f"{length:,} tokens"
-    return f"{spec.embedding.inputs[0]} of {' x '.join(map(str, spec.embedding.row(length, spec.width)))}"
+    name, shape = next(iter(spec.embedding.row(length, spec.width).items()))
+    return f"{name} of {' x '.join(map(str, shape))}"
 
 
 def by_size(options: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from anyformer.kernels.recording import recorded
 from anyformer.model import Model
 from anyformer.part import Part, at, walk
 from anyformer.parts.constant import Computed
+from anyformer.parts.given import NUMBERS
 from anyformer.parts.head import MultipleChoiceHead
 from anyformer.parts.op import Op
 
@@ -54,11 +55,11 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     or frames of sound, or an image of the size that is described."""
     embedding: Any = dict(spec.items())["embedding"]
     source = length if source_length is None else source_length
-    name = embedding.inputs[0]
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
-    shape = 1, *choices, *embedding.row(source if spec.pair else length, spec.width)
+    shapes = embedding.row(source if spec.pair else length, spec.width)
+    kinds = {name: torch.long if name in NUMBERS else torch.float32 for name in shapes}
     with torch.device("meta"):
-        found = {name: torch.zeros(shape, dtype=torch.long if name == "input_ids" else torch.float32)}
+        found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(getattr(part, "memory", False) for _, part in walk(spec)):
