@@ -40,14 +40,15 @@ def one_row(case: Case, spec: Any) -> tuple[dict[str, Any], int, int]:
     """Inputs of one text, its length, and that of what an encoder reads."""
     inputs = make_inputs(case, batch=1)
     inputs.pop("global_attention_mask", None)
-    if "pixel_values" in inputs:
-        inputs["pixel_values"] = torch.zeros(1, spec.embedding.channels, *spec.embedding.image_size)
-    if inputs.get("input_ids", torch.zeros(0)).dim() == 3:
+    first = spec.embedding.inputs[0]
+    if first == "pixel_values":
+        inputs[first] = torch.zeros(1, *spec.embedding.row(0, spec.width)[first])
+    if first == "input_ids" and inputs[first].dim() == 3:  # several to choose from
         inputs = {name: value[:, :1] for name, value in inputs.items()}
-    text = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("input_values", torch.zeros(1, 1))))
     memory = inputs.get("encoder_hidden_states")
-    source = inputs.get("input_ids", text) if memory is None else memory[..., 0]
-    return inputs, text.shape[-1], source.shape[-1]
+    read = inputs[first].shape[1 if first == "states" else -1]
+    length = inputs["decoder_input_ids"].shape[1] if spec.pair else read
+    return inputs, length, read if memory is None else memory.shape[1]
 
 
 def family(case: Case) -> tuple[Any, ...]:
@@ -200,6 +201,8 @@ def test_too_long_a_text() -> None:
         af.count(af.spec("gpt2")).flops(2000)
     with pytest.raises(ValueError, match="length is at least 1, got 0"):
         af.count(af.spec("gpt2")).flops(0)
+    with pytest.raises(ValueError, match="has no decoding step"):
+        af.count(af.spec("bert-base")).decode(8)
 
 
 # -- the lectures -----------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str
         "writing": counted.memory(kind, batch, length, source),
     }
     passes = {"prefill": counted.prefill(length, batch, kind, source)}
-    if counted.spec.left_to_right and counted.remembered and length > 1:
+    if counted.spec.writes and counted.remembered and length > 1:
         passes["decode"] = counted.decode(length, batch, kind, source)
     formulas = []
     if "input_ids" in counted.spec.embedding.inputs:
@@ -172,9 +172,10 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
 
 def amount(spec: Any, length: int) -> str:
     """What one row of a batch is."""
-    if "pixel_values" in spec.embedding.inputs:
-        return "an image of {} x {}".format(*spec.embedding.image_size)
-    return f"{length:,} {'tokens' if 'input_ids' in spec.embedding.inputs else 'samples'}"
+    if spec.pair or "input_ids" in spec.embedding.inputs:
+        return f"{length:,} tokens"
+    name, shape = next(iter(spec.embedding.row(length, spec.width).items()))
+    return f"{name} of {' x '.join(map(str, shape))}"
 
 
 def by_size(options: argparse.Namespace) -> None:

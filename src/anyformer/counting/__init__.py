@@ -157,6 +157,8 @@ def _work(spec: Model, length: int, source_length: int | None, dtype: torch.dtyp
     for name, size in (("length", length), ("source_length", source_length)):
         if size is not None and size < 1:
             raise ValueError(f"{name} is at least 1, got {size}")
+    if step and not spec.writes:
+        raise ValueError("this model does not write from left to right: it has no decoding step")
     limit = position_limit(spec)
     if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
         raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")

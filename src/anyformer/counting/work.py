@@ -25,6 +25,7 @@ from anyformer.kernels.recording import recorded
 from anyformer.model import Model
 from anyformer.part import Part, at, walk
 from anyformer.parts.constant import Computed
+from anyformer.parts.given import NUMBERS
 from anyformer.parts.head import MultipleChoiceHead
 from anyformer.parts.op import Op
 
@@ -50,18 +51,15 @@ class Work:
 
 
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
-    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), as many
-    samples of sound, or an image of the size that is described."""
+    """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), samples
+    or frames of sound, or an image of the size that is described."""
     embedding: Any = dict(spec.items())["embedding"]
     source = length if source_length is None else source_length
+    choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
+    shapes = embedding.row(source if spec.pair else length, spec.width)
+    kinds = {name: torch.long if name in NUMBERS else torch.float32 for name in shapes}
     with torch.device("meta"):
-        if "input_ids" in embedding.inputs:
-            choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
-            found = {"input_ids": torch.zeros(1, *choices, source if spec.pair else length, dtype=torch.long)}
-        elif "pixel_values" in embedding.inputs:
-            found = {"pixel_values": torch.zeros(1, embedding.channels, *embedding.image_size)}
-        else:
-            found = {embedding.inputs[0]: torch.zeros(1, length)}
+        found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(getattr(part, "memory", False) for _, part in walk(spec)):

@@ -287,6 +287,10 @@ class SpectrogramEmbedding(Embedding, sees="all"):
         """Frames of the spectrogram from one vector to the next."""
         return math.prod(self.strides)
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        frames = self.position.length * self.hop if self.whole else length  # type: ignore[union-attr]
+        return {"input_features": (self.channels, frames)}
+
     @property
     def instead(self) -> str:
         return "Vectors()"

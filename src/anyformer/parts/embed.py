@@ -35,6 +35,11 @@ class Embedding(Part):
         """What other Parts of the model may need of it: see their `needs`."""
         return ()
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of one row of what it needs, by name: so many tokens, samples, frames or time steps, in a model of
+        this width."""
+        return {self.inputs[0]: (length,)}
+
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {

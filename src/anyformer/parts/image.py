@@ -59,6 +59,9 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     def grid(self) -> Grid:
         return Grid(self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1])
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"pixel_values": (self.channels, *self.image_size)}
+
     def check(self) -> None:
         if min(*self.patch_size, self.channels, *self.grid) < 1:
             raise ValueError(f"no patch of {self.patch_size} fits an image of {self.image_size}")

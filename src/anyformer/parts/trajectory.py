@@ -48,6 +48,10 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
     def gives(self) -> tuple[str, ...]:
         return ("a row of tokens", "time steps")
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        widths = {"states": self.state_width, "actions": self.action_width, "returns_to_go": 1}
+        return {**{name: (length, each) for name, each in widths.items()}, "timesteps": (length,)}
+
     def build(self, site: Site) -> nn.Module:
         return TrajectoryEmbeddingModule(self, site)
 

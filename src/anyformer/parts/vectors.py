@@ -26,6 +26,9 @@ class Vectors(Embedding, sees="itself"):
     def gives(self) -> tuple[str, ...]:
         return ("a row of tokens",)
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"inputs_embeds": (length, width)}
+
     def build(self, site: Site) -> nn.Module:
         return VectorsModule(self, site)
 
