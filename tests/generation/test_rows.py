@@ -14,11 +14,14 @@ import anyformer as af
 from anyformer import families
 from anyformer.mask import CAUSAL, Mask, Window
 from anyformer.parts.bias import BucketedBias, DistanceBias
+from anyformer.parts.embed import Tokens
+from anyformer.parts.local import GlobalTextEmbedding
 from anyformer.parts.relative import RelativeSinusoids
 from anyformer.state import State
 
 LENGTHS, NEW, CAPACITY = (9, 2, 5), 7, 20
-SMALL = {"width": 24, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99, "decoder.depth": 2}
+SMALL = {"width": 24, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99, "decoder.depth": 2,
+         "decoder.layers.feedforward.op.width": 32}  # fmt: skip
 # one of each kind of memory, and of each kind of place that masks and positions count
 CASES = (
     "GPT2LMHeadModel", "MixtralForCausalLM-window", "DeepseekV2ForCausalLM", "T5ForConditionalGeneration",
@@ -39,8 +42,11 @@ def model_of(name: str) -> Any:
     if name in POSITIONS:
         op = {"num_heads": 4, **dict(zip(("position", "mask"), POSITIONS[name], strict=True))}
         changes = {f"decoder.layers.attention.op.{field}": value for field, value in op.items()}
-        inner = {"decoder.layers.feedforward.op.width": 32}
-        return af.build(af.override(af.spec("gpt2"), {**SMALL, **inner, **changes}), seed=1).eval()
+        return af.build(af.override(af.spec("gpt2"), {**SMALL, **changes}), seed=1).eval()
+    if name == "global tokens":
+        changes = {"embedding": GlobalTextEmbedding(tokens=Tokens(vocab_size=99), global_tokens="first")}
+        sizes = {path: size for path, size in SMALL.items() if not path.startswith("embedding")}
+        return af.build(af.override(af.spec("gpt2"), {**sizes, **changes}), seed=1).eval()
     return ours(next(case for case in every_case() if case.id == name))
 
 
@@ -78,7 +84,7 @@ def expected(alone: list[Tensor], start: int, count: int) -> Tensor:
     return torch.stack([row[n + start : n + start + count] for row, n in zip(alone, LENGTHS, strict=True)])
 
 
-@pytest.mark.parametrize("name", [*CASES, *POSITIONS, "dmca"])
+@pytest.mark.parametrize("name", [*CASES, *POSITIONS, "dmca", "global tokens"])
 @torch.no_grad()
 def test_each_row_goes_on_from_its_own_length(name: str) -> None:
     """One token at a time and several at once, in rows that changed places, and back in a growing state."""
