@@ -87,7 +87,7 @@ def test_a_model_generates(folders: Folders) -> None:
     (lambda m: af.tasks.write(m, "a", temperature=0.5), "temperature"),
     (lambda m: af.tasks.write(m, "a", tempature=0.5), "did you mean 'temperature'?"),
     (lambda m: af.tasks.write(m, "a", chat=True), "has no chat template"),
-], ids=str)  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else "call")  # fmt: skip
 def test_a_mistake_is_one_line(call: Any, line: str, folders: Folders) -> None:
     with pytest.raises(ValueError) as caught:
         call(folders("GPT2LMHeadModel"))
