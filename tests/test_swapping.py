@@ -62,7 +62,8 @@ OPS: dict[str, dict[str, Any]] = {
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Idle": {"part": {"kind": "MLP", "width": 8}},
 }  # fmt: skip
-NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "BatchNorm": {}}
+NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
+                                    "BatchNorm": {}}  # fmt: skip
 RESIDUALS: dict[str, dict[str, Any]] = {
     "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Halved": {"every": 2},
 }  # fmt: skip
@@ -97,6 +98,7 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "head.transform.norm": NORMS, "decoder.norm": NORMS, "decoder.layers.feedforward.residual": RESIDUALS,
     "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,
     "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "embedding": TEXTS,
+    "decoder.layers.attention.op.learned_scale": {"LearnedScale": {}},
     "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
 # before a slot can be filled, what it is in has to be there
@@ -111,6 +113,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
     "Transform",
+    "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

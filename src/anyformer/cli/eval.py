@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
     """Scores, and what they are of."""
     from anyformer.cli.terminal import progress, working
-    from anyformer.cli.train import described
+    from anyformer.cli.train import named
 
     home = Path(options.model).expanduser()
     names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
@@ -68,7 +68,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     if options.recipe is None and not (home / "run.json").is_file():
         raise ValueError("give a recipe: MODEL is not the folder of a run, which would say what it was trained on")
     options.recipe = options.recipe or options.model
-    description, _ = described(options)
+    description, _ = named(options.recipe, options.data, options.set)
     with working(f"reading {options.model}"):
         from anyformer import machine
         from anyformer.checkpoint import load

@@ -76,30 +76,36 @@ def show_recipes() -> None:
 
 def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
-    from anyformer.codec import override
-    from anyformer.recipes import recipe, recipes
-
     if options.recipe is None:
+        from anyformer.codec import override
         from anyformer.recipes._own import from_table, from_text
 
         table = options.csv or options.jsonl
         own = from_table(table, options.label, options.column, options.model) if table else None
         found = own or from_text(options.text, options.model)
         return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
-    path = Path(os.path.expanduser(options.recipe))
-    if not path.exists() and (options.resume or path.suffix == ".json" or len(path.parts) > 1):
-        if len(path.parts) > 1 or options.recipe not in recipes():
-            what = "no run there could go on" if options.resume else "`anyformer train --list` shows the recipes"
-            raise FileNotFoundError(f"{options.recipe}: no such file or folder; {what}")
+    return named(options.recipe, options.data, options.set, options.resume)
+
+
+def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
+    """The run that a recipe, a run.json or a run's folder describes, and its folder."""
+    from anyformer.codec import override
+    from anyformer.recipes import recipe, recipes
+
+    path = Path(os.path.expanduser(name))
+    if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
+        if len(path.parts) > 1 or name not in recipes():
+            what = "no run there could go on" if resume else "`anyformer train --list` shows the recipes"
+            raise FileNotFoundError(f"{name}: no such file or folder; {what}")
     if path.suffix == ".json" or path.is_dir():
         from anyformer.train.run import read_run
 
         found = read_run(path / "run.json" if path.is_dir() else path)
         out = str(path) if path.is_dir() else f"runs/{found.name}"
     else:
-        found = recipe(options.recipe, options.data)
+        found = recipe(name, data)
         out = f"runs/{found.name}"
-    return override(found, dict(setting(text) for text in options.set)), out
+    return override(found, dict(setting(text) for text in changes)), out
 
 
 def train(

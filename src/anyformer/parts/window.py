@@ -114,7 +114,7 @@ class GridBias(AttentionPosition, sees="itself", called=("Swin bias", "2D relati
         return GridBiasModule(self)
 
 
-class ContinuousGridBias(GridBias):
+class ContinuousGridBias(GridBias, sees="itself", called=("Swin V2 bias", "log-spaced bias")):
     """A small MLP gives the scalars, from the logarithms of both offsets: windows of another size than it learned in
     (`learned`) ask it for offsets in between [Liu et al. 2022]. None is above `most`, none below 0."""
 
