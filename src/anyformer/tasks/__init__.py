@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "About", "Flag", "open_model"]
 
 _PUBLIC = {task.replace("-", "_"): f"{__name__}.each.{task.replace('-', '_')}" for task in TASKS}
-_PUBLIC |= {"open_model": f"{__name__}.task", "play": f"{__name__}.each.play"}  # an environment is no input of a command
+_PUBLIC |= {"open_model": f"{__name__}.task", "play": f"{__name__}.each.play"}  # no text that a command could give
 
 
 def __getattr__(name: str) -> Any:
