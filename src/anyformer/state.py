@@ -338,6 +338,13 @@ class State:
         past = 0 if capacity is None else torch.zeros(batch_size, dtype=torch.long, device=device)
         return cls(stores, past=past, capacity=capacity)
 
+    def look_at(self, memory: Tensor | None, padding: Tensor | None) -> None:
+        """What is seen beside the text from now on. A static state takes copies: it is written in place, and what a
+        caller gave is not its own."""
+        if self.capacity is not None:
+            memory, padding = (None if each is None else each.clone() for each in (memory, padding))
+        self.memory, self.memory_padding = memory, padding
+
     def advance(self, num_tokens: int) -> None:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
         self.past += num_tokens

@@ -75,7 +75,7 @@ class OneStackModule(TransformerModule):
         x, ctx = self.embedding(inputs, state)
         memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
         if state is not None and state.memory is None:
-            state.memory, state.memory_padding = memory, padding
+            state.look_at(memory, padding)
         elif state is not None and memory is None:
             memory, padding = state.memory, state.memory_padding
         seen = None if memory is None else Memory(memory, memory_mask(padding, memory, "encoder_attention_mask"))

@@ -101,8 +101,8 @@ class EncoderDecoderModule(TransformerModule):
         else:
             memory, source = self.encode(inputs, taps)
             padding, routed = source.padding, source.losses.get("router_logits")  # of what it says, not of what it read
-        if state is not None:
-            state.memory, state.memory_padding = memory, padding
+        if state is not None and memory is not state.memory:
+            state.look_at(memory, padding)
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
         losses = {"encoder_router_logits": list(routed)} if routed else {}
