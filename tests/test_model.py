@@ -44,7 +44,7 @@ def stack(*ops: Any) -> Stack:
      r" TextEmbedding does not give; PatchEmbedding\(prefix=0\) does"),
     (TEXT, Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), None, "position: GridBias needs a grid"),
     (TEXT, LocalAttention(num_heads=2, window=2), None, "needs global tokens, .*; GlobalTextEmbedding does"),
-    (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs a grid"),
+    (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs an image"),
     (TEXT, MLP(width=4), QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm()), "needs segments"),
     (TEXT, MLP(width=4), SpeechOutput(), "SpeechOutput needs a waveform"),
     (IMAGE, Attention(num_heads=2, position=RelativeVectors(before=2, tree=True)), None, "needs a row of tokens"),
