@@ -248,7 +248,7 @@ def test_description_survives_json(case: Case) -> None:
     assert hash(from_json(json.loads(to_json(spec)))) == hash(spec)
 
 
-@over_catalogue("L1")
+@over_catalogue("L1", published_class)
 def test_dtype_on_load(case: Case) -> None:
     for dtype in ("bfloat16", torch.float16):
         model = ours(case, dtype=dtype)

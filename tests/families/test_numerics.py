@@ -15,7 +15,6 @@ from catalogue import (
     cases,
     close,
     family,
-    family_and_head,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -352,7 +351,7 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
         close(run(model, step, past_key_values=state)["logits"][0][:, 0], plain[:, t])
 
 
-@over_catalogue("N9", family_and_head)
+@over_catalogue("N9", family)
 def test_n9_compiled_equals_eager(case: Case) -> None:
     compile_and_compare(case, "aot_eager")
 
