@@ -64,7 +64,8 @@ class Source(Part):
                 lacks = error.args[0]
                 if not seen:
                     hint = f" (data.*.columns says what is meant by {lacks!r})" if lacks in wanted else ""
-                    raise ValueError(f"{place}: no column {lacks!r}; {nearest(lacks, example)}{hint}") from None
+                    known = [" ".join(str(name).split()) for name in example]  # a damaged table has anything there
+                    raise ValueError(f"{place}: no column {lacks!r}; {nearest(lacks, known)}{hint}") from None
                 yield Row(place, None, f"no column {lacks!r}")
                 continue
             seen = True

@@ -159,11 +159,21 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     return file, make
 
 
+def unpanicked(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
+    """What the library panics over, which is no Exception to Python, as a mistake in the file."""
+    try:
+        return read()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     path = folder / "tokenizer.json"
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
-    core = tokenizers.Tokenizer.from_file(str(path))
+    core = unpanicked(lambda: tokenizers.Tokenizer.from_file(str(path)))
     if kind != "NllbTokenizer":
         return Words(core, config, special)
     if config.get("legacy_behaviour"):

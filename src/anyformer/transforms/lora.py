@@ -195,8 +195,10 @@ def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
     lora = from_json(read_json(folder / "adapter.json"))
     if not isinstance(lora, LoRA):
         raise ValueError(f"{folder / 'adapter.json'}: describes a {type(lora).__name__}, not a LoRA")
-    apply(model, lora)
     with Checkpoint(folder, stem="adapter") as stored:
+        if not any(lora.rank in stored.shape(name) for name in stored.names):  # before memory is taken for it
+            raise ValueError(f"{folder}: no adapter of rank {lora.rank} is stored here")
+        apply(model, lora)
         wanted = _learnt(model, lora)
         problems = [f"{name} is missing" for name in wanted if name not in stored]
         problems += [f"{name} has no place" for name in stored.names if name not in wanted]

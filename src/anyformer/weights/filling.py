@@ -144,10 +144,15 @@ def fill(
         if targets[name].numel() > TABLE:
             raise ValueError(f"{stored.folder}: {name} would have {targets[name].numel():,} numbers")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
+    device = "meta" if isinstance(stored, Outline) else "cpu"
     for name in (*missing, *mismatched):
         if name not in filled:
             old = targets[name]
-            empty = torch.empty(old.shape, dtype=dtypes[name] if old.is_floating_point() else old.dtype)
+            kind = dtypes[name] if old.is_floating_point() else old.dtype
+            try:
+                empty = torch.empty(old.shape, dtype=kind, device=device)
+            except RuntimeError:  # a config may ask for anything
+                raise ValueError(f"{stored.folder}: no memory for {name}, which is {tuple(old.shape)}") from None
             filled |= dict.fromkeys(groups[id(old)], empty)
     place(model, filled)
     return report
