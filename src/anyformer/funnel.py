@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from anyformer.block import Stack
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
-from anyformer.part import Part, Site
+from anyformer.part import Part, Site, walk
+from anyformer.parts.latent import LatentAttention
 from anyformer.parts.segments import Segments
 from anyformer.parts.shorten import Halve
 from anyformer.taps import Declared, Shown
@@ -34,6 +35,10 @@ class Funnel(Part, sees="all"):
         for name, stack in (*((f"stages.{i}", stage) for i, stage in enumerate(self.stages)), ("top", self.top)):
             if stack is not None:
                 stack.check_inner(f"Funnel.{name}")
+        for i, stage in enumerate(self.stages[1:] if self.pool.queries_only else (), 1):
+            for path, part in walk(stage.layer(0), f"Funnel.stages.{i}.layers.0") if stage.depth else ():
+                if isinstance(part, LatentAttention):
+                    raise ValueError(f"{path}: LatentAttention cannot look at a longer sequence; Attention can")
         if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
             raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
 

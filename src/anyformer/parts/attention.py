@@ -115,6 +115,9 @@ class AttentionModule(InHeads):
         self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
+        if getattr(self.position, "turns_stream", False) and site.width % K:
+            kind, wide = type(part.position).__name__, f"it is {site.width} wide"
+            raise ValueError(f"{site.address}.position: {kind} turns the stream in heads of {K}, and {wide}")
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:

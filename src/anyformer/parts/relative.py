@@ -124,6 +124,8 @@ class SavedFrequencies(nn.Module):
 
 
 class InputRopeModule(RopeModule):
+    turns_stream = True
+
     def __init__(self, part: InputRope, head_width: int) -> None:
         super().__init__(part, head_width)
         self.frequency = SavedFrequencies(self.width, part.base)  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.labels import Loss, check_labels, class_loss
 
 
-class XVectorHead(Head):
+class XVectorHead(Head, sees="all"):
     """Dilated layers over time, then mean and spread of each channel over all frames [Snyder et al. 2018]; trained to
     put an angle between speakers [Wang et al. 2018]."""
 
