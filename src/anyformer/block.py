@@ -226,6 +226,9 @@ class Stack(Part, sees="itself"):
         """A stack that others follow leaves the stream as wide as it was."""
         if self.project is not None or self.neck is not None:
             raise ValueError(f"{address}: others follow this Stack, so it can have no project and no neck")
+        for path, part in walk(self.layers, f"{address}.layers"):
+            if getattr(part, "sharing", None) == "layerwise":
+                raise ValueError(f"{path}: the first layer of one Stack holds what all share; set sharing='key_value'")
 
     def out_width(self, width: int) -> int:
         width = self.project or width
