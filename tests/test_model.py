@@ -9,19 +9,24 @@ import torch
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.funnel import Funnel
 from anyformer.mask import CAUSAL
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention import Attention
 from anyformer.parts.audio import ConvolutionStem, SpecAugment, SpeechOutput, WaveformEmbedding
+from anyformer.parts.efficient import LinformerAttention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PatchEmbedding, PixelHead
 from anyformer.parts.init import Normal
+from anyformer.parts.latent import LatentAttention
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Integer, RelativeVectors, TreeDepth
+from anyformer.parts.position import Integer, RelativeVectors, Rope, TreeDepth
 from anyformer.parts.question import QuestionHead
+from anyformer.parts.relative import InputRope
+from anyformer.parts.shorten import Halve
 from anyformer.parts.vectors import Vectors
 from anyformer.parts.window import GridBias, Windows
 from small import close
@@ -148,3 +153,27 @@ def test_a_pair_is_joined_by_its_decoder() -> None:
         pair(stack(MLP(width=4)), stack(Attention(num_heads=2, mask=CAUSAL)))
     with pytest.raises(ValueError, match="encoder.layers.step0.op: the encoder of a pair has no memory to look at"):
         pair(stack(CROSS), stack(CROSS))
+
+
+LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, turned_width=4, value_width=4, position=Rope())
+
+
+def test_what_looks_at_a_longer_sequence() -> None:
+    stages = (stack(MLP(width=4)), stack(LATENT))
+    shorter = Funnel(stages=stages, pool=Halve(queries_only=False))  # which looks at its own length alone
+    af.build(EncoderModel(width=8, embedding=TEXT, encoder=shorter, init=INIT))
+    with pytest.raises(ValueError, match="stages.1.*: LatentAttention cannot look at a longer sequence; Attention can"):
+        Funnel(stages=stages)
+
+
+def test_a_stream_is_turned_in_whole_heads() -> None:
+    turned = Attention(num_heads=1, head_width=6, position=InputRope())
+    with pytest.raises(ValueError, match="InputRope turns the stream in heads of 6, and it is 8 wide"):
+        af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack(turned), init=INIT))
+
+
+def test_a_projection_for_all_layers_stands_in_one_stack() -> None:
+    shared = LinformerAttention(num_heads=2, length=9, projected=3, sharing="layerwise")
+    af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack(shared), init=INIT))
+    with pytest.raises(ValueError, match="the first layer of one Stack holds what all share"):
+        Funnel(stages=(stack(shared),))
