@@ -169,6 +169,11 @@ class ParallelModule(BlockModule):
         return y
 
 
+def shares_a_projection(layers: Block | Mapping[str, Block]) -> bool:
+    """Whether a mixer in them uses what the first layer holds (Linformer)."""
+    return any(getattr(part, "sharing", None) == "layerwise" for _, part in walk(layers))
+
+
 class Stack(Part, sees="itself"):
     """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
 
@@ -211,6 +216,10 @@ class Stack(Part, sees="itself"):
         for kind in self.pattern:
             if kind not in kinds:
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
+        sharing = [kind for kind, block in kinds.items() if shares_a_projection(block)]
+        if sharing and self.pattern and self.pattern[0] not in sharing:
+            first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
+            raise ValueError(f"Stack.layers.{sharing[0]}: {first}; set sharing='key_value'")
 
     def check_shared(self, position: AttentionPosition) -> None:
         """Every layer must be able to use the one bias, and some layer must."""
@@ -226,9 +235,8 @@ class Stack(Part, sees="itself"):
         """A stack that others follow leaves the stream as wide as it was."""
         if self.project is not None or self.neck is not None:
             raise ValueError(f"{address}: others follow this Stack, so it can have no project and no neck")
-        for path, part in walk(self.layers, f"{address}.layers"):
-            if getattr(part, "sharing", None) == "layerwise":
-                raise ValueError(f"{path}: the first layer of one Stack holds what all share; set sharing='key_value'")
+        if shares_a_projection(self.layers):
+            raise ValueError(f"{address}: the first layer of one Stack holds what all share; set sharing='key_value'")
 
     def out_width(self, width: int) -> int:
         width = self.project or width

@@ -268,7 +268,8 @@ SMALL = st.sampled_from((8, 24))
 TOKEN = st.integers(0, VOCABULARY - 1)
 
 # whose defaults are for larger models
-UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span")}
+UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
+         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
