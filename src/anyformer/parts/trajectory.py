@@ -28,7 +28,7 @@ KINDS = 3  # tokens of a time step: return to go, state, action
 class TrajectoryEmbedding(Embedding, sees="itself"):
     """Three tokens a time step (the return still to come, the state, the action), each a linear map of its numbers plus
     the vector of its time step, then a norm. Of the table `everywhere` the first row is added to every token, as
-    published; `tokens` is a table that published checkpoints carry and nothing reads."""
+    published; `tokens` is a table that published checkpoints carry and nothing reads, as nothing reads "rewards"."""
 
     inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
 
