@@ -361,6 +361,8 @@ class Stages(Part, sees="all"):
 
 
 class StagesModule(nn.Module):
+    stages: Any
+
     def __init__(self, part: Stages, site: Site) -> None:
         super().__init__()
         total, first, width = sum(stage.depth for stage in part.stages), 0, site.width
@@ -402,7 +404,7 @@ class StagesModule(nn.Module):
         """The stream between stages; the last layer speaks for its stage."""
         found = seen.under(self.address, self.tapped)
         for stage in self.stages:
-            for kind, values in stage.shown(seen).items():  # type: ignore[operator]
+            for kind, values in stage.shown(seen).items():
                 if kind != "hidden_states":
                     found.setdefault(kind, []).append(values[-1])
         return found

@@ -74,7 +74,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         inner = {name: slots.get(name, slots.get(ANY, Part)) for name in given}
         path = f"{where}." if where else ""
         values = {name: decode(value, f"{path}{name}", inner[name]) for name, value in given.items()}
-        fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in values:
             if not cls.open_fields and name not in fields:
                 raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, fields)}")

@@ -109,6 +109,7 @@ _TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", def
 class Part:
     """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     kinds: ClassVar[dict[str, type[Part]]] = {}
     open_fields: ClassVar[bool] = False  # fields are named by whoever writes one (Block), not by the class
     open_slot: ClassVar[bool] = False  # where this is asked for, a Part of another package may stand too
@@ -162,7 +163,7 @@ class Part:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, value) of every field, in order: what addresses, JSON and trees are made of."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             yield field.name, getattr(self, field.name)
 
     def replace(self, **changes: Any) -> Self:

@@ -158,7 +158,7 @@ def _papers(text: str) -> str:
 def _fields(kind: type[Part]) -> Iterator[dict[str, Any]]:
     comments = dict(pair for base in reversed(kind.mro()) for pair in _comments(base))
     for name, hint in hints(kind).items():
-        field = next(field for field in dataclasses.fields(kind) if field.name == name)  # type: ignore[arg-type]
+        field = next(field for field in dataclasses.fields(kind) if field.name == name)
         default = None if field.default is dataclasses.MISSING else repr(field.default)
         yield {"name": name, "type": type_name(hint), "default": default, "about": comments.get(name, "")}
 

@@ -108,8 +108,10 @@ def test_episodes_that_cannot_be(objective: Act, change: dict[str, Any], sentenc
 def test_a_model_that_cannot_choose_is_refused() -> None:
     with pytest.raises(ValueError, match="as many scores, and the model gives 2 numbers between -1 and 1"):
         Act(choices=2).module(model())
+    headless = model()
+    headless.head = None
     with pytest.raises(ValueError, match="acting needs a model with"):
-        Act().module(torch.nn.Linear(2, 2))
+        Act().module(headless)
 
 
 @pytest.mark.parametrize("marked", [False, True])

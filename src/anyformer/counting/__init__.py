@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -163,13 +162,13 @@ def _work(spec: Model, length: int, source_length: int | None, dtype: torch.dtyp
     if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
         raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")
     # a state is of every layer, so that all of them are there to remember
-    model: Any = skeleton(spec) if step else skeleton(spec, Survey)
+    model = skeleton(spec) if step else skeleton(spec, Survey)
     return measure(model.to(dtype), inputs_of(spec, length, source_length), step)
 
 
 def count(spec: Model) -> Count:
     """What a description costs, from its shapes on the meta device; of layers that are alike one is built."""
-    model: Any = skeleton(spec, Survey)
+    model = skeleton(spec, Survey)
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
     tied, owners = {name for name, _ in spec.ties}, {owner for _, owner in spec.ties}

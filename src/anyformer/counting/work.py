@@ -23,6 +23,7 @@ from anyformer.block import StackModule
 from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import recorded
 from anyformer.model import Model
+from anyformer.model.base import TransformerModule
 from anyformer.part import Part, at, walk
 from anyformer.parts.constant import Computed
 from anyformer.parts.given import NUMBERS
@@ -67,7 +68,7 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     return found
 
 
-def measure(model: Any, inputs: dict[str, Tensor], step: bool = False) -> Work:
+def measure(model: TransformerModule, inputs: dict[str, Tensor], step: bool = False) -> Work:
     """What one forward pass of a model on meta costs; with `step`, one token's after a state was made of those before.
     Nothing is dropped out."""
     for module in model.modules():
@@ -133,7 +134,7 @@ class Frame:
 class Ledger(TorchDispatchMode):
     """Writes down products, and what is kept for the backward pass, by the module that runs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: TransformerModule) -> None:
         super().__init__()
         self.model, self.frames = model, [Frame()]
         self.sums: Sums = (Counter(), Counter(), Counter())  # the first three of Work

@@ -19,6 +19,7 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.construct import skeleton
 from anyformer.mask import FULL, Causal
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel, Model
+from anyformer.model.base import TransformerModule
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.attention import Attention
 from anyformer.parts.feedforward import MLP
@@ -160,7 +161,7 @@ class Held:
         return self.state[name].detach().clone()
 
 
-def export(model: Any) -> dict[str, Tensor]:
+def export(model: TransformerModule) -> dict[str, Tensor]:
     """The state_dict of the torch.nn module that the model's description came from."""
     ours = model.state_dict()
     steps, orphans = plan(rules(model.spec), ours)

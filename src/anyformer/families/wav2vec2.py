@@ -36,11 +36,11 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     speech.check(c)
     norm, stable = LayerNorm(eps=c.layer_norm_eps), c.do_stable_layer_norm
-    place = {"pre_norm" if stable else "out_norm": norm}
+    place: dict[str, Any] = {"pre_norm" if stable else "out_norm": norm}
     attention = Attention(num_heads=c.num_attention_heads, dropout=c.attention_dropout)
     mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act), dropout=c.activation_dropout)
     steps = {"attention": attention, "feedforward": mlp}
-    block = {name: Sublayer(op=op, dropout=c.hidden_dropout, **place) for name, op in steps.items()}  # type: ignore[arg-type]
+    block = {name: Sublayer(op=op, dropout=c.hidden_dropout, **place) for name, op in steps.items()}
     if stable and c.adapter_attn_dim is not None:  # of one language each [Pratap et al. 2023]
         block["adapter"] = Sublayer(pre_norm=LayerNorm(), op=MLP(width=c.adapter_attn_dim, activation="relu"))
     return EncoderModel(

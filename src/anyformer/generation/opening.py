@@ -12,10 +12,13 @@ from torch import Tensor
 
 from anyformer.generation.settings import Settings
 from anyformer.inputs.languages import CODES
+from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
 
 
-def opening(model: Any, start: Tensor, source: dict[str, Any], s: Settings) -> tuple[Tensor, Tensor | None]:
+def opening(
+    model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
+) -> tuple[Tensor, Tensor | None]:
     """The start tokens (B, 1) with those that the settings ask for behind them (B, n), and what the encoder said of the
     source, where that was needed to hear the language."""
     if s.is_multilingual is False and (s.language is not None or s.task is not None):
@@ -79,7 +82,7 @@ def task_id(name: str, s: Settings) -> int:
     return known[name]
 
 
-def heard(model: Any, start: Tensor, source: dict[str, Any], s: Settings) -> tuple[Tensor, Tensor]:
+def heard(model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings) -> tuple[Tensor, Tensor]:
     """(B,) the token of each recording's language, the likeliest behind the start token, and what the encoder said."""
     memory = source.get("encoder_outputs")
     if memory is None:

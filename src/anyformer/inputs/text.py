@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from anyformer.inputs import languages, long, vocabulary
+from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def _ints(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
-def belong(model: Any, tokenizer: Tokenizer | None) -> None:
+def belong(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
     """ValueError where the vocabulary is another model's."""
     table = getattr(model.spec.embedding, "tokens", None)
     size = getattr(table, "vocab_size", None)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded
 from anyformer.parts.trajectory import KINDS, TrajectoryModule
@@ -78,7 +79,7 @@ class Act(Objective):
             batch["attention_mask"] = (torch.arange(N) < lengths[:, None]).long()
         return batch
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, TrajectoryModule, "acting")
         if self.choices and (head.bounded or head.action.out_features != self.choices):
             found = f"{head.action.out_features} numbers" + (" between -1 and 1" if head.bounded else "")
@@ -89,7 +90,7 @@ class Act(Objective):
         mask = batch.get("attention_mask")
         return {"loss": float(batch["timesteps"].numel() if mask is None else mask.sum())}
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         said, done = logits_of(model, seen, "action_preds"), batch["actions"]  # (B, N, A)
         if self.choices:
             each = F.cross_entropy(said.flatten(0, 1), done.argmax(-1).flatten(), reduction="none").view(done.shape[:2])

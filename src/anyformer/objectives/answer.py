@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.check import at_least
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import SpanModule
@@ -73,7 +74,7 @@ class Answer(Objective):
         places = {f"{name}_positions": scalars(records, name) for name in ("start", "end")}
         return {**padded_texts(records, pad), **places}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, SpanModule, "span answering")
         return model
 

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.inputs.long import LongText
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
@@ -50,5 +51,5 @@ class Around(Objective):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return self.of.collate(records, pad)
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         return self.of.module(model)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.kernels.loss import linear_cross_entropy
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.around import Around
 from anyformer.objectives.causal import next_tokens, num_following
 from anyformer.objectives.objective import Batch, Read
@@ -23,7 +22,7 @@ class Auxiliary(Around):
     def check(self) -> None:
         at_least(self, 0, "weight")
 
-    def module(self, model: Any) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         table = getattr(getattr(model, "embedding", None), "tokens", None)
         if table is None or model.spec.pair or not model.spec.left_to_right:
             raise ValueError("the auxiliary loss predicts the next token: it needs a model that reads left to right")
@@ -34,7 +33,7 @@ class Auxiliary(Around):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {**self.of.weights(batch), "language": num_following(_flat(batch))}
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         labels = next_labels(next_tokens(_flat(batch)), seen.ctx)
         language = linear_cross_entropy(seen.x, model.embedding.tokens.weight, labels)
         return {**self.of.judge(model, batch, seen), "language": self.weight * language}

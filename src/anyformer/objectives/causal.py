@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.mask import begins
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import ended
 from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
 
@@ -34,7 +35,7 @@ class NextToken(Objective, called=("CLM", "causal language modelling")):
             batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
         return batch
 
-    def module(self, model: Any) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         if not language_head(model).part.shift:
             raise ValueError("next token needs a model that reads from left to right; this one's labels are in place")
         if not model.spec.writes:  # published BERTs can be read with this head and both sides in sight
@@ -44,7 +45,7 @@ class NextToken(Objective, called=("CLM", "causal language modelling")):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": num_following(batch)}
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         return {"loss": language_head(model).loss(seen.x, seen.ctx, next_tokens(batch)).sum}
 
 

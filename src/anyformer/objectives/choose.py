@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.check import at_least
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import MultipleChoiceModule
@@ -53,6 +54,6 @@ class Choose(Objective):
         batch = {name: value.view(len(records), self.choices, -1) for name, value in padded_texts(rows, pad).items()}
         return {**batch, "labels": scalars(records, "label")}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, MultipleChoiceModule, "multiple choice")
         return model

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import ClassifyModule
@@ -57,7 +58,7 @@ class Classify(Objective):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**padded_texts(records, pad), "labels": scalars(records, "label")}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != (len(self.labels) or 1):
             raise ValueError(f"{len(self.labels) or 1} labels, and the model tells {head.num_labels} apart")

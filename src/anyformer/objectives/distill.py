@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anyformer.check import at_least, positive
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.around import Around
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
@@ -47,17 +48,18 @@ class Distill(Around):
         if not isinstance(self.of, (NextToken, Masked, Rewrite, Classify, Tag, Choose)):
             raise ValueError(f"Distill: {type(self.of).__name__} has no scores that a teacher could give")
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.checkpoint import load
 
         return self.beside(model, load(self.teacher))
 
-    def beside(self, model: Any, teacher: Any) -> Distilled:
+    def beside(self, model: TransformerModule, teacher: TransformerModule) -> Distilled:
         super().module(model)
         widths = model.spec.width, teacher.spec.width
         if self.cosine and widths[0] != widths[1]:
             raise ValueError(f"hidden states of {widths[0]} and {widths[1]} have no cosine: set cosine to 0")
-        sizes = [head.out.out_features if (head := answering(m)) else m.head.out.out_features for m in (model, teacher)]
+        heads: list[Any] = [scoring(m) or m.head for m in (model, teacher)]
+        sizes = [head.out.out_features for head in heads]
         if sizes[0] != sizes[1]:
             raise ValueError(f"the model tells {sizes[0]} answers apart and its teacher {sizes[1]}")
         return Distilled(model, teacher)
@@ -77,8 +79,8 @@ class Distill(Around):
         mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
         return mask.bool().flatten(0, -2)  # choices (B, C, T) are texts of their own
 
-    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
-        student, teacher = model.student, model.teacher
+    def losses(self, trained: Distilled, batch: Batch) -> dict[str, Tensor]:
+        student, teacher = trained.student, trained.teacher
         seen = read(student, batch)
         with torch.no_grad():
             shown = read(teacher, batch)
@@ -92,8 +94,10 @@ class Distill(Around):
         hard = self.of.judge(student, batch, seen) if self.hard else {}
         return {**out, **named({name: self.hard * value for name, value in hard.items()})}
 
-    def softly(self, student: Any, teacher: Any, seen: Read, shown: Read, counted: Tensor) -> Tensor:
-        if answering(student) is None:
+    def softly(
+        self, student: TransformerModule, teacher: TransformerModule, seen: Read, shown: Read, counted: Tensor
+    ) -> Tensor:
+        if scoring(student) is None:
             with torch.no_grad():
                 right = logits_of(teacher, shown)
             apart = divergence(logits_of(student, seen), right, self.temperature)  # (B, T) or (B,)
@@ -112,7 +116,9 @@ class Distill(Around):
 class Distilled(nn.Module):
     """The student is trained; the teacher only goes where it goes: no optimiser and no checkpoint sees it."""
 
-    def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
+    teacher: TransformerModule
+
+    def __init__(self, student: TransformerModule, teacher: TransformerModule) -> None:
         super().__init__()
         self.student = student
         self.__dict__["teacher"] = teacher.eval().requires_grad_(False)
@@ -123,7 +129,7 @@ class Distilled(nn.Module):
         return self
 
 
-def answering(model: Any) -> LMHeadModule | None:
+def scoring(model: TransformerModule) -> LMHeadModule | None:
     head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     return head if isinstance(head, LMHeadModule) else None
 

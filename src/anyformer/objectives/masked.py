@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
@@ -112,12 +113,12 @@ class Masked(Knowing, called=("MLM",)):
             batch["document_ids"] = padded([record["document_ids"] for record in records], 0)
         return {**batch, **flat(records, batch["input_ids"].shape[1])}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         if language_head(model).part.shift:
             raise ValueError("masked tokens need a model that sees both sides; this one predicts the next token")
         return model
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         return {"loss": masked_loss(model, batch, seen)}
 
 
@@ -133,6 +134,6 @@ def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
     }
 
 
-def masked_loss(model: Any, batch: Batch, seen: Read) -> Tensor:
+def masked_loss(model: TransformerModule, batch: Batch, seen: Read) -> Tensor:
     """Summed over the hidden tokens alone; the others' scores are never computed."""
     return language_head(model).loss(seen.x.flatten(0, 1)[batch["places"]], seen.ctx, batch["labels"]).sum

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from anyformer.context import Context
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import flat, text_of
 from anyformer.part import Part
-from anyformer.parts.head import LMHeadModule, PretrainingModule
+from anyformer.parts.head import HeadModule, LMHeadModule, PretrainingModule
 
 Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
 Batch = dict[str, Tensor]
+H = TypeVar("H", bound=HeadModule)
 
 
 class Read(NamedTuple):
@@ -90,7 +92,7 @@ class Objective(Part):
         """One padded batch: what the model takes, and what `losses` compares with."""
         raise NotImplementedError
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         """What is trained: the model, or a module around it where others are trained along (a generator). ValueError
         where the model cannot be asked this."""
         return model
@@ -99,14 +101,15 @@ class Objective(Part):
         """How much each term counts here, known before the forward pass; labels unless said otherwise."""
         return {"loss": num_labels(batch["labels"])}
 
-    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
-        """Term -> its sum over the batch, with gradient. A term's factor (lambda) is part of its sum."""
-        return self.judge(model, batch, read(model, batch))
+    def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
+        """Term -> its sum over the batch, with gradient; `trained` is what `module` gave. A term's factor (lambda) is
+        part of its sum."""
+        return self.judge(trained, batch, read(trained, batch))
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         """The same, from what the model has read already: objectives that add to another's read once. Unless said
         otherwise this is what the model's own head finds of the labels."""
-        terms = model.head.losses(seen.x, seen.ctx, seen.inputs).values()
+        terms = answering(model).losses(seen.x, seen.ctx, seen.inputs).values()
         return {"loss": torch.stack([term.sum for term in terms]).sum()}
 
 
@@ -153,17 +156,16 @@ def num_labels(labels: Tensor) -> float:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def language_head(model: Any) -> LMHeadModule:
+def language_head(model: TransformerModule) -> LMHeadModule:
     """The head that scores the vocabulary."""
-    head = getattr(model, "head", None)
-    head = head.lm if isinstance(head, PretrainingModule) else head
+    head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     if not isinstance(head, LMHeadModule):
         kind = "no head" if head is None else f"another head ({type(head).__name__})"
         raise ValueError(f"this objective predicts tokens, and the model has {kind}")
     return head
 
 
-def taken(model: Any, batch: Batch) -> dict[str, Any]:
+def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
     """What of a batch the model takes; segments are left out where it has none."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     if "token_type_ids" in inputs and not getattr(model.spec.embedding, "segments", 0):
@@ -171,7 +173,7 @@ def taken(model: Any, batch: Batch) -> dict[str, Any]:
     return inputs
 
 
-def read(model: Any, batch: Batch) -> Read:
+def read(model: TransformerModule, batch: Batch) -> Read:
     """Runs the model on what of a batch it takes, up to its head."""
     inputs = taken(model, batch)
     if model.head is not None:
@@ -180,14 +182,19 @@ def read(model: Any, batch: Batch) -> Read:
     return Read(x, ctx, inputs)
 
 
-def logits_of(model: Any, seen: Read, name: str = "logits") -> Tensor:
+def logits_of(model: TransformerModule, seen: Read, name: str = "logits") -> Tensor:
     """What the head says, in fp32."""
-    return model.head.answer(seen.x, seen.ctx, seen.inputs)[name].float()
+    return answering(model).answer(seen.x, seen.ctx, seen.inputs)[name].float()
 
 
-def head_of(model: Any, kind: type, what: str) -> Any:
-    head = getattr(model, "head", None)
-    if not isinstance(head, kind):
-        found = "no head" if head is None else type(head).__name__
+def answering(model: TransformerModule) -> HeadModule:
+    if model.head is None:
+        raise ValueError("this model has no head to be asked")
+    return model.head
+
+
+def head_of(model: TransformerModule, kind: type[H], what: str) -> H:
+    if not isinstance(model.head, kind):
+        found = "no head" if model.head is None else type(model.head).__name__
         raise ValueError(f"{what} needs a model with a {kind.__name__}; this one has {found}")
-    return head
+    return model.head

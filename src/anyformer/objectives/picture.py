@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.inputs.image import Images
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
 from anyformer.parts.head import ClassifyModule
@@ -77,11 +78,11 @@ class ClassifyImage(Objective):
         pixels = (pixels.view(len(records), -1, *self.image_size).double() / 255).float()
         return {"pixel_values": (pixels - mean) / std, "labels": scalars(records, "label")}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels, and the model tells {head.num_labels} apart")
-        read: Any = model.spec.embedding  # type: ignore[union-attr]
+        read = model.spec.embedding
         if "an image" not in read.gives or read.channels != len(self.mean):
             channels = len(self.mean)
             raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
@@ -90,6 +91,6 @@ class ClassifyImage(Objective):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["labels"]))}
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         logits = logits_of(model, seen)
         return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum", label_smoothing=self.smoothing)}

@@ -5,7 +5,6 @@ token whether it is the original. Both learn at once; what the generator writes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import Model
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
 from anyformer.parts.labels import binary_loss
@@ -47,13 +47,13 @@ class ReplacedTokens(Masked):
         rest = len(batch["labels"]) - len(dice)
         return {**batch, "dice": torch.from_numpy(np.pad(dice, (0, rest)).astype(np.float32))}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         from anyformer.construct import build
 
         generator = build(self.generator, seed=self.seed)
         return self.beside(model, generator)
 
-    def beside(self, model: Any, generator: Any) -> Replaced:
+    def beside(self, model: TransformerModule, generator: TransformerModule) -> Replaced:
         super().module(generator)
         if model.head is None or model.spec.left_to_right:
             raise ValueError("replaced tokens need an encoder with one score a token (a TagHead with 1 label)")
@@ -69,16 +69,16 @@ class ReplacedTokens(Masked):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"generator": num_labels(batch["labels"]), "discriminator": float(real(batch).sum())}
 
-    def losses(self, model: Any, batch: Batch) -> dict[str, Tensor]:
-        hidden = read(model.generator, batch)
-        generator = masked_loss(model.generator, batch, hidden)
-        ids, replaced = self.fill_in(model.generator, batch, hidden)
-        logits = logits_of(model.model, read(model.model, {**batch, "input_ids": ids}))
+    def losses(self, trained: Replaced, batch: Batch) -> dict[str, Tensor]:
+        hidden = read(trained.generator, batch)
+        generator = masked_loss(trained.generator, batch, hidden)
+        ids, replaced = self.fill_in(trained.generator, batch, hidden)
+        logits = logits_of(trained.model, read(trained.model, {**batch, "input_ids": ids}))
         found = binary_loss(logits.view_as(ids), replaced, real(batch))
         return {"generator": generator, "discriminator": self.weight * found.sum}
 
     @torch.no_grad()
-    def fill_in(self, generator: Any, batch: Batch, seen: Read) -> tuple[Tensor, Tensor]:
+    def fill_in(self, generator: TransformerModule, batch: Batch, seen: Read) -> tuple[Tensor, Tensor]:
         """Ids (B, T) with samples of the generator where tokens were hidden, and where they are not the original."""
         places, labels = batch["places"], batch["labels"]
         scores = language_head(generator).scores(seen.x.flatten(0, 1)[places]).float()
@@ -97,7 +97,7 @@ class ReplacedTokens(Masked):
 class Replaced(nn.Module):
     """The model that is kept, and the generator beside it."""
 
-    def __init__(self, model: nn.Module, generator: nn.Module) -> None:
+    def __init__(self, model: TransformerModule, generator: TransformerModule) -> None:
         super().__init__()
         self.model, self.generator = model, generator
 

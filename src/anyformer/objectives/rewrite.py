@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
 from anyformer.check import chance
 from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.objective import (
     Batch,
     Objective,
@@ -32,11 +32,11 @@ class Rewrite(Objective):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
 
-    def module(self, model: Any) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         if not model.spec.pair:
             raise ValueError(f"{type(self).__name__} reads one text and writes another: it needs an encoder-decoder")
         language_head(model)
         return model
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         return {"loss": language_head(model).loss(seen.x, seen.ctx, batch["labels"], self.smoothing).sum}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Known
 from anyformer.objectives.masked import Masked, masked_loss
@@ -106,15 +107,15 @@ class MaskedAndNext(Masked):
     def collate(self, records: Any, pad: int) -> Batch:
         return {**super().collate(records, pad), "next": scalars(records, "next")}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, PretrainingModule, "next sentence")
         return super().module(model)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"masked": super().weights(batch)["loss"], "next": float(len(batch["next"]))}
 
-    def judge(self, model: Any, batch: Batch, seen: Read) -> dict[str, Tensor]:
-        related = model.head.related(seen.x, seen.ctx, seen.inputs)
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        related = head_of(model, PretrainingModule, "next sentence").related(seen.x, seen.ctx, seen.inputs)
         return {"masked": masked_loss(model, batch, seen), "next": class_loss(related, batch["next"]).sum}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
 from anyformer.parts.head import TagModule
@@ -47,7 +48,7 @@ class Tag(Objective, called=("NER",)):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
 
-    def module(self, model: nn.Module) -> nn.Module:
+    def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, TagModule, "tagging")
         if head.out.out_features != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels, and the model tells {head.out.out_features} apart")

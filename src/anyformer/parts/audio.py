@@ -287,9 +287,13 @@ class SpectrogramEmbedding(Embedding, sees="all"):
         """Frames of the spectrogram from one vector to the next."""
         return math.prod(self.strides)
 
+    @property
+    def frames(self) -> int | None:
+        """How many a recording has, where that is given."""
+        return getattr(self.position, "length", 0) * self.hop if self.whole else None
+
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        frames = self.position.length * self.hop if self.whole else length  # type: ignore[union-attr]
-        return {"input_features": (self.channels, frames)}
+        return {"input_features": (self.channels, self.frames or length)}
 
     @property
     def instead(self) -> str:
@@ -318,8 +322,9 @@ class SpectrogramEmbeddingModule(nn.Module):
             shape = None if features is None else tuple(features.shape)
             raise ValueError(f"input_features is (batch, {part.channels} channels, frames), got {shape}")
         B, _, N = features.shape
-        if part.whole and (whole := part.position.length * part.hop) != N:  # type: ignore[union-attr]
-            raise ValueError(f"input_features have {whole} frames here, got {N}: fill the recording up with silence")
+        if part.frames not in (None, N):
+            wanted = f"input_features have {part.frames} frames here"
+            raise ValueError(f"{wanted}, got {N}: fill the recording up with silence")
         check_shape("attention_mask", mask, (B, N))
         x = features.transpose(1, 2)
         if self.augment is not None:

@@ -85,7 +85,7 @@ class DualStateModule(ConvolvingModule):
         A = -torch.exp(self.rate.float())
         state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1, -1)
         if x.shape[1] == 1 and state is not None:
-            y, last = ssd_step(*(t if t is A else t[:, 0] for t in (x, dt, A, b, c)), state=state)  # type: ignore[misc]
+            y, last = ssd_step(x[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
             y = y[:, None]
         else:
             y, last = ssd(x, dt, A, b, c, state=state, keep=rows.keep)

@@ -159,15 +159,15 @@ class SelectiveStateModule(ConvolvingModule):
             dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
         A = -torch.exp(self.rate.float()).t().contiguous()
         state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1)
-        inputs = (x.float(), dt, A, b.float(), c.float())
+        wide, b, c = x.float(), b.float(), c.float()
         if x.shape[1] == 1 and state is not None:
-            y, last = scan_step(*(t if t is A else t[:, 0] for t in inputs), state=state)  # type: ignore[misc]
+            y, last = scan_step(wide[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
             y = y[:, None]
         else:
-            y, last = scan(*inputs, state=state, keep=rows.keep)
+            y, last = scan(wide, dt, A, b, c, state=state, keep=rows.keep)
         if store is not None:
             store.replace("state", last)
-        y = torch.addcmul(y, inputs[0], self.skip.float()) * F.silu(gate)
+        y = torch.addcmul(y, wide, self.skip.float()) * F.silu(gate)
         return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
 
 

@@ -24,6 +24,7 @@ from anyformer.generation.opening import language_id
 from anyformer.generation.settings import Settings
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.inputs.sound import ENDINGS, Recording, Source
+from anyformer.model.base import TransformerModule
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
 UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
@@ -54,14 +55,14 @@ def files(source: Source) -> list[Source]:
 
 
 @torch.inference_mode()
-def letters(model: Any, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
+def letters(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
     """The tokens that are heard in a recording, its windows put together frame by frame."""
     scores = torch.cat(list(frames(model, processor, source)))
     blank = model.spec.head.blank
     return best_path(scores, blank)[0] if beams == 1 else prefixes(scores, blank, beams)[0][0]
 
 
-def frames(model: Any, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
+def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
     """(T, V) log-probabilities of the frames of each window that are its own."""
     stem, adapter = model.spec.embedding.stem, getattr(model.spec.encoder.neck, "adapter", None)
     fewer = adapter.stride**adapter.depth if adapter is not None else 1
@@ -81,7 +82,7 @@ def frames(model: Any, processor: AudioProcessor, source: Source) -> Iterator[Te
     yield spoken(model, processor, held)[0 if first else margin :]
 
 
-def spoken(model: Any, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
+def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
     inputs = processor(samples, processor.sampling_rate)
     values = inputs["input_values"].to(model.device, model.dtype)
     return model(input_values=values).logits[0].float().log_softmax(-1).cpu()
@@ -144,7 +145,7 @@ class Listened:
 class Listener:
     """A model that writes what it hears."""
 
-    def __init__(self, model: Any, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
+    def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
         self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
         embedding = model.spec.embedding
         self.size = embedding.position.length * embedding.hop if embedding.whole else processor.chunk_frames
