@@ -6,6 +6,7 @@ A family adds a file to `cases/` and nothing else: a list of `Case`, each a tiny
 from __future__ import annotations
 
 import atexit
+import copy
 import dataclasses
 import functools
 import importlib
@@ -23,7 +24,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts import audio, contrast, detect, image, speaker, summary
+from anyformer.parts import audio, contrast, detect, image, similarity, speaker, summary
 from anyformer.parts import head as heads
 
 # the environment's own folder: models are built once a worker and thrown away with it
@@ -93,7 +94,7 @@ def published(case: Case) -> tuple[Any, Path]:
     """The Hugging Face model of a case with random weights, and the folder it was saved to."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(case.model_type, **case.config)
+    config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.config))  # which some change
     config.architectures = [case.architecture]
     torch.manual_seed(0)
     model = getattr(transformers, case.architecture)(config).eval()
@@ -166,6 +167,9 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
+    for tower in spec.towers[1:]:  # the first reads texts
+        name = tower.embedding.inputs[0]
+        out[name] = torch.randn(batch, *case.inputs.get(name, (3, 32, 32)), generator=generator)
     if is_encoder_decoder(spec):
         vocab = spec.decoder_embedding.tokens.vocab_size
         out["decoder_input_ids"] = ids(vocab, batch, max(length - case.inputs.get("shorter", 4), 1))
@@ -235,6 +239,8 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
             hidden = torch.rand(batch, frames, generator=generator) < 0.6
             torch.manual_seed(0)
             return {"mask_time_indices": hidden, "sampled_negative_indices": contrast.draw_negatives(hidden, n)}
+        case similarity.SimilarityHead():
+            return {"return_loss": True}
         case heads.CTCHead(vocab_size=n):
             return {"labels": 1 + below(n - 1, batch, 3)}
         case image.PixelHead(patch_size=patch):
@@ -246,19 +252,20 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
 
 PER_ROW = {
     "pooler_output", "seq_relationship_logits", "sop_logits", "mc_logits", "cls_logits", "distillation_logits",
-    "embeddings",
+    "embeddings", "text_embeds", "image_embeds",
 }  # fmt: skip
 
 
 def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
-    """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory."""
+    """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory, and
+    without what depends on the other rows of a batch."""
     kinds = (
         heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead,
         speaker.XVectorHead,
     )  # fmt: skip
     found = {}
     for name, value in out.items():
-        if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith("encoder_"):
+        if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith(("encoder_", "logits_per_")):
             per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
             found[name] = (value, not per_row and value.dim() > 1)
     return found

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,9 @@ def compare(theirs, mine, padded: Tensor | None = None) -> None:
             values, found = (value,), (mine[name],)
         elif isinstance(value, tuple) and value and all(isinstance(v, Tensor) for v in value):
             values, found = value, mine[name]
+        elif hasattr(value, "items"):
+            compare(value, mine[name], padded)
+            continue
         else:
             continue
         assert len(values) == len(found), f"{name}: {len(found)} tensors, expected {len(values)}"
@@ -70,7 +74,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
     mask = mask_for(spec, inputs)
-    if mask is None:
+    if mask is None or case.inputs.get("attention_mask", True) is None:  # the published class knows none of patches
         pytest.skip("this model takes no padding")
     mask[1, ..., -mask.shape[-1] // 3 :] = 0
     inputs["attention_mask"] = mask
@@ -155,6 +159,12 @@ def test_l4_ties_hold(case: Case, tmp_path) -> None:
         check(model)
 
 
+def undated(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the dtype that transformers writes into the configs inside a config when it opens one."""
+    inner = {name: value for name, value in config.items() if isinstance(value, dict)}
+    return {**config, **{name: {k: v for k, v in value.items() if k != "dtype"} for name, value in inner.items()}}
+
+
 @over_catalogue("L5")
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
@@ -172,11 +182,12 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
         theirs, info = opened.from_pretrained(tmp_path / "hf", output_loading_info=True)
         transformers.logging.disable_propagation()
     expected, inputs = published(case)[0], make_inputs(case)
-    noise = [r.getMessage() for r in caplog.records if "must be `None` or an integer" not in r.getMessage()]
+    usual = ("must be `None` or an integer", "We set the attention implementation for the sub-config")
+    noise = [r.getMessage() for r in caplog.records if not any(words in r.getMessage() for words in usual)]
     assert not noise and not any(info.values()), (noise, info)
     fresh = opened(type(expected.config).from_pretrained(folder(case)))  # making a model may edit its config
-    before = fresh.config.to_dict()  # and so may a forward pass: not that of the live one
-    after = theirs.config.to_dict()
+    before = undated(fresh.config.to_dict())  # and so may a forward pass: not that of the live one
+    after = undated(theirs.config.to_dict())
     for name in before.keys() | after.keys():
         assert name in ("_name_or_path", "dtype") or before.get(name) == after.get(name), name
     state = theirs.state_dict()

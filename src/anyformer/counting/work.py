@@ -54,10 +54,12 @@ class Work:
 def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dict[str, Tensor]:
     """One row on meta: `length` tokens (and `source_length` that an encoder reads before, as many unless said), samples
     or frames of sound, or an image of the size that is described."""
-    embedding: Any = dict(spec.items())["embedding"]
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
-    shapes = embedding.row(source if spec.pair else length, spec.width)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in spec.towers or (spec,):
+        embedding: Any = dict(part.items())["embedding"]
+        shapes |= embedding.row(source if spec.pair else length, part.width)
     kinds = {name: torch.long if name in NUMBERS else torch.float32 for name in shapes}
     with torch.device("meta"):
         found = {name: torch.zeros(1, *choices, *shape, dtype=kinds[name]) for name, shape in shapes.items()}

@@ -281,10 +281,14 @@ class Family:
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
-        recovered = self._recover(spec)
+        recovered = self.recover(spec)
         apart = ("model_type", "architectures", "id2label", "label2id")
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
+
+    def part(self, config: Mapping[str, Any], architecture: str) -> Model:
+        """The description of a config that stands inside another: what it says of its origin is the other's matter."""
+        return self._read(config, architecture).replace(family="", architecture="", source={})
 
     def _class_of(self, config: Mapping[str, Any], asked: str | None) -> str:
         """The class that is asked for, or the first of the config's, or else the family's own first."""
@@ -302,7 +306,7 @@ class Family:
         """The published config.json of a description; refused where no config says the same."""
         if not self.architectures:
             raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
-        recovered, kept = self._recover(spec), thaw(Table(spec.source))
+        recovered, kept = self.recover(spec), thaw(Table(spec.source))
         size = recovered.get("vocab_size", math.inf)
         kept = {**{name: None for name, field in self.known.items() if _outside(name, field, size)}, **kept}
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
@@ -320,7 +324,8 @@ class Family:
             " saves it as it is"
         )
 
-    def _recover(self, spec: Model) -> dict[str, Any]:
+    def recover(self, spec: Model) -> dict[str, Any]:
+        """The fields of a config that describes this, but for those that change nothing."""
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, Field):

@@ -79,7 +79,7 @@ def addresses(model: TransformerModule) -> list[str]:
     for address, module in model.named_modules():
         if getattr(module, "silent", False):
             mute = (*mute, f"{address}.")
-        elif address and not address.startswith(mute) and not isinstance(module, nn.ModuleList):
+        elif address and not address.startswith(mute) and not isinstance(module, nn.ModuleList | nn.ParameterDict):
             found[address] = None
     return list(found | dict.fromkeys(model.shows))
 

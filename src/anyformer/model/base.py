@@ -82,6 +82,11 @@ class Model(Part):
     target: ClassVar[str] = "embedding"  # the field with which the tokens are read that the head scores
 
     @property
+    def towers(self) -> tuple[Model, ...]:
+        """The models it is put together from, where it is."""
+        return ()
+
+    @property
     def writes(self) -> bool:
         """Whether this model scores next tokens, so that none may see a later one."""
         heads = (part for _, part in walk(self.head))

@@ -47,7 +47,7 @@ class OneStackModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding"))
         part = getattr(spec, stack)
         self.add_module(stack, part.build(site.child(stack)))
-        self.stack_name = stack
+        self.stack_name, self.head_address = stack, site.child("head").address
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs, self.shows = self.known_inputs(), declared(self)
@@ -55,7 +55,7 @@ class OneStackModule(TransformerModule):
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         found = getattr(self, self.stack_name).shown(seen)
-        for kind, values in seen.under("head").items():  # a head's own form of the last state
+        for kind, values in seen.under(self.head_address).items():  # a head's own form of the last state
             found[kind][-1:] = values
         return {kind: tuple(values) for kind, values in found.items()}
 

@@ -40,10 +40,12 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     patch_size: Size
     channels: int = 3
     pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
+    bias: bool = True  # of the patches' projection
     norm: Norm | None = None
     mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
     prefix: int = 0  # learned tokens before the patches: one that speaks for the image (ViT), two (DeiT)
     position: Learned | None = None  # one a patch of `image_size`; its `offset` rows are those of the prefix
+    out_norm: Norm | None = None  # of all tokens with their positions (CLIP)
     dropout: float = 0.0
 
     @property
@@ -80,11 +82,12 @@ class PatchEmbeddingModule(nn.Module):
     def __init__(self, part: PatchEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.patch = nn.Conv2d(part.channels, site.width, part.patch_size, stride=part.patch_size)
+        self.patch = nn.Conv2d(part.channels, site.width, part.patch_size, stride=part.patch_size, bias=part.bias)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
         self.prefix = nn.Parameter(torch.zeros(1, part.prefix, site.width)) if part.prefix else None
         self.position = part.position.build(site.child("position")) if part.position else None
+        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         pixels, masked = inputs.get("pixel_values"), inputs.get("bool_masked_pos")
@@ -114,6 +117,8 @@ class PatchEmbeddingModule(nn.Module):
             before = before if before is None or not first else before + table[:first]
         if before is not None:
             x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if self.out_norm is not None:
+            x = self.out_norm(x)
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")

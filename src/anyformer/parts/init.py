@@ -105,8 +105,9 @@ def computed(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
 
 @torch.no_grad()
 def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: set[str] | None = None) -> None:
-    """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it."""
-    depth = max((part.depth for _, part in walk(model.spec) if hasattr(part, "depth")), default=1)
+    """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
+    has rules of its own."""
+    towers = {f"{name}.": tower for name, tower in model.named_children() if hasattr(tower, "spec")}
     owners, fixed = dict(model.spec.ties), computed(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
@@ -116,7 +117,10 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
         if address in fixed:
             tensor.copy_(fixed[address]())
             continue
-        rule = _rule(model, rules, address)
+        prefix = next((prefix for prefix in towers if address.startswith(prefix)), "")
+        tower = towers.get(prefix, model)
+        rule = _rule(tower, tower.spec.init if prefix else rules, address.removeprefix(prefix))
+        depth = max((part.depth for _, part in walk(tower.spec) if hasattr(part, "depth")), default=1)
         digest = hashlib.blake2b(f"{seed} {address}".encode(), digest_size=8).digest()
         generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(digest, "little") >> 1)
         try:

@@ -15,15 +15,20 @@ from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.norm import Norm
 
 
 class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
-    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text). "end"
-    and "all" are the last place and the mean of all places, pads or not (ELECTRA's choices)."""
+    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text); "mark":
+    for the first time, or the first place of a text without it; "highest": where its highest id stands (CLIP). "end",
+    "all" and "rest" are the last place, the mean of all places, pads or not (ELECTRA's choices), and that of all but
+    the first."""
 
-    take: Literal["first", "last", "mean", "token", "end", "all"] = "first"
+    take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest"] = "first"
     token: int | None = None
+    norm: Norm | None = None  # of the vector that was taken
+    idle_norm: bool = False  # files hold that norm and nothing reads it: it is kept, frozen (CLIP's classifier)
     input_dropout: float = 0.0  # before the dense layer (RoBERTa)
     dense: bool = False
     activation: Activation = "identity"
@@ -33,16 +38,24 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("token ids",) if self.take in ("token", "last") else ()
+        return ("token ids",) if self.take in ("token", "mark", "highest", "last") else ()
+
+    def check(self) -> None:
+        if self.take in ("token", "mark") and self.token is None:
+            raise ValueError(f"Pool.take is {self.take!r}: say which token that is")
+        if self.idle_norm and self.norm is None:
+            raise ValueError("Pool.idle_norm: there is no norm")
 
     def build(self, site: Site) -> nn.Module:
-        return PoolModule(self, site.width)
+        return PoolModule(self, site)
 
 
 class PoolModule(nn.Module):
-    def __init__(self, part: Pool, width: int) -> None:
+    def __init__(self, part: Pool, site: Site) -> None:
         super().__init__()
-        self.part = part
+        self.part, width = part, site.width
+        norm: Any = part.norm.build(site.child("norm")) if part.norm else None
+        self.norm = norm if not part.idle_norm else nn.ParameterDict(norm.named_parameters()).requires_grad_(False)
         self.dense = nn.Linear(width, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
@@ -58,12 +71,20 @@ class PoolModule(nn.Module):
             else:  # pads do not count
                 real = ctx.tokens[..., None].to(x.dtype)
                 x = (x * real).sum(1) / real.sum(1).clamp(min=1)
-        elif self.part.take in ("end", "all"):
-            x = x[:, -1] if self.part.take == "end" else x.mean(1)
+        elif self.part.take in ("end", "all", "rest"):
+            x = x[:, -1] if self.part.take == "end" else x[:, int(self.part.take == "rest") :].mean(1)
+        elif self.part.take in ("mark", "highest"):
+            ids = inputs.get("input_ids")
+            if ids is None:
+                raise ValueError("give input_ids: the vector of a text is that of the token at its end")
+            found = ids if self.part.take == "highest" else (ids == self.part.token).int()
+            x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
         elif self.part.take == "token":
             x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
         else:
             x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
+        if self.norm is not None and not self.part.idle_norm:
+            x = self.norm(x)
         if self.training and self.part.input_dropout:
             x = F.dropout(x, self.part.input_dropout)
         if self.dense is not None:

@@ -1,0 +1,84 @@
+"""Vectors that are compared: one for a sequence, and how alike those of texts and of images are.
+
+B texts, I images, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.check import at_least
+from anyformer.context import Context
+from anyformer.part import Site
+from anyformer.parts.head import Head, HeadModule, Outputs, Said
+from anyformer.parts.labels import Loss, class_loss
+from anyformer.parts.pool import Pool
+
+
+class ProjectionHead(Head, called=("projection", "CLIP projection")):
+    """One vector of `width` numbers for a sequence, under its published name."""
+
+    pool: Pool
+    width: int
+    name: Literal["text_embeds", "image_embeds"] = "text_embeds"
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+
+    def build(self, site: Site) -> nn.Module:
+        return ProjectionModule(self, site)
+
+
+class ProjectionModule(HeadModule):
+    def __init__(self, part: ProjectionHead, site: Site) -> None:
+        super().__init__()
+        self.name = part.name
+        self.pool = part.pool.build(site.child("pool"))
+        self.project = nn.Linear(site.width, part.width, bias=False)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
+
+
+class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
+    """The cosine of every text with every image, times a learned factor whose logarithm starts at `scale`. The loss
+    asks each text for its image among those of the batch, and each image for its text."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
+
+    scale: float = 2.6592
+
+    def build(self, site: Site) -> nn.Module:
+        return SimilarityModule(self)
+
+
+class SimilarityModule(nn.Module):
+    def __init__(self, part: SimilarityHead) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(part.scale))
+        self.starts = {"scale": part.scale}
+
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return inputs
+
+    def forward(self, text: Tensor, image: Tensor, inputs: dict[str, Any]) -> Outputs:
+        """(B, D) and (I, D) -> the scores both ways"""
+        text, image = (x / x.norm(dim=-1, keepdim=True) for x in (text, image))
+        scores = text @ image.t() * self.scale.exp()
+        loss = self.loss(scores).mean if inputs.get("return_loss") else None
+        return {
+            "loss": loss, "logits_per_image": scores.t(), "logits_per_text": scores, "text_embeds": text,
+            "image_embeds": image,
+        }  # fmt: skip
+
+    def loss(self, scores: Tensor) -> Loss:
+        """(B, B), each text beside its own image"""
+        if scores.shape[0] != scores.shape[1]:
+            texts, images = scores.shape
+            raise ValueError(f"a loss needs a text for each image, got {texts} and {images}")
+        own = torch.arange(len(scores), device=scores.device)
+        both = [class_loss(each, own) for each in (scores, scores.t())]
+        return Loss((both[0].sum + both[1].sum) / 2, both[0].weight)
