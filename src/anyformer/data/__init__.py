@@ -6,14 +6,14 @@ from anyformer.data.media import ImageFolder, SoundFolder
 from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
-from anyformer.data.source import First, Held, Row, Source
+from anyformer.data.source import Beside, First, Held, Row, Source
 from anyformer.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, texts_of
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "Loader", "Ready", "tokenizer_digest",
-    "Source", "Row", "Held", "First", "TextFiles", "ParallelText", "Columns", "PythonDocs",
+    "Source", "Row", "Beside", "Held", "First", "TextFiles", "ParallelText", "Columns", "PythonDocs",
     "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD", "Episodes", "ImageFolder", "SoundFolder",
     "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
 ]  # fmt: skip

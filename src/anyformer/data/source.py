@@ -11,6 +11,7 @@ import codecs
 import glob
 import gzip
 import hashlib
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -122,6 +123,29 @@ class Subset(Source):
 
     def digest(self) -> str:
         return self.source.digest()
+
+
+class Beside(Source):
+    """Rows of several sources, side by side: row i has the columns of row i of each (pictures in one file and what is
+    said of them in another)."""
+
+    sources: tuple[Source, ...]
+
+    def check(self) -> None:
+        if len(self.sources) < 2:
+            raise ValueError("Beside.sources: two or more")
+
+    def raw(self) -> Iterator[Row]:
+        for rows in itertools.zip_longest(*(source.rows(()) for source in self.sources)):
+            if None in rows:
+                ends = ", ".join(row.place for row in rows if row is not None)
+                raise ValueError(f"{ends}: the other source has no row beside this one")
+            problem = next((row.problem for row in rows if row.example is None), "")
+            merged = {name: value for row in rows for name, value in (row.example or {}).items()}
+            yield Row(rows[0].place, None if problem else merged, problem)
+
+    def digest(self) -> str:
+        return "".join(source.digest() for source in self.sources)
 
 
 class Held(Subset):

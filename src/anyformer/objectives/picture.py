@@ -1,4 +1,4 @@
-"""A label for a picture."""
+"""Pictures as they are trained on, and a label for each."""
 
 from __future__ import annotations
 
@@ -19,30 +19,22 @@ from anyformer.objectives.objective import Batch, Objective, Read, Record, head_
 from anyformer.parts.head import ClassifyModule
 
 
-class ClassifyImage(Objective):
-    """Columns "image", whatever `Images` reads, and "label": one of `labels`, by name or number. Pictures are scaled to
-    `image_size` once; each time they are seen they may be mirrored (`flip` is the chance) and moved by up to `shift`
-    pixels, with zeros where nothing was."""
+class Pictures(Objective):
+    """Column "image", whatever `Images` reads. Pictures are scaled to `image_size` once; each time they are seen they
+    may be mirrored (`flip` is the chance) and moved by up to `shift` pixels, with zeros where nothing was."""
 
-    labels: tuple[str, ...]
     image_size: tuple[int, int]  # height, width
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one a channel
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     flip: float = 0.0
     shift: int = 0
-    smoothing: float = 0.0  # of the labels
 
     def check(self) -> None:
-        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError("ClassifyImage.labels: two labels or more, and none twice")
         if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
-            raise ValueError("ClassifyImage: a size of at least one pixel, and mean and std of 1 channel (grey) or 3")
+            needed = "a size of at least one pixel, and mean and std of 1 channel (grey) or 3"
+            raise ValueError(f"{type(self).__name__}: {needed}")
         at_least(self, 0, "shift")
-        chance(self, "flip", "smoothing")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "label")
+        chance(self, "flip")
 
     @property
     def images(self) -> Images:
@@ -56,8 +48,7 @@ class ClassifyImage(Objective):
         return folder
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        pixels = self.images.scaled(field(example, "image"))
-        return {"pixels": pixels.reshape(-1), "label": np.asarray(label_of(example, "label", self.labels), np.int64)}
+        return {"pixels": self.images.scaled(field(example, "image")).reshape(-1)}
 
     def size(self, record: Record) -> int:
         return 1  # pictures are all as large as each other
@@ -76,16 +67,43 @@ class ClassifyImage(Objective):
         pixels = torch.from_numpy(np.stack([record["pixels"] for record in records]))
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         pixels = (pixels.view(len(records), -1, *self.image_size).double() / 255).float()
-        return {"pixel_values": (pixels - mean) / std, "labels": scalars(records, "label")}
+        return {"pixel_values": (pixels - mean) / std}
+
+    def fits(self, embedding: Any) -> None:
+        """ValueError where a model reads other pictures."""
+        channels = len(self.mean)
+        if "an image" not in embedding.gives or embedding.channels != channels:
+            raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
+
+
+class ClassifyImage(Pictures):
+    """Also a column "label": one of `labels`, by name or number."""
+
+    labels: tuple[str, ...]
+    smoothing: float = 0.0  # of the labels
+
+    def check(self) -> None:
+        super().check()
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise ValueError("ClassifyImage.labels: two labels or more, and none twice")
+        chance(self, "smoothing")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image", "label")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        label = np.asarray(label_of(example, "label", self.labels), np.int64)
+        return {**super().encode(example, tokenizer), "label": label}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**super().collate(records, pad), "labels": scalars(records, "label")}
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
         if head.num_labels != len(self.labels):
             raise ValueError(f"{len(self.labels)} labels, and the model tells {head.num_labels} apart")
-        read = model.spec.embedding
-        if "an image" not in read.gives or read.channels != len(self.mean):
-            channels = len(self.mean)
-            raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
+        self.fits(model.spec.embedding)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

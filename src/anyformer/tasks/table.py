@@ -147,6 +147,24 @@ TASKS: dict[str, About] = {
             "interpolate": INTERPOLATE,
         },
     ),
+    "zero-shot-image": About(
+        "which of some names fits a picture best, or each of a folder: for models with two towers",
+        fields=("image",),
+        raw=("image",),
+        flags={
+            "labels": Flag("a name to choose from; given again for each", several=True),
+            "template": Flag("the sentence around a name; 'a photo of a {}.'"),
+            "top_k": Flag("how many names, likeliest first; all", int),
+        },
+    ),
+    "search-images": About(
+        "the pictures of a folder that fit a text best: for models with two towers",
+        flags={
+            "folder": Flag("with the pictures"),
+            "index": Flag("a file that keeps their vectors; made where it is not there"),
+            "top_k": Flag("how many; 5", int),
+        },
+    ),
     "embed-image": About(
         "a vector for a picture, or for each of a folder",
         fields=("image",),

@@ -89,12 +89,13 @@ def open_model(
 
 def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
-    if "an image" not in spec.embedding.gives:
-        return {"tokenizer": Tokenizer.load(folder)}
-    images, channels = Images.load(folder), spec.embedding.channels
-    if images.channels not in (None, channels):
+    read = [part.embedding for part in spec.towers or (spec,)]
+    tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
+    channels = next((each.channels for each in read if "an image" in each.gives), None)
+    images = None if channels is None else Images.load(folder)
+    if images is not None and images.channels not in (None, channels):
         raise ValueError(f"{folder}: pictures are read with {images.channels} channels; the model takes {channels}")
-    return {"tokenizer": None, "images": images}
+    return {"tokenizer": tokenizer, "images": images}
 
 
 def _checked(reader: Reader) -> Reader:
@@ -277,10 +278,11 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
             raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
     reader = open_model(model, **how)
-    wanted, found = "image" in TASKS[task].fields, reader.images is not None
-    if wanted != found:
-        kinds = {True: "pictures", False: "text"}
-        raise ValueError(f"{task} needs a model that reads {kinds[wanted]}; this one reads {kinds[found]}")
+    read = {"pictures": reader.images is not None, "text": reader.tokenizer is not None}
+    wanted = "pictures" if "image" in TASKS[task].fields else "text"
+    if not read[wanted]:
+        other = next(kind for kind in read if kind != wanted)
+        raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {other}")
     return TaskRun(task, reader, rows, one)
 
 

@@ -1,0 +1,69 @@
+"""Which text belongs to which picture [Radford et al. 2021]: each is asked for the other among all of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from anyformer.check import at_least
+from anyformer.model import TwoTowerModule
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.examples import field, joined
+from anyformer.objectives.objective import Batch, Record, padded_texts, taken
+from anyformer.objectives.picture import Pictures
+
+
+class MatchImage(Pictures):
+    """Columns "image" and "text", one text or a list of texts, of which one is drawn each time. A text ends in the
+    tokenizer's end token, and beyond `length` tokens it is cut. The wrong answers are those of the same micro-batch on
+    the same device, so large ones teach more."""
+
+    length: int = 77
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 2, "length")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image", "text")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        given = field(example, "text")
+        texts = [given] if isinstance(given, str) else list(given)
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError("column 'text': a text, or several, none of them empty")
+        ids = [ended(joined(tokenizer, text)["input_ids"], tokenizer.eos_token_id, self.length) for text in texts]
+        lengths = np.asarray([len(each) for each in ids], np.int64)
+        return {**super().encode(example, tokenizer), "input_ids": np.concatenate(ids), "lengths": lengths}
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        seen, ends = super().vary(record, random), record["lengths"].cumsum()
+        which = int(random.integers(len(ends)))
+        return {**seen, "input_ids": record["input_ids"][ends[which] - record["lengths"][which] : ends[which]]}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**super().collate(records, pad), **padded_texts(records, pad)}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        if not isinstance(model, TwoTowerModule) or model.head is None:
+            raise ValueError("matching texts with pictures needs two towers and a SimilarityHead (CLIP)")
+        self.fits(model.spec.image.embedding)
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["input_ids"]))}
+
+    def losses(self, trained: TwoTowerModule, batch: Batch) -> dict[str, Tensor]:
+        scores = trained(**taken(trained, batch))["logits_per_text"]
+        return {"loss": trained.head.loss(scores).sum}
+
+
+def ended(ids: np.ndarray, end: int | None, length: int) -> np.ndarray:
+    """At most `length` tokens, the last of them the end, where there is one."""
+    if end is None or (ids[-1] == end and len(ids) <= length):
+        return ids[:length]
+    return np.append(ids[: length - 1], end)

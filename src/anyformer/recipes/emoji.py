@@ -1,0 +1,44 @@
+"""Pictures of emoji and their names (CLIP): two small towers from scratch."""
+
+from __future__ import annotations
+
+from anyformer import families
+from anyformer.data import Arrays, Beside, Data, Held, JSONLines, Source, TrainedBPE
+from anyformer.objectives.match import MatchImage
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+LENGTH = 32
+TEXT = {
+    "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4, "image_size": 32,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def pairs(data: str) -> Source:
+    folder = f"{data}/image_text_emoji"
+    images = Arrays(path=f"{folder}/emoji32.npz", fields={"image": "images"})
+    return Beside(sources=(images, JSONLines(path=f"{folder}/captions.jsonl.gz", columns={"text": "name"})))
+
+
+def run(data: str = "data") -> Run:
+    return Run(
+        name="emoji",
+        model=families.find("clip").read({"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 256}),
+        data=Data(
+            train=Held(source=pairs(data), one_in=10),
+            valid=Held(source=pairs(data), one_in=10, out=True),
+        ),
+        objective=MatchImage(image_size=(32, 32), flip=0.5, shift=3, length=LENGTH),
+        vocabulary=TrainedBPE(size=2048),
+        optimizer=AdamW(lr=5e-4, weight_decay=0.1),
+        schedule=Cosine(warmup=100, floor=0.01),
+        batch=Batch(examples=512),
+        steps=3000,
+        evaluate=Evaluate(every=300),
+        keep=Keep(every=300),
+    )

@@ -1,0 +1,110 @@
+"""Texts and pictures that belong together: records, draws, the published loss, and a model that learns it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import anyformer as af
+from anyformer.data import Arrays, Beside, Data, JSONLines, TrainedBPE
+from anyformer.objectives.match import MatchImage
+from anyformer.train.optim import AdamW, Constant
+from anyformer.train.run import Batch, Run
+from anyformer.train.start import setup
+
+TEXT = {
+    "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "max_position_embeddings": 12, "eos_token_id": 0,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+MATCH = MatchImage(image_size=(8, 8), length=12)
+NAMES = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+
+
+def spec(**changes: Any) -> Any:
+    return af.families.find("clip").read({"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 8, **changes})
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Beside:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "pictures.npz", images=pixels)
+    lines = [f'{{"name": ["{name}", "number {name}"]}}\n' for name in NAMES]
+    (tmp_path / "names.jsonl").write_text("".join(lines))
+    pictures = Arrays(path=str(tmp_path / "pictures.npz"), fields={"image": "images"})
+    return Beside(sources=(pictures, JSONLines(path=str(tmp_path / "names.jsonl"), columns={"text": "name"})))
+
+
+def run(pairs: Any, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "name": "match", "model": spec(), "data": Data(train=pairs), "objective": MATCH, "steps": 60,
+        "vocabulary": TrainedBPE(size=270), "batch": Batch(examples=8), "schedule": Constant(),
+        "optimizer": AdamW(lr=1e-2), **changes,
+    }  # fmt: skip
+    return Run(**settings)
+
+
+def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> None:
+    trainer = setup(run(pairs), tmp_path / "run", device="cpu")
+    trainer.fit()
+    model, tokenizer = trainer.model.eval(), trainer.tokenizer
+    rows = [row.example for row in pairs.rows(("image", "text"))]
+    records = [MATCH.encode({**row, "text": row["text"][1]}, tokenizer) for row in rows]
+    with torch.no_grad():
+        scores = model(**MATCH.collate(records, tokenizer.filler)).logits_per_text
+    assert scores.argmax(-1).tolist() == list(range(8))
+
+
+def test_the_loss_is_the_published_one_as_a_sum(pairs: Beside, tmp_path: Path) -> None:
+    trainer = setup(run(pairs), tmp_path / "run", device="cpu")
+    records = [MATCH.encode(row.example, trainer.tokenizer) for row in pairs.rows(("image", "text"))]
+    random = np.random.default_rng(1)
+    batch = MATCH.collate([MATCH.vary(record, random) for record in records], trainer.tokenizer.filler)
+    model = MATCH.module(trainer.model.eval())
+    with torch.no_grad():
+        out = model(**batch, return_loss=True)
+        own = torch.arange(8)
+        both = (F.cross_entropy(out.logits_per_text, own) + F.cross_entropy(out.logits_per_image, own)) / 2
+        assert torch.allclose(out.loss, both)
+        assert torch.allclose(MATCH.losses(model, batch)["loss"] / MATCH.weights(batch)["loss"], both)
+
+
+def test_one_of_several_texts_is_drawn_and_ends(pairs: Beside, tmp_path: Path) -> None:
+    tokenizer = setup(run(pairs), tmp_path / "run", device="cpu").tokenizer
+    row = next(iter(pairs.rows(("image", "text")))).example
+    record = MATCH.encode(row, tokenizer)
+    assert record["lengths"].sum() == len(record["input_ids"])
+    drawn = {tuple(MATCH.vary(record, np.random.default_rng(i))["input_ids"]) for i in range(20)}
+    assert {tokenizer.decode([*ids[:-1]]) for ids in drawn} == {"one", "number one"}
+    assert all(ids[-1] == tokenizer.eos_token_id for ids in drawn)
+    cut = MATCH.replace(length=3).encode({**row, "text": "a long sentence of words"}, tokenizer)
+    assert len(cut["input_ids"]) == 3 and cut["input_ids"][-1] == tokenizer.eos_token_id
+
+
+def test_mistakes(pairs: Beside, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs two towers"):
+        MATCH.module(af.build(spec().image))
+    with pytest.raises(ValueError, match="pictures of 1 channels"):
+        MATCH.replace(mean=(0.5,), std=(0.5,)).module(af.build(spec()))
+    model = af.build(spec())
+    ids, pixels = torch.tensor([[5, 6, 0]]), torch.zeros(1, 3, 8, 8)
+    with pytest.raises(ValueError, match="give pixel_values too, or ask model.text alone"):
+        model(input_ids=ids)
+    with pytest.raises(ValueError, match="give input_ids too, or ask model.image alone"):
+        model(pixel_values=pixels)
+    with pytest.raises(ValueError, match="a text for each image, got 2 and 1"):
+        model(input_ids=ids.expand(2, 3), pixel_values=pixels, return_loss=True)
+    with pytest.raises(ValueError, match="image.head: two towers compare vectors"):
+        spec().replace(image=spec().image.replace(head=None))
+    (tmp_path / "short.jsonl").write_text('{"name": "one"}\n')
+    short = pairs.replace(sources=(pairs.sources[0], JSONLines(path=str(tmp_path / "short.jsonl"))))
+    with pytest.raises(ValueError, match="has no row beside this one"):
+        list(short.raw())
