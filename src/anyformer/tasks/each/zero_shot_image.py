@@ -10,7 +10,7 @@ from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
 def zero_shot_image(
-    model: Source, inputs: Any, *, labels: Sequence[str] = (), template: str = "a photo of a {}.", top_k: int = 0,
+    model: Source, inputs: Any, *, labels: Sequence[str] | None = None, template: str = "a photo of a {}.", top_k: int = 0,
     **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
@@ -19,7 +19,7 @@ def zero_shot_image(
     >>> zero_shot_image("a/clip/folder", "cat.png", labels=["cat", "dog"])  # doctest: +SKIP
     [{'label': 'cat', 'score': 0.98}, {'label': 'dog', 'score': 0.02}]
     """
-    if isinstance(labels, str) or len(labels) < 2 or len({*labels}) < len(labels):
+    if labels is None or isinstance(labels, str) or len(labels) < 2 or len({*labels}) < len(labels):
         raise ValueError("labels: two names or more to choose from, and none twice")
     if "{}" not in template:
         raise ValueError(f"template {template!r} has no {{}} where a name would stand")
