@@ -19,6 +19,7 @@ from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
 from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.examples import texts_of
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
 from anyformer.objectives.rewrite import Rewrite
@@ -96,7 +97,7 @@ class Evaluation:
         if isinstance(self.task, Translate):
             examples, records = self.examples
             tokens = sum(record["labels"].size for own in records for record in own)
-            return tokens / sum(len(str(example["target"]).encode()) for example in examples)
+            return tokens / sum(len(texts_of(example, "target")[0].encode()) for example in examples)
         assert self.split is not None
         rows = self.source.rows(self.task.columns)
         num_bytes = sum(len(str(row.example["text"]).encode()) for row in rows if row.example is not None)

@@ -141,15 +141,22 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     )  # fmt: skip
     if model is None:
         return run
-    given, limit = model_of(model)
-    classes = families.find(limit.family).architectures if limit.family else ()
+    given, limit = classifier(model)
+    named = given.replace(labels=labels or ("value",))
+    objective = Classify(labels=labels, pair=pair, length=limit)
+    return run.replace(model=named, vocabulary=None, optimizer=AdamW(lr=5e-5), objective=objective)
+
+
+def classifier(model: str) -> tuple[Pretrained, int | None]:
+    """A model that is trained further under its family's head for labels, and how many tokens it takes."""
+    given, like = model_of(model)
+    classes = families.find(like.family).architectures if like.family else ()
     own = next((each for each in classes if each.endswith(CLASSIFIER)), None)
     if own is None:
-        raise ValueError(f"--model {model}: its family has no class for labels ({CLASSIFIER})")
+        raise ValueError(f"{model}: its family has no class for labels ({CLASSIFIER})")
     if not isinstance(given, Pretrained):
-        raise ValueError(f"--model {model}: give a folder or a hub id; without --model a small encoder is trained")
-    tuned = {"model": given.replace(architecture=own, labels=labels), "vocabulary": None, "optimizer": AdamW(lr=5e-5)}
-    return run.replace(**tuned, **{"objective": Classify(labels=labels, pair=pair, length=position_limit(limit))})
+        raise ValueError(f"{model} is a description without weights; give a folder or a hub id")
+    return given.replace(architecture=own), position_limit(like)
 
 
 def model_of(name: str) -> tuple[Model | Pretrained, Model]:
