@@ -19,6 +19,7 @@ from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
 from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.examples import texts_of
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
@@ -132,7 +133,7 @@ def loss_metrics(task: Objective) -> tuple[str, ...]:
     """What can be told from the mean loss of a token. Bytes are those of texts that are predicted whole."""
     if isinstance(task, NextToken | Translate):
         return metrics.LOSSES
-    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite) else ()
+    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue) else ()
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:

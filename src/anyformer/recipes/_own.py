@@ -16,10 +16,11 @@ from anyformer.model import Model
 from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
+from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.part import nearest, walk
-from anyformer.recipes import quickstart
+from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes._encoder import small_bert, vocabulary
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
@@ -47,6 +48,8 @@ def from_table(path: str, label: str | None, columns: Sequence[str] = (), model:
     first = next((row.example for row in source.raw() if row.example is not None), None)
     if first is None:
         raise ValueError(f"{path}: no row that could be read")
+    if label is None and not columns and "messages" in first:
+        return conversing(source, path, model)
     texts = text_columns(path, list(first), label, columns)
     count, size, values = 0, 0, set[str]()
     for example in (row.example for row in source.raw() if row.example is not None):
@@ -123,6 +126,18 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
         changed |= {"model": override(given, tables), "optimizer": AdamW(lr=6e-4), "schedule": Linear(warmup=20)}
         changed |= {} if limit.writes else {"vocabulary": vocabulary(tokens)}
     return run.replace(**changed, evaluate=Evaluate(every=100, sample=sample or None if limit.writes else None))
+
+
+def conversing(source: Source, path: str, model: str | None) -> Run:
+    """For conversations in a column of messages."""
+    given, like = (None, None) if model is None else model_of(model)
+    if not isinstance(given, Pretrained) or like is None:
+        raise ValueError(f"{path} holds conversations: --model names the checkpoint with a chat template to train on them")
+    length = min(position_limit(like) or dialogue.LENGTH, dialogue.LENGTH)
+    return dialogue.run().replace(
+        name=name_of(path), model=given, objective=Dialogue(length=length),
+        data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
+    )  # fmt: skip
 
 
 def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
