@@ -85,14 +85,13 @@ def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
     num_rows = rows(table(TASKS[name], home, "train"))
+    for file in TASKS[name].valid:
+        table(TASKS[name], home, file).files()
     found = []
     for lr in options.lr or (RATE,):
         run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
         found.append(override(run, dict(setting(text) for text in options.set)))
         check(found[-1].objective, found[-1].evaluate.metrics)
-        for source in (found[-1].data.valid, found[-1].data.test):
-            if source is not None:
-                source.files()
     return found
 
 
@@ -117,7 +116,7 @@ def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, floa
 
     begun = options.resume and (folder / "run.json").is_file()
     trainer = train(run, folder, begun, options.device)
-    found = {}
+    found: dict[str, float] = {}
     for split, kind in (("valid", "matched"), ("test", "mismatched")):
         source = getattr(run.data, split)
         if source is not None:

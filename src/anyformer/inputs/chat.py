@@ -84,14 +84,16 @@ def spoken(
     else what it adds for each of the assistant's messages to what it asks them with, up to the token they end with."""
     source = choose(tokenizer, template, tools is not None)
 
-    def text(stop: int, prompt: bool = False, **more: str) -> str:
-        given = {"add_generation_prompt": prompt, "template": source, "tools": tools}
-        return render(tokenizer, messages[:stop], **given, **more)
+    def text(stop: int, prompt: bool = False, mark: str = "") -> str:
+        more: dict[str, Any] = {sandbox.MARK: mark} if mark else {}
+        return render(
+            tokenizer, messages[:stop], add_generation_prompt=prompt, template=source, tools=tools, **more
+        )
 
     whole = text(len(messages))
     if _GENERATION.search(source):
         mark = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in whole)
-        pieces = text(len(messages), **{sandbox.MARK: mark}).split(mark)
+        pieces = text(len(messages), mark=mark).split(mark)
         if "".join(pieces) != whole:
             raise ValueError("the chat template does something with what it marks as the assistant's")
         ends = [0, *itertools.accumulate(map(len, pieces))]

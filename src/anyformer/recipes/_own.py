@@ -132,7 +132,7 @@ def conversing(source: Source, path: str, model: str | None) -> Run:
     """For conversations in a column of messages."""
     given, like = (None, None) if model is None else model_of(model)
     if not isinstance(given, Pretrained) or like is None:
-        raise ValueError(f"{path} holds conversations: --model names the checkpoint with a chat template to train on them")
+        raise ValueError(f"{path} holds conversations: --model names the checkpoint, with a chat template, to train")
     length = min(position_limit(like) or dialogue.LENGTH, dialogue.LENGTH)
     return dialogue.run().replace(
         name=name_of(path), model=given, objective=Dialogue(length=length),
