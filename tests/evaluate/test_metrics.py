@@ -86,6 +86,28 @@ def test_tokenised_bleu_counts_words_as_moses_divides_them() -> None:
     assert METRICS["texts"]["bleu_tokenized"](short, wanted) == pytest.approx(by_hand)
 
 
+def test_rouge_by_hand_and_by_its_library() -> None:
+    scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    texts = METRICS["texts"]
+    # 2 of 3 words and no pair of them; endings do not count
+    assert texts["rouge1"](["the dogs sat"], ["the cat sat"]) == pytest.approx(100 * 2 / 3)
+    assert texts["rouge2"](["the dogs sat"], ["the cat sat"]) == 0 and texts["rouge1"](["dogs"], ["dog"]) == 100
+    predicted = ["It sleeps.\nA cat sits on the mat.", "nothing alike"]
+    wanted = [["The cat sat.", "A cat sits on a mat.\nIt was asleep."], "other words"]  # the one that fits best counts
+    for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+        one = scorer.RougeScorer([name], use_stemmer=True).score(wanted[0][1], predicted[0])[name].fmeasure
+        assert one > 0.3 and texts[name](predicted, wanted) == pytest.approx(100 * one / 2)
+    assert texts["rougeL"](predicted, wanted) < texts["rougeLsum"](predicted, wanted)  # by sentence, in any order
+
+
+def test_of_several_right_texts_each_may_lend_its_words() -> None:
+    predicted, wanted = ["a b c d e", "x y z u v"], [["a b c d", "c d e f"], ["x y z u w"]]
+    theirs = sacrebleu.corpus_bleu(predicted, [["a b c d", "x y z u w"], ["c d e f", None]]).score
+    firsts = sacrebleu.corpus_bleu(predicted, [["a b c d", "x y z u w"]]).score
+    assert METRICS["texts"]["bleu"](predicted, wanted) == theirs > firsts
+    assert METRICS["texts"]["bleu_tokenized"](predicted, wanted) == pytest.approx(theirs)
+
+
 def test_metrics_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="metrics: no 'blue' for texts; did you mean 'bleu'"):
         metrics.check(["blue"], "texts", ("perplexity",))
@@ -98,6 +120,7 @@ def test_metrics_that_are_not_there() -> None:
 @pytest.mark.parametrize("module, kind, name", [
     ("sklearn.metrics", "labels", "accuracy"), ("seqeval.metrics", "tags", "f1"), ("sacrebleu", "texts", "bleu"),
     ("sacremoses", "texts", "bleu_tokenized"), ("scipy.stats", "numbers", "spearman"),
+    ("rouge_score.rouge_scorer", "texts", "rouge2"),
 ])  # fmt: skip
 def test_a_library_that_is_missing_is_one_line(
     module: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -57,3 +57,20 @@ def test_what_is_written_for_a_metric_is_in_the_language(tokenizer: Tokenizer) -
     for objective, example in pairs:
         answered = predictions(objective, job, [example], [[objective.encode(example, tokenizer)]])
         assert answered.predicted == answered.wanted == [example["target"]]
+
+
+def test_long_texts_are_cut_and_end_as_before(tokenizer: Tokenizer) -> None:
+    """A source in sentences is one text; of several right targets the first is learnt."""
+    example = {"source": ["The quick fox.", "It jumps over the dog."], "target": ["Der Hund springt", "Ein Hund"]}
+    marked = Translate(target_language="de")
+    whole = marked.encode(example, tokenizer)
+    assert whole["input_ids"].tolist() == tokenizer.encode("The quick fox. It jumps over the dog.")
+    assert whole["labels"].tolist() == tokenizer.in_language("de").encode("Der Hund springt")
+    short = marked.replace(length=7, target_length=4).encode(example, tokenizer)
+    for name, size in (("input_ids", 7), ("labels", 4)):
+        assert short[name].tolist() == [*whole[name][: size - 1], tokenizer.eos_token_id] and len(whole[name]) > size
+    for wrong, why in (([], "holds a list, and not of texts"), (["a", 3], "not of texts"), (5, "holds int, not text")):
+        with pytest.raises(ValueError, match=why):
+            marked.encode({**example, "target": wrong}, tokenizer)
+    with pytest.raises(ValueError, match="Translate.length is 1; it must be at least 2"):
+        Translate(length=1)

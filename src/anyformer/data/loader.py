@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from anyformer.data.mixed import MixedPlan
 from anyformer.data.plan import Chosen, PlaceDice, Plan, share
 from anyformer.objectives.objective import Batch, Objective, Record
 
@@ -35,12 +36,13 @@ class Loader:
     """
 
     def __init__(
-        self, plan: Plan, objective: Objective, *, rank: int = 0, world_size: int = 1, micro: int | None = None,
-        pad: int = 0, start_step: int = 0, stop_step: int | None = None, ahead: int = 4, pin: bool | None = None,
+        self, plan: Plan | MixedPlan, objective: Objective, *, rank: int = 0, world_size: int = 1,
+        micro: int | None = None, pad: int = 0, start_step: int = 0, stop_step: int | None = None, ahead: int = 4,
+        pin: bool | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
         self.micro, self.pad = micro, pad
-        self.start, self.stop = start_step, len(plan) if plan.once and stop_step is None else stop_step
+        self.start, self.stop = start_step, plan.last if stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
         self._dice = PlaceDice(plan.seed)
@@ -67,11 +69,8 @@ class Loader:
         return {name: tensor.pin_memory() for name, tensor in batch.items()} if self.pin else batch
 
     def _vary(self, record: Record, place: int, item: int) -> Record:
-        random, split = self._dice.at(place), self.plan.split
-        num = self.objective.partners
-        others = random.integers(1, max(len(split), 2), size=num).tolist() if num else ()
-        here = 0 if self.plan.packs else item
-        return self.objective.vary(record, random, *(split.record((here + other) % len(split)) for other in others))
+        random, num = self._dice.at(place), self.objective.partners
+        return self.objective.vary(record, random, *(self.plan.others(item, random, num) if num else ()))
 
     # -- all of them, ahead of time
 

@@ -17,7 +17,7 @@ import numpy as np
 from anyformer.data.shards import DataSplit
 from anyformer.objectives.objective import Record
 
-ORDER, SHIFT, BATCHES = 1, 2, 3  # what an epoch's random numbers are for
+ORDER, SHIFT, BATCHES, MIX = 1, 2, 3, 4  # what the random numbers of an epoch, or of a mixture's block, are for
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
@@ -93,6 +93,11 @@ class Plan:
         self._shift = functools.lru_cache(2)(self._make_shift)
         self._batches = functools.lru_cache(2)(self._make_batches)
 
+    @property
+    def last(self) -> int | None:
+        """Before which step it is over, if ever."""
+        return len(self) if self.once else None
+
     def __len__(self) -> int:
         """Steps of an epoch, the last of which may reach into the next (or, in one pass, be smaller)."""
         return -(-self.count // self.examples) if self.ends is None else len(self.ends) - 1
@@ -111,6 +116,10 @@ class Plan:
             return Chosen(number, items, places, self.split.sizes[items])
         stop = (number + 1) * self.examples
         places = np.arange(number * self.examples, min(stop, self.count) if self.once else stop)
+        return Chosen(number, *self.at(places))
+
+    def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(items, places, sizes) of places in the endless order, which rise."""
         items = np.empty_like(places)
         epochs = places // self.count
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
@@ -119,11 +128,11 @@ class Plan:
             if self.packs:
                 items[here] = (items[here] * self.length + self._shift(epoch)) % self.total
         if not self.packs:
-            return Chosen(number, items, places, self.split.sizes[items])
+            return items, places, self.split.sizes[items]
         sizes = np.full(len(items), min(self.length, self.total))
         if self.once:
             sizes = np.minimum(sizes, self.total - items)
-        return Chosen(number, items, places, sizes)
+        return items, places, sizes
 
     def _make_order(self, epoch: int) -> np.ndarray:
         if self.once:
@@ -161,6 +170,12 @@ class Plan:
         return order, batches, before
 
     # -- what
+
+    def others(self, item: int, random: np.random.Generator, num: int) -> list[Record]:
+        """Records drawn to be seen together with one; itself only where there is no other."""
+        here, size = 0 if self.packs else item, len(self.split)
+        drawn = random.integers(1, max(size, 2), size=num).tolist()
+        return [self.split.record((here + other) % size) for other in drawn]
 
     def records(self, chosen: Chosen) -> list[Record]:
         if not self.packs:

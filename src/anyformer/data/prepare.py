@@ -7,12 +7,12 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from anyformer.codec import encode
-from anyformer.data.encode import encoded
+from anyformer.data.encode import Encoded, encoded
 from anyformer.data.lock import only_one
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Source
@@ -103,28 +103,40 @@ def _write(
     name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, place: Path,
     limit: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
-    count = 0
-    rows = encoded(source.rows(objective.columns), objective, tokenizer)
-    with Writer(place) as writer, contextlib.closing(rows):
-        for where, records, problem, unread, more in rows:
-            size = max(map(objective.size, records), default=0)
-            if limit is not None and size > limit:
-                problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
-            if problem and not unread and unfit == "error":
-                raise ValueError(f"{where}: {problem}; data.unfit='skip' leaves such rows out")
-            if problem:
-                writer.problem(where, problem)
-                continue
-            for record in records:
-                writer.add(record, more)
-            count += not more
-            if progress is not None and not more and count % 256 == 0:
-                progress(name, count)
-        if not count:
-            first = f"; the first: {writer.problems[0]}" if writer.problems else ""
-            raise ValueError(f"the {name} data has no example: {writer.bad:,} rows that cannot be used{first}")
+    with Writer(place) as writer:
+        for part, one in (source.parts() or {"": source}).items():
+            what = f"{name}/{part}" if part else name
+            rows = encoded(one.rows(objective.columns), objective, tokenizer)
+            with contextlib.closing(rows):
+                _write_rows(rows, what, unfit, objective, writer, limit, progress)
+            if part:
+                writer.part(part)
+
+
+def _write_rows(
+    rows: Iterable[Encoded], what: str, unfit: str, objective: Objective, writer: Writer, limit: int | None,
+    progress: Progress | None,
+) -> None:  # fmt: skip
+    count, bad = 0, writer.bad
+    for where, records, problem, unread, more in rows:
+        size = max(map(objective.size, records), default=0)
+        if limit is not None and size > limit:
+            problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
+        if problem and not unread and unfit == "error":
+            raise ValueError(f"{where}: {problem}; data.unfit='skip' leaves such rows out")
+        if problem:
+            writer.problem(where, problem)
+            continue
+        for record in records:
+            writer.add(record, more)
+        count += not more
+        if progress is not None and not more and count % 256 == 0:
+            progress(what, count)
+    if not count:
+        first = f"; the first: {writer.problems[0]}" if writer.problems else ""
+        raise ValueError(f"the {what} data has no example: {writer.bad - bad:,} rows that cannot be used{first}")
     if progress is not None:
-        progress(name, count)
+        progress(what, count)
 
 
 def fingerprint(source: Source, objective: Objective, tokenizer: Any, limit: int | None, unfit: str) -> str:

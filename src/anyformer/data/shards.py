@@ -1,6 +1,6 @@
 """Records on disk: for every field one flat file a shard, mapped into memory, and where each record ends.
 
-    folder/index.json             fields, shards, what could not be read, digest of all records
+    folder/index.json             fields, shards, parts of a mixture, what could not be read, digest of all records
     folder/00000.input_ids        the numbers of all records in a row, integers as narrow as they fit
     folder/00000.input_ids.sizes  how many belong to each record; absent where a field is one number
 
@@ -10,6 +10,7 @@ A folder is written beside its place and renamed at the end: it is there whole o
 from __future__ import annotations
 
 import bisect
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -44,6 +45,11 @@ class Column:
 
     def __post_init__(self) -> None:
         self.bounds: list[int] = self.starts.tolist()
+
+    def part(self, first: int, last: int) -> Column:
+        """Of the records [first, last) alone, counted from the first of them."""
+        begin = self.ends[first]
+        return dataclasses.replace(self, starts=self.starts - begin, ends=self.ends[first : last + 1] - begin)
 
     def read(self, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
         """Numbers [start, stop), which may lie in several shards."""
@@ -84,6 +90,9 @@ class DataSplit:
             self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
             self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # the first: "file:line: why"
             self.counts = list(conform(index["shards"], tuple[int, ...], "shards"))
+            self.parts = {name: conform(size, int, "parts") for name, size in index.get("parts", {}).items()}
+            if self.parts and (sum(self.parts.values()) != len(self) or min(self.parts.values()) < 1):
+                raise ValueError("its parts are not all of it")
             self.fields = {name: self._field(name, **kind) for name, kind in index["fields"].items()}
         except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise self._damaged(str(error)) from None
@@ -116,6 +125,16 @@ class DataSplit:
                 _digest(found, name, sizes, field.parts[shard].astype(field.dtype))
         if found.hexdigest() != self.digest:
             raise self._damaged("its records are not those that were prepared: their digest is another")
+
+    def part(self, name: str) -> DataSplit:
+        """The records that came from one source of a mixture, as a split of their own."""
+        names = list(self.parts)
+        first = sum(self.parts[before] for before in names[: names.index(name)])
+        part = copy.copy(self)
+        part.counts, part.parts = [self.parts[name]], {}
+        part.fields = {key: field.part(first, first + self.parts[name]) for key, field in self.fields.items()}
+        part.__dict__.pop("sizes", None)
+        return part
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -157,6 +176,7 @@ class Writer:
         self.bytes, self.bad = 0, 0
         self.counts: list[int] = []
         self.problems: list[str] = []
+        self.parts: dict[str, int] = {}
         self.hash = hashlib.sha256()
 
     def __enter__(self) -> Writer:
@@ -191,6 +211,11 @@ class Writer:
         if self.bytes >= self.shard_bytes:
             self._flush()
 
+    def part(self, name: str) -> None:
+        """What was added since the last part is one."""
+        total = sum(self.counts) + sum(not more for _, more in self.buffer)
+        self.parts[name] = total - sum(self.parts.values())
+
     def problem(self, place: str, why: str) -> None:
         self.bad += 1
         if len(self.problems) < SHOWN:
@@ -220,7 +245,7 @@ class Writer:
                 os.fsync(file.fileno())
         write_json(self.work / "index.json", {
             "format": FORMAT, "digest": self.hash.hexdigest(), "shards": self.counts, "fields": self.kinds,
-            "bad": self.bad, "problems": self.problems,
+            "bad": self.bad, "problems": self.problems, **({"parts": self.parts} if self.parts else {}),
         })  # fmt: skip
         shutil.rmtree(self.folder, ignore_errors=True)
         self.work.rename(self.folder)

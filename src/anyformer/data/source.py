@@ -48,6 +48,10 @@ class Source(Part):
         """A fingerprint of the content, so that what was made of it is made again when it changes."""
         raise NotImplementedError
 
+    def parts(self) -> dict[str, Source]:
+        """What it is made of, by name, where each part is gone through on its own; nothing but in a mixture."""
+        return {}
+
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         """Every row with the columns that are `wanted`, by the names of the objective.
 

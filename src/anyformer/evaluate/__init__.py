@@ -19,6 +19,8 @@ from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
 from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.dialogue import Dialogue
+from anyformer.objectives.examples import texts_of
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
 from anyformer.objectives.rewrite import Rewrite
@@ -96,7 +98,7 @@ class Evaluation:
         if isinstance(self.task, Translate):
             examples, records = self.examples
             tokens = sum(record["labels"].size for own in records for record in own)
-            return tokens / sum(len(str(example["target"]).encode()) for example in examples)
+            return tokens / sum(len(texts_of(example, "target")[0].encode()) for example in examples)
         assert self.split is not None
         rows = self.source.rows(self.task.columns)
         num_bytes = sum(len(str(row.example["text"]).encode()) for row in rows if row.example is not None)
@@ -131,7 +133,7 @@ def loss_metrics(task: Objective) -> tuple[str, ...]:
     """What can be told from the mean loss of a token. Bytes are those of texts that are predicted whole."""
     if isinstance(task, NextToken | Translate):
         return metrics.LOSSES
-    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite) else ()
+    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue) else ()
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@ definition is a short script of its own, are here.
 
 A metric is about one kind of prediction, and one name means different things: `f1` of labels is that of the second
 label (GLUE), of tags that of whole entities (CoNLL), of answers that of their words (SQuAD). Shares are 0 to 1; what is
-published as 0 to 100 (SQuAD, BLEU, chrF) is so here.
+published as 0 to 100 (SQuAD, BLEU, chrF, ROUGE) is so here. Of texts, what is wanted may be several that are all right.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from anyformer.machine import need
@@ -108,10 +109,28 @@ def _answers(score: Callable[[str, str], float]) -> Metric:
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
+def _right(wanted: Values) -> list[list[str]]:
+    """The texts that are right, of each example."""
+    return [[one] if isinstance(one, str) else list(one) for one in wanted]
+
+
 def _sacrebleu(name: str, **options: Any) -> Metric:
     def score(predicted: Values, wanted: Values) -> float:
         metric = getattr(_library("sacrebleu", name), name)(**options)
-        return float(metric.corpus_score(list(predicted), [list(wanted)]).score)
+        columns = zip_longest(*_right(wanted))  # the first of each example, the second where there is one, ...
+        return float(metric.corpus_score(list(predicted), [list(column) for column in columns]).score)
+
+    return score
+
+
+def _rouge(name: str) -> Metric:
+    """The mean F of shared n-grams, or of the longest common subsequence [Lin 2004], words without their endings; of
+    several right texts the one that fits best. For `rougeLsum` sentences stand on lines of their own."""
+
+    def score(predicted: Values, wanted: Values) -> float:
+        scorer = _library("rouge_score.rouge_scorer", name).RougeScorer([name], use_stemmer=True)
+        each = [scorer.score_multi(right, mine)[name].fmeasure for mine, right in zip(predicted, _right(wanted))]
+        return 100 * sum(each) / len(each)
 
     return score
 
@@ -120,8 +139,12 @@ def _moses(predicted: Values, wanted: Values) -> float:
     """BLEU of lower-cased words as Moses's tokenizer divides them: what papers on small data sets report. The language
     is not known here, so the rules are those for English on both sides."""
     moses = _library("sacremoses", "bleu_tokenized").MosesTokenizer(lang="en")
-    sides = [[moses.tokenize(text, return_str=True, escape=False) for text in texts] for texts in (predicted, wanted)]
-    return _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)(*sides)
+
+    def divided(texts: Values) -> list[str]:
+        return [moses.tokenize(text, return_str=True, escape=False) for text in texts]
+
+    bleu = _sacrebleu("BLEU", tokenize="none", lowercase=True, force=True)
+    return bleu(divided(predicted), [divided(right) for right in _right(wanted)])
 
 
 # -- which there are --------------------------------------------------------------------------------------------------
@@ -139,7 +162,7 @@ METRICS: dict[str, dict[str, Metric]] = {
     "answers": {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
     "texts": {
         "bleu": _sacrebleu("BLEU"), "bleu_lower": _sacrebleu("BLEU", lowercase=True), "bleu_tokenized": _moses,
-        "chrf": _sacrebleu("CHRF"),
+        "chrf": _sacrebleu("CHRF"), **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
 }  # fmt: skip
 # what the mean loss of a token says alone

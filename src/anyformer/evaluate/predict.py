@@ -18,7 +18,7 @@ from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.examples import label_number
+from anyformer.objectives.examples import label_number, texts_of
 from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read
 from anyformer.objectives.picture import ClassifyImage
 from anyformer.objectives.tag import Tag, listed, word_tokens
@@ -168,8 +168,10 @@ def texts(
 ) -> Answered:
     to = objective.target_language
     language = {"forced_bos_token_id": job.tokenizer.language_id(to)} if to else {}
-    found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language)
-    return Answered(found, [str(example["target"]) for example in examples])
+    room = {"max_new_tokens": objective.target_length} if objective.target_length else {}
+    found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room)
+    right = [texts_of(example, "target") for example in examples]
+    return Answered(found, [own if len(own) > 1 else own[0] for own in right])
 
 
 def written(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:

@@ -15,7 +15,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
 
-from anyformer.inputs.sandbox import CHARACTERS, LOOKING, STEPS, UNWANTED, TooMuch, foresee, made, spend
+from anyformer.inputs.sandbox import CHARACTERS, LOOKING, MARK, STEPS, UNWANTED, TooMuch, foresee, made, spend
 
 
 class Generator(CodeGenerator):
@@ -56,13 +56,16 @@ class Generator(CodeGenerator):
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's words for training; the text is the same."""
+    """{% generation %} marks the assistant's words for training: with the variable `MARK` on both sides where one is
+    given. Otherwise the text is the same."""
 
     tags = {"generation"}
 
     def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        before, after = (nodes.Output([nodes.Name(MARK, "load")]).set_lineno(line) for _ in range(2))
+        return [before, *body, after]
 
 
 class Bounded(jinja2.sandbox.ImmutableSandboxedEnvironment):

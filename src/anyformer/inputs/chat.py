@@ -5,13 +5,18 @@ A template is a program from somebody else's folder: it runs in a sandbox with a
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from anyformer.inputs import sandbox
 from anyformer.part import nearest
 from anyformer.weights.io import read_json
+
+if TYPE_CHECKING:
+    from anyformer.inputs.text import Tokenizer
 
 
 class Speaker(Protocol):
@@ -45,12 +50,71 @@ def encode(
         documents=documents, **more,
     )  # fmt: skip
     ids = tokenizer.encode(text, add_special_tokens=False)
+    begin, count = beginning(tokenizer, ids)
+    return begin + ids[count:]
+
+
+def beginning(tokenizer: Speaker, ids: Sequence[int]) -> tuple[list[int], int]:
+    """What a conversation begins with, and how many of its ids that stands for."""
     bos = tokenizer.bos_token_id
     if bos is None:
-        return ids
+        return [], 0
     count = next((i for i, token in enumerate(ids) if token != bos), len(ids))
     wanted = tokenizer.encode("")[:1] == [bos]
-    return [bos] * (count > 0 or wanted) + ids[count:]
+    return [bos] * (count > 0 or wanted), count
+
+
+def learnt(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, template: str | None = None, tools: Any = None
+) -> tuple[list[int], list[bool]]:
+    """The token ids of a conversation, and which of them the assistant is to say."""
+    text, spans = spoken(tokenizer, messages, template, tools)
+    encoding = tokenizer.plain(text)
+    ids, moved = tokenizer._ids(encoding), len(tokenizer._text(text)) - len(text)
+    spans = [(start + moved, stop + moved) for start, stop in spans]
+    mask = [any(first < stop and last > start for start, stop in spans) for first, last in encoding.offsets]
+    begin, count = beginning(tokenizer, ids)
+    return begin + ids[count:], [False] * len(begin) + mask[count:]
+
+
+def spoken(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a conversation, and where the assistant speaks in it: what the template marks ({% generation %}), or
+    else what it adds for each of the assistant's messages to what it asks them with, up to the token they end with."""
+    source = choose(tokenizer, template, tools is not None)
+
+    def text(stop: int, prompt: bool = False, mark: str = "") -> str:
+        more: dict[str, Any] = {sandbox.MARK: mark} if mark else {}
+        return render(
+            tokenizer, messages[:stop], add_generation_prompt=prompt, template=source, tools=tools, **more
+        )
+
+    whole = text(len(messages))
+    if _GENERATION.search(source):
+        mark = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in whole)
+        pieces = text(len(messages), mark=mark).split(mark)
+        if "".join(pieces) != whole:
+            raise ValueError("the chat template does something with what it marks as the assistant's")
+        ends = [0, *itertools.accumulate(map(len, pieces))]
+        return whole, list(zip(ends[1::2], ends[2::2]))
+    last = tuple(filter(None, map(tokenizer.token, tokenizer.special_ids)))
+    spans = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, after = text(i, prompt=True) if i else "", text(i + 1)
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise ValueError(
+                "the chat template writes a message otherwise when others follow it, so what the assistant says cannot "
+                "be told apart; {% generation %} in the template would tell"
+            )
+        kept = after.rstrip()
+        spans.append((len(before), len(kept if last and kept.endswith(last) else after)))
+    return whole, spans
+
+
+_GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def render(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+MARK = "generation_mark"  # the variable that stands around what a template marks as the assistant's
 CHARACTERS = 8_000_000  # of a value, and of the whole text
 STEPS = 2_000_000  # loop rounds, calls, and elements of the values that take part in them
 SECONDS = 10.0

@@ -33,6 +33,9 @@ class Around(Objective):
     def reads(self, length: int) -> int:
         return self.of.reads(length)
 
+    def within(self, length: int) -> Self:
+        return self.replace(of=self.of.within(length))
+
     def ready(self, tokenizer: Any) -> Self:
         return self.replace(of=self.of.ready(tokenizer))
 

@@ -28,6 +28,16 @@ def text_of(example: Example, column: str) -> str:
     return value
 
 
+def texts_of(example: Example, column: str) -> list[str]:
+    """What a column holds, a text or a list of them, as a list that is not empty."""
+    value = field(example, column)
+    if not isinstance(value, (list, tuple)):
+        return [text_of(example, column)]
+    if not value or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"column {column!r} holds a list, and not of texts")
+    return list(value)
+
+
 def label_of(example: Example, column: str, labels: Sequence[str]) -> int:
     """The number of a label: its place among `labels`, by name, or a number that is one."""
     return label_number(field(example, column), labels, column)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ class Masked(Knowing, called=("MLM",)):
     @property
     def packs(self) -> bool:
         return self.length is None
+
+    def within(self, length: int) -> Self:
+        return self if self.length is None else self.replace(length=min(self.length, length))
 
     def needs(self, known: Known) -> None:
         mask_of(known, "masking")

@@ -63,6 +63,10 @@ class Objective(Part):
         """How many tokens of text a packed row has where the model is to see rows of `length`."""
         return length
 
+    def within(self, length: int) -> Self:
+        """This objective for a model that sees no more than `length` tokens at once."""
+        return self
+
     def ready(self, tokenizer: Any) -> Self:
         """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
         return self

@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.objectives.examples import ended, flat, text_of, token_ids
+import numpy as np
+
+from anyformer.check import at_least
+from anyformer.objectives.examples import ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
 
 class Translate(Rewrite, called=("seq2seq", "summarize")):
     """`prefix` stands before every source ("translate English to German: ", T5). A model with tokens for languages
-    (M2M-100) is told the code of the one to write, and of the one it reads where that is not its folder's."""
+    (M2M-100) is told the code of the one to write, and of the one it reads where that is not its folder's.
+
+    Columns "source" and "target", texts or lists of them: a source in sentences is read as one text, and of several
+    right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
+    """
 
     smoothing: float = 0.1
     prefix: str = ""
     source_language: str = ""
     target_language: str = ""
+    length: int | None = None
+    target_length: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 2, "length", "target_length")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -28,9 +41,17 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
             raise ValueError(f"target_language: the model writes {len(tokenizer.languages)} languages; which one?")
         reads = tokenizer.in_language(self.source_language) if self.source_language else tokenizer
         writes = tokenizer.in_language(self.target_language) if self.target_language else tokenizer
-        source = token_ids(self.prefix + text_of(example, "source"), reads, end=True)
-        target = flat(ended([writes.encode_target(text_of(example, "target"))], writes))
+        source = token_ids(self.prefix + " ".join(texts_of(example, "source")), reads, end=True)
+        target = flat(ended([writes.encode_target(texts_of(example, "target")[0])], writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
                 raise ValueError(f"column {name!r} is empty")
-        return {"input_ids": source, "labels": target}
+        return {"input_ids": cut(source, self.length, reads), "labels": cut(target, self.target_length, writes)}
+
+
+def cut(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
+    """(T,) of at most `length` tokens, which end as before."""
+    if length is None or len(ids) <= length:
+        return ids
+    after = max(len(tokenizer._around[1]), 1)
+    return np.concatenate([ids[: max(length - after, 1)], ids[-after:]])

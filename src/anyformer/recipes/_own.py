@@ -16,10 +16,11 @@ from anyformer.model import Model
 from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
+from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.part import nearest, walk
-from anyformer.recipes import quickstart
+from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes._encoder import small_bert, vocabulary
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
@@ -47,6 +48,8 @@ def from_table(path: str, label: str | None, columns: Sequence[str] = (), model:
     first = next((row.example for row in source.raw() if row.example is not None), None)
     if first is None:
         raise ValueError(f"{path}: no row that could be read")
+    if label is None and not columns and "messages" in first:
+        return conversing(source, path, model)
     texts = text_columns(path, list(first), label, columns)
     count, size, values = 0, 0, set[str]()
     for example in (row.example for row in source.raw() if row.example is not None):
@@ -125,6 +128,18 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     return run.replace(**changed, evaluate=Evaluate(every=100, sample=sample or None if limit.writes else None))
 
 
+def conversing(source: Source, path: str, model: str | None) -> Run:
+    """For conversations in a column of messages."""
+    given, like = (None, None) if model is None else model_of(model)
+    if not isinstance(given, Pretrained) or like is None:
+        raise ValueError(f"{path} holds conversations: --model names the checkpoint, with a chat template, to train")
+    length = min(position_limit(like) or dialogue.LENGTH, dialogue.LENGTH)
+    return dialogue.run().replace(
+        name=name_of(path), model=given, objective=Dialogue(length=length),
+        data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
+    )  # fmt: skip
+
+
 def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
     size, length = 2000, 256
     scratch = small_bert(
@@ -141,15 +156,22 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     )  # fmt: skip
     if model is None:
         return run
-    given, limit = model_of(model)
-    classes = families.find(limit.family).architectures if limit.family else ()
+    given, limit = classifier(model)
+    named = given.replace(labels=labels or ("value",))
+    objective = Classify(labels=labels, pair=pair, length=limit)
+    return run.replace(model=named, vocabulary=None, optimizer=AdamW(lr=5e-5), objective=objective)
+
+
+def classifier(model: str) -> tuple[Pretrained, int | None]:
+    """A model that is trained further under its family's head for labels, and how many tokens it takes."""
+    given, like = model_of(model)
+    classes = families.find(like.family).architectures if like.family else ()
     own = next((each for each in classes if each.endswith(CLASSIFIER)), None)
     if own is None:
-        raise ValueError(f"--model {model}: its family has no class for labels ({CLASSIFIER})")
+        raise ValueError(f"{model}: its family has no class for labels ({CLASSIFIER})")
     if not isinstance(given, Pretrained):
-        raise ValueError(f"--model {model}: give a folder or a hub id; without --model a small encoder is trained")
-    tuned = {"model": given.replace(architecture=own, labels=labels), "vocabulary": None, "optimizer": AdamW(lr=5e-5)}
-    return run.replace(**tuned, **{"objective": Classify(labels=labels, pair=pair, length=position_limit(limit))})
+        raise ValueError(f"{model} is a description without weights; give a folder or a hub id")
+    return given.replace(architecture=own), position_limit(like)
 
 
 def model_of(name: str) -> tuple[Model | Pretrained, Model]:

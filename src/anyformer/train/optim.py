@@ -239,13 +239,19 @@ class Linear(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine, towards `floor` of the highest rate [Loshchilov and Hutter 2017]."""
+    """Half a cosine, towards `floor` of the highest rate [Loshchilov and Hutter 2017], which is reached with the last
+    step, or after `over` steps and kept."""
 
     floor: float = 0.0
+    over: int | None = None
 
     def check(self) -> None:
         super().check()
         _share(self, "floor")
+        at_least(self, 1, "over")
+
+    def factor(self, n: int, steps: int) -> float:
+        return super().factor(n, self.over or steps)
 
     def after(self, n: int, steps: int) -> float:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(n / steps, 1.0)))

@@ -42,7 +42,8 @@ class Metrics(Callback):
         })  # fmt: skip
 
     def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
-        self.write({"step": trainer.step, **{f"valid/{name}": value for name, value in scores.items()}})
+        seen = {f"epochs/{name}": value for name, value in trainer.epochs(trainer.step).items()}
+        self.write({"step": trainer.step, **{f"valid/{name}": value for name, value in scores.items()}, **seen})
 
     def sampled(self, trainer: Trainer, text: str) -> None:
         self.write({"step": trainer.step, "text": text})
@@ -122,8 +123,14 @@ class Screen(Callback):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+        if epochs := trainer.epochs(trainer.step):
+            self.announced(f"epochs after step {trainer.step:,}: {shown_epochs(epochs)}")
         if trainer.reason:
             self.announced(f"stopped after step {trainer.step:,}: {trainer.reason}")
+
+
+def shown_epochs(epochs: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g} times" for name, value in epochs.items())
 
 
 class Samples(Callback):

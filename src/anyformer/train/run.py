@@ -34,6 +34,16 @@ class Pretrained(Part):
     labels: tuple[str, ...] = ()
 
 
+class Begin(Part):
+    """The first `steps` of a run see no more than `length` tokens at once, which is cheap [Devlin et al. 2019]."""
+
+    steps: int
+    length: int
+
+    def check(self) -> None:
+        at_least(self, 1, "steps", "length")
+
+
 class Batch(Part):
     """How much one step sees, over all processes: so many examples (rows, where texts are packed) or, with `tokens`, as
     many of similar length as have about that many tokens together. `micro` examples (or tokens) go through a device at
@@ -43,11 +53,14 @@ class Batch(Part):
     tokens: int | None = None
     micro: int | None = None
     length: int | None = None  # of a packed row, and the longest record; the model's own limit unless said
+    begin: Begin | None = None
 
     def check(self) -> None:
         at_least(self, 1, "examples", "tokens", "micro", "length")
         if (self.examples is None) == (self.tokens is None):
             raise ValueError("Batch: give examples or tokens, one of them")
+        if self.begin is not None and self.length is not None and self.begin.length > self.length:
+            raise ValueError(f"Batch: it begins with a length of {self.begin.length}, and {self.length} is the longest")
 
 
 class Evaluate(Part):

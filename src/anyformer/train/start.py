@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import platform
@@ -21,13 +20,16 @@ from anyformer._version import __version__
 from anyformer.checkpoint import load, load_as, read_spec
 from anyformer.codec import override, to_json
 from anyformer.construct import build
-from anyformer.data import DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
+from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
+from anyformer.objectives.objective import Objective
 from anyformer.part import Table, thaw, walk
 from anyformer.train import parallel
+from anyformer.train.course import Course, Phase, row_of
+from anyformer.train.progress import shown_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
 from anyformer.train.trainer import Callback, Trainer
@@ -81,21 +83,38 @@ def setup(
             "model description": hashlib.sha256(to_json(model.spec).encode()).hexdigest(),
         }
         pad = 0 if tokenizer is None else tokenizer.filler
-        row = length if length is None or not objective.packs else objective.reads(length)
-        batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row}
-        options: dict[str, Any] = {"rank": layout.data_rank, "world_size": layout.data_size, "pad": pad}
+        options: dict[str, Any] = {
+            "rank": layout.data_rank, "world_size": layout.data_size, "micro": run.batch.micro, "pad": pad,
+        }  # fmt: skip
 
-        def loader(split: DataSplit, once: bool, start: int = 0) -> Loader:
-            plan = Plan(split, seed=run.seed, packs=objective.packs, once=once, **batch)
-            return Loader(plan, objective, micro=run.batch.micro, start_step=start, **options)
+        def prepared(objective: Objective, length: int) -> DataSplit:
+            part = Data(train=run.data.train, unfit=run.data.unfit)
+            short = prepare(part, objective, tokenizer, folder / "data", length)
+            parallel.from_first(short.verify)
+            return short.train
 
+        course = Course(run, objective, splits.train, length, prepared)
+        if len(course.phases) > 1:
+            identity["first data"] = course.phases[0].split.digest
+
+        def loader(phase: Phase, start: int) -> Loader:
+            return Loader(phase.plan, phase.objective, start_step=start, stop_step=phase.stop, **options)
+
+        def valid() -> Loader:
+            assert splits.valid is not None
+            batch = {"examples": run.batch.examples, "tokens": run.batch.tokens, "length": row_of(objective, length)}
+            plan = Plan(splits.valid, seed=run.seed, packs=objective.packs, once=True, **batch)
+            return Loader(plan, objective, **options)
+
+        if epochs := course.epochs(run.steps):
+            tell(f"in {run.steps:,} steps each source is gone through: {shown_epochs(epochs)}")
         trainer = Trainer(
-            run, folder, model=model, objective=objective, feed=lambda start: loader(splits.train, False, start),
-            valid=None if splits.valid is None else functools.partial(loader, splits.valid, True),
+            run, folder, model=model, objective=objective, feed=lambda step: course.feed(step, loader),
+            valid=None if splits.valid is None else valid,
             tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
             metrics=during(run, objective, tokenizer, splits.valid, pad),
         )  # fmt: skip
-        trainer.splits, trainer.fresh, trainer.lock = splits, fresh, lock
+        trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, course.epochs
         return trainer
 
 

@@ -142,6 +142,7 @@ class Trainer:
         self.score: float | None = None  # of the weights as they are now
         self.last: Done | None = None
         self.splits: Any = None  # the prepared data, for reports
+        self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # of each source of a mixture
         self.fresh = True  # nobody began before
         self.lock: Lock | None = None  # on the folder, until it is done
         self.scores: dict[str, float] = {}

@@ -1,0 +1,127 @@
+"""Tunes a model for each of GLUE's nine tasks and gives its score, on the development sets: the labels of the test sets
+are GLUE's own. MODEL is a folder or a hub id; --data holds GLUE's folders as it publishes them (CoLA/train.tsv, ...).
+
+The settings are those published for BERT: 3 epochs in batches of 32, the rate warmed up over a tenth of them; with
+--lr given several times, of 5e-5, 4e-5, 3e-5 and 2e-5, a task's best is taken. Each task is a run of its own in
+DIR/TASK; what was stopped goes on with --resume."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from anyformer.cli.settings import device_flag, setting
+from anyformer.cli.texts import as_json
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model folder or a hub id")
+    parser.add_argument("--data", metavar="DIR", required=True, help="where GLUE's folders are")
+    parser.add_argument("--task", metavar="NAME", action="append", default=[], help="such as cola; all unless said")
+    parser.add_argument("--lr", metavar="RATE", type=float, action="append", help="2e-5; said again, the best is taken")
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value in every run")
+    parser.add_argument("--out", metavar="DIR", help="the folder of the runs; runs/glue-MODEL unless said")
+    parser.add_argument("--resume", action="store_true", help="go on with what is there")
+    device_flag(parser)
+    parser.add_argument("--json", action="store_true", help="one object")
+
+
+def run(options: argparse.Namespace) -> None:
+    from anyformer.recipes._glue import TASKS, score
+
+    there, missing = tasks(options)
+    described = {name: described_as(name, options) for name in there}  # what is wrong with a file is told first
+    out = Path(options.out or f"runs/glue-{Path(options.model).expanduser().resolve().name}")
+    found, rates = {}, {}
+    for name, runs in described.items():
+        found[name], rates[name] = best(name, runs, out, options)
+    if options.json:
+        results = {name: {**metrics, "lr": rates[name]} for name, metrics in found.items()}
+        whole = {"glue": score(found)} if not missing else {}
+        print(as_json({"model": options.model, "tasks": results, "missing": missing, "mean": score(found), **whole}))
+        return
+    from anyformer.cli.terminal import table
+
+    rows = [
+        (TASKS[name].folder, f"{rates[name]:g}", metric, f"{100 * value:.1f}")
+        for name, metrics in found.items()
+        for metric, value in metrics.items()
+    ]
+    rows.append(("mean" if missing else "GLUE", "", "", f"{score(found):.1f}"))
+    table(("task", "rate", "metric", "value"), rows, right=(1, 3), total=True)
+    if missing:
+        lacks = ", ".join(TASKS[name].folder for name in missing)
+        print(f"GLUE's score is the mean of nine tasks, and {lacks} {'is' if len(missing) == 1 else 'are'} not here")
+
+
+def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The tasks whose folders are there, and those that are missing for a score."""
+    from anyformer.part import nearest
+    from anyformer.recipes._glue import TASKS
+
+    for name in options.task:
+        if name not in TASKS:
+            raise ValueError(f"no task {name!r}; {nearest(name, TASKS)}")
+        if not (Path(options.data) / TASKS[name].folder).is_dir():
+            raise ValueError(f"{options.data}: no folder {TASKS[name].folder}")
+    there = [name for name, task in TASKS.items() if (Path(options.data) / task.folder).is_dir()]
+    if not there:
+        folders = ", ".join(task.folder for task in TASKS.values())
+        raise ValueError(f"{options.data}: none of GLUE's folders ({folders})")
+    there = [name for name in there if name in (options.task or there)]
+    return there, [name for name in TASKS if name not in there]
+
+
+def described_as(name: str, options: argparse.Namespace) -> list[Any]:
+    """The runs of a task, one for each rate."""
+    from anyformer.codec import override
+    from anyformer.evaluate import check
+    from anyformer.recipes._glue import LENGTH, RATE, TASKS, rows, run_of, table
+    from anyformer.recipes._own import classifier
+
+    home = Path(options.data) / TASKS[name].folder
+    model, limit = classifier(options.model)
+    num_rows = rows(table(TASKS[name], home, "train"))
+    for file in TASKS[name].valid:
+        table(TASKS[name], home, file).files()
+    found = []
+    for lr in options.lr or (RATE,):
+        run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
+        found.append(override(run, dict(setting(text) for text in options.set)))
+        check(found[-1].objective, found[-1].evaluate.metrics)
+    return found
+
+
+def best(name: str, runs: list[Any], out: Path, options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """The metrics of a task, and the rate that gave them."""
+    from anyformer.recipes._glue import score
+
+    tried = {}
+    for run in runs:
+        folder = out / (name if len(runs) == 1 else f"{name}-{run.optimizer.lr:g}")
+        with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
+            tried[run.optimizer.lr] = tuned(run, folder, options)
+    rate = max(tried, key=lambda lr: score({name: tried[lr]}))
+    return tried[rate], rate
+
+
+def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """One run to its end, and its metrics on each development set."""
+    from anyformer.cli.train import train
+    from anyformer.evaluate import Evaluation
+    from anyformer.train.alone import evaluate
+
+    begun = options.resume and (folder / "run.json").is_file()
+    trainer = train(run, folder, begun, options.device)
+    found: dict[str, float] = {}
+    for split, kind in (("valid", "matched"), ("test", "mismatched")):
+        source = getattr(run.data, split)
+        if source is not None:
+            evaluation = Evaluation(source, trainer.objective, trainer.tokenizer, run.evaluate.metrics)
+            scores = evaluate(trainer.model.eval(), run, split, evaluation)
+            named = f", {kind}" if run.data.test is not None else ""
+            found |= {f"{metric}{named}": scores[metric] for metric in run.evaluate.metrics}
+    return found

@@ -1,0 +1,110 @@
+"""Which examples a step sees of a mixture: still a pure function of the seed and the number of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from anyformer.data.mixture import Mixture
+from anyformer.data.plan import MIX, Chosen, Plan, generator
+from anyformer.data.shards import DataSplit
+from anyformer.data.source import Source
+from anyformer.objectives.objective import Record
+
+BLOCK = 2**16  # places in which every share of a mixture has its rate, to the last one
+
+
+class MixedPlan:
+    """Steps over several plans, each with its rate of all places (where batches are in tokens, of all steps).
+
+    Which plan has a place is drawn: a block of places has an order of its own, in which each plan has as many as its
+    rate says. So how often a plan came before any place is known, and which of its own examples comes next."""
+
+    def __init__(self, plans: Mapping[str, Plan], rates: Mapping[str, float], seed: int = 0) -> None:
+        self.plans, self.names, self.seed = [*plans.values()], [*plans], seed
+        first = self.plans[0]
+        self.in_tokens, self.examples, self.last = first.in_tokens, first.examples, None
+        shares = np.array([rates[name] for name in plans])
+        self.counts = np.diff(np.round(np.cumsum(shares / shares.sum()) * BLOCK), prepend=0).astype(np.int64)  # a block
+        for name, rate, count in zip(self.names, shares, self.counts):
+            if rate and not count:
+                raise ValueError(f"the share {name!r} is {rate:.1e} of the mixture; {1 / BLOCK:.1e} is the least")
+        # items of all plans in one row
+        self.starts = np.cumsum([0, *(plan.total if plan.packs else plan.count for plan in self.plans)])
+        self._block = functools.lru_cache(2)(self._make_block)
+
+    def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """(BLOCK,) which plan has a place, and how often it came before in this block."""
+        which = generator(self.seed, MIX, block).permutation(np.repeat(np.arange(len(self.plans)), self.counts))
+        before = np.empty_like(which)
+        for plan, count in enumerate(self.counts):
+            before[which == plan] = np.arange(count)
+        return which, before
+
+    def drawn(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which plan has each place, and which of its own places that is."""
+        blocks, inner = np.divmod(places, BLOCK)
+        which, own = np.empty_like(places), np.empty_like(places)
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            plans, before = self._block(block)
+            which[here], own[here] = plans[inner[here]], before[inner[here]] + block * self.counts[plans[inner[here]]]
+        return which, own
+
+    def step(self, number: int) -> Chosen:
+        if self.in_tokens:
+            (plan,), (own,) = (found.tolist() for found in self.drawn(np.array([number])))
+            chosen = self.plans[plan].step(own)
+            places = chosen.places * len(self.plans) + plan  # no two plans share a place
+            return Chosen(number, chosen.items + self.starts[plan], places, chosen.sizes)
+        places = np.arange(number * self.examples, (number + 1) * self.examples)
+        which, own = self.drawn(places)
+        items, sizes = np.empty_like(places), np.empty_like(places)
+        for plan in np.unique(which).tolist():
+            here = which == plan
+            found, _, sizes[here] = self.plans[plan].at(own[here])
+            items[here] = found + self.starts[plan]
+        return Chosen(number, items, places, sizes)
+
+    def records(self, chosen: Chosen) -> list[Record]:
+        which = np.searchsorted(self.starts, chosen.items, side="right") - 1
+        found: list[Record] = [{}] * len(which)
+        for plan in np.unique(which).tolist():
+            here = np.flatnonzero(which == plan)
+            own = dataclasses.replace(chosen.part(here), items=chosen.items[here] - self.starts[plan])
+            for place, record in zip(here.tolist(), self.plans[plan].records(own)):
+                found[place] = record
+        return found
+
+    def others(self, item: int, random: np.random.Generator, num: int) -> list[Record]:
+        plan = int(np.searchsorted(self.starts, item, side="right")) - 1
+        return self.plans[plan].others(item - int(self.starts[plan]), random, num)
+
+    def epochs(self, steps: int) -> dict[str, float]:
+        """How often each source was gone through in the first `steps`."""
+        blocks, rest = divmod(steps if self.in_tokens else steps * self.examples, BLOCK)
+        seen = blocks * self.counts + np.bincount(self._block(blocks)[0][:rest], minlength=len(self.plans))
+        whole = [len(plan) if self.in_tokens else plan.count for plan in self.plans]
+        return {name: float(count / size) for name, count, size in zip(self.names, seen, whole)}
+
+
+def plan_of(
+    source: Source, split: DataSplit, *, seed: int = 0, examples: int | None = None, tokens: int | None = None,
+    length: int | None = None, packs: bool = False,
+) -> Plan | MixedPlan:  # fmt: skip
+    """The endless steps over what a source was prepared as: by weight, where it is a mixture."""
+
+    def plan(split: DataSplit, seed: int) -> Plan:
+        return Plan(split, seed=seed, examples=examples, tokens=tokens, length=length, packs=packs)
+
+    if not isinstance(source, Mixture):
+        return plan(split, seed)
+    parts = {name: split.part(name) for name in split.parts}
+    rates = source.rates({name: part.tokens if packs else len(part) for name, part in parts.items()})
+    # a seed by name: a source keeps its order whatever it is mixed with
+    plans = {name: plan(part, (zlib.crc32(name.encode()) << 32) + seed) for name, part in parts.items()}
+    return MixedPlan(plans, rates, seed)

@@ -1,0 +1,63 @@
+"""Conversations [Ouyang et al. 2022]: what the assistant says is learnt, and what it is asked is only read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from torch import nn
+
+from anyformer.check import at_least
+from anyformer.inputs import chat
+from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.examples import array, field
+from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts
+
+
+class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
+    """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and "tools" where there are
+    such, written by the checkpoint's chat template. What takes more than `length` tokens is cut after the last answer
+    that fits."""
+
+    length: int | None = None
+    template: str | None = None  # the checkpoint's own unless said
+
+    def check(self) -> None:
+        at_least(self, 2, "length")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("messages",)
+
+    def ready(self, tokenizer: Any) -> Self:
+        if tokenizer is None:
+            raise ValueError("conversations need a checkpoint with a tokenizer and a chat template")
+        return self.replace(template=chat.choose(tokenizer, self.template))  # another template makes other records
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        messages = field(example, "messages")
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(one, Mapping) for one in messages):
+            raise ValueError("column 'messages' holds no list of {'role': ..., 'content': ...}")
+        answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        if not answers:
+            raise ValueError("column 'messages': the assistant says nothing")
+        for stop in dict.fromkeys((len(messages), *reversed(answers))):
+            given = {"template": self.template, "tools": example.get("tools")}
+            ids, said = chat.learnt(tokenizer, messages[:stop], **given)
+            if self.length is None or len(ids) <= self.length:
+                break
+        else:
+            raise ValueError(f"{len(ids):,} tokens up to its first answer, and at most {self.length:,} are taken")
+        labels = np.where([False, *said[1:]], array(ids), IGNORED)  # nothing says the first token
+        if (labels == IGNORED).all():
+            raise ValueError("the chat template marks nothing as the assistant's")
+        return {"input_ids": array(ids), "labels": array(labels)}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**padded_texts(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        return NextToken().module(model)

@@ -1,0 +1,45 @@
+"""BERT's pretraining [Devlin et al. 2019]: masked tokens and next sentences, a million steps of 256 texts.
+
+A document is a paragraph's worth of lines in the text files of {data}/books and {data}/wikipedia, which count by their
+size. Nine tenths of the steps see 128 tokens, the last tenth 512.
+"""
+
+from __future__ import annotations
+
+from anyformer.data import Data, Held, Mixture, Share, Stored, TextFiles
+from anyformer.names import spec
+from anyformer.objectives.sentences import MaskedAndNext
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Begin, Evaluate, Keep, Run
+
+RECIPES = {
+    "bert-base-pretraining": "BERT of 110M parameters from scratch: 900,000 steps at length 128, 100,000 at 512.",
+    "bert-large-pretraining": "BERT of 340M parameters from scratch: 900,000 steps at length 128, 100,000 at 512.",
+}
+STEPS, SHORT, LENGTH = 1_000_000, 128, 512
+
+
+def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
+    def documents(folder: str) -> TextFiles:
+        return TextFiles(path=f"{data}/{folder}", unit="paragraph")
+
+    def held(out: bool) -> Mixture:
+        names = ("books", "wikipedia")
+        return Mixture(shares=tuple(
+            Share(name=each, source=Held(source=documents(each), one_in=1000, out=out)) for each in names
+        ))  # fmt: skip
+
+    return Run(
+        name=name,
+        model=spec(name.removesuffix("-pretraining")),
+        vocabulary=Stored(path="google-bert/bert-base-uncased"),
+        data=Data(train=held(False), valid=held(True)),
+        objective=MaskedAndNext(length=LENGTH),
+        optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
+        schedule=Linear(warmup=10_000),
+        batch=Batch(examples=256, length=LENGTH, micro=32, begin=Begin(steps=STEPS * 9 // 10, length=SHORT)),
+        steps=STEPS,
+        precision="bf16",
+        evaluate=Evaluate(every=10_000, batches=16),
+        keep=Keep(every=10_000),
+    )
