@@ -131,6 +131,8 @@ def train(
         return trainer
     written = report(folder, baselines.values)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
+    if (folder / "adapter").is_dir():
+        print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
     if trainer.tokenizer is not None and trainer.model.spec.writes:
         print(f"`anyformer generate {folder} PROMPT` writes with it")
     return trainer
