@@ -170,7 +170,7 @@ def test_peft_puts_adapters_on_a_model_and_takes_ours(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[-1] < 0.95 * losses[0]
+    assert losses[-1] < losses[0] - 0.05
 
     base = gpt2()
     af.save(base, tmp_path / "hf", format="hf")
