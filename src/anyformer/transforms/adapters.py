@@ -118,7 +118,7 @@ def save_adapter(
             for module, b in zip(map(address_of, step.sources), parts, strict=False):
                 scales[module] = scale
                 tensors |= {f"{BEFORE}{module}.{A}": a.clone(), f"{BEFORE}{module}.{B}": b}
-        elif any(model.get_parameter(target).requires_grad for target in step.targets):
+        elif any(model.get_parameter(name).requires_grad or name in model.fresh for name in step.targets):
             replaced |= dict.fromkeys(source.rpartition(".")[0] for source in step.sources)
     within = tuple(f"{module}." for module in replaced)
     if lost := [module for module in scales if f"{module}.".startswith(within)]:
