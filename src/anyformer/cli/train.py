@@ -1,9 +1,9 @@
 """Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
 learns to write like it, --csv FILE --label COLUMN to tell its labels apart; --model starts from another model.
 
-Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3. --freeze embedding leaves a part
-of the model as it is. The folder keeps the description,
-the environment, metrics.jsonl and checkpoints; a run that was stopped or killed goes on with --resume.
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
+the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
+stopped or killed goes on with --resume.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
 share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
     parser.add_argument("--list", action="store_true", help="the recipes there are")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
-    parser.add_argument("--freeze", metavar="PATTERN", action="append", default=[], help="what stands still, by address")
+    parser.add_argument("--freeze", metavar="PATH", action="append", default=[], help="what is not learnt, by address")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")

@@ -18,13 +18,13 @@ def freeze(model: TransformerModule, *patterns: str) -> Any:
     only starts to learn here, adapters and a new head, stands still where a pattern matches nothing else."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     starting = {name for name in parameters if name.rpartition(".")[2] in NAMES or name in model.fresh}
-    frozen: set[str] = set()
+    tied, frozen = {name for name, _ in model.spec.ties}, set[str]()
     for pattern in patterns:
         found = {name for name in parameters if any(fnmatch.fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))}
         if not found:
             known = {address for name in parameters for address in (name, name.rpartition(".")[0])}
             raise ValueError(f"freeze: no parameter matches {pattern!r}; {nearest(pattern, known)}")
-        frozen |= (found - starting) or found
+        frozen |= found - starting if found - starting - tied else found
     for name in frozen:
         parameters[name].requires_grad_(False)
     return model
