@@ -1,4 +1,5 @@
-"""Other people's software drives a model as it drives theirs: export, DDP, accelerate, Hugging Face's Trainer."""
+"""Other people's software drives a model as it drives theirs: export, DDP, accelerate, Hugging Face's Trainer, PEFT (of
+whose files more is in tests/transforms/test_adapters.py)."""
 
 from __future__ import annotations
 
@@ -152,3 +153,39 @@ def test_inputs_that_are_not_named_in_the_signature_are_still_told_apart() -> No
         model(pixel_values=torch.zeros(1, 3, 2, 2))
     assert torch.equal(model(IDS).logits, model(input_ids=IDS).logits)
     assert isinstance(model(IDS, labels=IDS, num_items_in_batch=torch.tensor(22)).loss, Tensor)
+
+
+# -- PEFT -------------------------------------------------------------------------------------------------------------
+
+
+def test_peft_puts_adapters_on_a_model_and_takes_ours(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    af.save(gpt2(), tmp_path / "base")
+    model = peft.get_peft_model(af.load(tmp_path / "base"), peft.LoraConfig(r=2, target_modules=["q", "up"]))
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
+    losses = []
+    for _ in range(20):
+        loss = model(input_ids=IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.05
+
+    base = gpt2()
+    af.save(base, tmp_path / "hf", format="hf")
+    ours = af.lora.apply(af.load(tmp_path / "hf"), af.lora.LoRA(rank=2))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.1 if parameter.requires_grad else 0.0)
+    af.save(ours, tmp_path / "adapter", format="peft")
+    transformers = pytest.importorskip("transformers")
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf"), tmp_path / "adapter"
+    ).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        wanted = theirs(input_ids=IDS).logits
+        assert not torch.allclose(wanted, base.eval()(input_ids=IDS).logits, atol=1e-3)
+        for model in (ours.eval(), af.load(tmp_path / "adapter"), af.load(tmp_path / "theirs", base=tmp_path / "hf")):
+            assert torch.allclose(model(input_ids=IDS).logits, wanted, atol=1e-5)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
     from anyformer.names import spec
+    from anyformer.transforms import lora
 
 # public name -> the module it lives in (or is), imported on first use: `import anyformer` itself does not import torch
 _PUBLIC = {
@@ -38,11 +39,13 @@ _PUBLIC = {
     "parts": "anyformer.parts",
     "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
+    "lora": "anyformer.transforms.lora",
+    "adapters": "anyformer.transforms.adapters",
 }
 
 __all__ = [
-    "__version__", "build", "count", "generate", "load", "override", "parts", "processor", "save", "spec", "tasks",
-    "trace",
+    "__version__", "build", "count", "generate", "load", "lora", "override", "parts", "processor", "save", "spec",
+    "tasks", "trace",
 ]  # fmt: skip
 
 

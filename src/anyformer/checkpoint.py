@@ -17,7 +17,7 @@ from anyformer.construct import skeleton
 from anyformer.families import recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
-from anyformer.part import nearest, walk
+from anyformer.part import nearest, public, walk
 from anyformer.parts.init import initialise
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
@@ -25,7 +25,9 @@ from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_
 from anyformer.weights.pieces import Pieces, has_weights, opened
 from anyformer.weights.rules import plan, same_names
 
+ADAPTER = "adapter_config.json"  # PEFT's name
 CONFIGS = ("config.json", "bert_config.json")  # the second is Google's name
+FORMATS = ("anyformer", "hf", "peft")
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
@@ -92,7 +94,7 @@ def blaming(path: Path) -> Iterator[None]:
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
     strict: Literal[True] = True, offline: bool = False, revision: str | None = None, architecture: str | None = None,
-    weights: Path | None = None,
+    weights: Path | None = None, base: str | Path | None = None,
 ) -> TransformerModule: ...  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def load(
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
     strict: Literal[False], offline: bool = False, revision: str | None = None, architecture: str | None = None,
-    weights: Path | None = None,
+    weights: Path | None = None, base: str | Path | None = None,
 ) -> tuple[TransformerModule, Report]: ...  # fmt: skip
 
 
@@ -108,23 +110,33 @@ def load(
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool,
     offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
+    base: str | Path | None = None,
 ) -> TransformerModule | tuple[TransformerModule, Report]: ...  # fmt: skip
 
 
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool = True,
     offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
+    base: str | Path | None = None,
 ) -> TransformerModule | tuple[TransformerModule, Report]:  # fmt: skip
     """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
 
     dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.
     `architecture` is the published class to open it as, where the config names none or another one; `weights` the
-    folder of the weights, where that is another.
+    folder of the weights, where that is another. A folder with an adapter alone is opened on its base model: the one
+    that it names, or `base`.
     """
     where = machine.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
+    if (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors*")):
+        options = {"dtype": dtype, "device": where, "offline": offline, "architecture": architecture}
+        model, report = public("adapters").load_adapted(folder, base, **options)
+        return model if strict else (model, report)
+    if base is not None:
+        raise ValueError(f"base= is for an adapter, and {folder} is a model of its own")
     spec = read_spec(folder, architecture, weights)
     model, report = load_as(spec, folder, dtype=dtype, device=where, strict=strict, weights=weights)
+    model.origin = str(name)
     return model if strict else (model, report)
 
 
@@ -171,14 +183,17 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
 
 
 def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer") -> None:
-    """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout."""
-    if format not in ("anyformer", "hf"):
-        raise ValueError(f"unknown format {format!r}; {nearest(format, ('anyformer', 'hf'))}")
+    """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout. Adapters go
+    into the weights; `format="peft"` writes them alone."""
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
     if not isinstance(model, TransformerModule):
         raise ValueError(f"only a model can be saved, as af.build and af.load give it, got {type(model).__name__}")
     if not isinstance(folder, (str, Path)):
         raise ValueError(f"a model is saved to a folder, got {folder!r}")
     folder, spec = Path(folder), model.spec
+    if format == "peft":
+        return public("adapters").save_adapter(model, folder)
     tied = {name for name, _ in spec.ties}
     ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if name not in tied}
     dtype = str(model.dtype).removeprefix("torch.")

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from anyformer.part import Part, Table, default_values, edited, freeze, nearest, nearest_kind
-from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of
+from anyformer.part import Part, Table, default_values, edited, freeze, nearest, nearest_kind, told_at
+from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
 
@@ -70,6 +70,8 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
             hint = f"{nearest_kind(str(kind), slot)} (one that is not anyformer's needs its module: --import MODULE)"
             raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {hint}")
         cls = known[kind]
+        if why := wrong_kind(kind, slot):
+            raise ValueError(f"{where}: {why}")
         given, slots = {name: value for name, value in data.items() if name != "kind"}, slots_of(cls)
         inner = {name: slots.get(name, slots.get(ANY, Part)) for name in given}
         path = f"{where}." if where else ""
@@ -82,8 +84,11 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         lacking = [name for name in needed if name not in values and not cls.open_fields]
         if lacking:
             raise ValueError(f"{where or kind}: {kind} needs {' and '.join(lacking)}")
-        return cls(**values)
+        with told_at(where, cls):
+            return cls(**values)
     if isinstance(data, dict):
+        if why := wrong_kind(None, slot):
+            raise ValueError(f"{where}: {why}")
         return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data.items()})
     if isinstance(data, list):
         return tuple(decode(item, f"{where}.{i}", slot) for i, item in enumerate(data))

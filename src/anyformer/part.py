@@ -11,11 +11,13 @@ LayerNorm(eps=1e-06, bias=False)
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import difflib
 import functools
 import html
+import re
 import sys
 import types
 import typing
@@ -251,14 +253,22 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return None
     elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    if (slots := slot_types(hint)) and isinstance(value, (Part, str)):
+    if slot_types(hint) and isinstance(value, (Part, str)):
         if isinstance(value, Part) and isinstance(hint, type) and fits(type(value), hint):
             return value
-        kind, wanted = value if isinstance(value, str) else type(value).__name__, " or ".join(s.__name__ for s in slots)
-        known = kind in fitting(hint)
-        near = f'write {{"kind": "{kind}"}}' if known else nearest_kind(kind, hint)
-        raise ValueError(f"{where}: {kind} is no {wanted}; {near}")
-    raise ValueError(f"{where}: expected {type_name(hint)}, got {value!r}")
+        raise ValueError(f"{where}: {no_fit(value if isinstance(value, str) else type(value).__name__, hint)}")
+    raise ValueError(f"{where}: expected {type_name(hint)}, got {thaw(value)!r}")
+
+
+@contextlib.contextmanager
+def told_at(path: str, kind: type[Part]) -> Iterator[None]:
+    """A mistake in a Part of a description is told by its address there, and not by its kind."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).removeprefix(f"{kind.__name__}.").removeprefix(f"{kind.__name__}: ")
+        inside = text.startswith(tuple(f"{name}{end}" for name in hints(kind) for end in (":", ".", " is ", " are ")))
+        raise ValueError(f"{path}{'.' if inside else ': '}{text}" if path else text) from None
 
 
 def type_name(hint: Any) -> str:
@@ -296,6 +306,12 @@ def fitting(hint: Any = Part) -> dict[str, type[Part]]:
     slots = slot_types(hint) or (Part,)
     kinds = {name: kind for name, kind in Part.kinds.items() if any(fits(kind, slot) for slot in slots)}
     return {name: kind for name, kind in kinds.items() if not abstract(kind)}
+
+
+def no_fit(kind: str, hint: Any) -> str:
+    """Of an error message: what is called so does not fit here, and what does."""
+    near = f'write {{"kind": "{kind}"}}' if kind in fitting(hint) else nearest_kind(kind, hint)
+    return f"{kind} is no {' or '.join(slot.__name__ for slot in slot_types(hint))}; {near}"
 
 
 def abstract(kind: type[Part]) -> bool:
@@ -391,11 +407,14 @@ def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
             spec = spec.edit(tuple(path.split(".")), _always(value))
     except KeyError as error:
         raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+    except ValueError as error:  # of the Part that has the field
+        raise ValueError(re.sub(rf"^\w+\.{re.escape(path.rpartition('.')[2])}\b", path, str(error))) from None
     finally:
         _TOGETHER.reset(waiting)
     if spec is not old:
-        for _, part in reversed([*walk(spec)]):  # the innermost first, as where each is made by itself
-            part.check()
+        for address, part in reversed([*walk(spec)]):  # the innermost first, as where each is made by itself
+            with told_at(address, type(part)):
+                part.check()
     return spec
 
 

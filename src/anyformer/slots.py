@@ -24,7 +24,7 @@ import anyformer.model
 import anyformer.parts
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
-from anyformer.part import Part, abstract, fits, fitting, hints, nearest, slot_types, type_name
+from anyformer.part import Part, abstract, fits, fitting, hints, nearest, no_fit, slot_types, type_name
 
 GROUP = "anyformer.parts"  # entry points of packages that bring Parts
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
@@ -79,10 +79,22 @@ def slot_at(path: str, roots: tuple[type[Part], ...] = (Model,)) -> Any:
 
 def only_kind(slot: Any) -> str | None:
     """The name of the one kind that fits a slot, where there is one alone and no table could stand there."""
-    if not slot_types(slot) or Part in slot_types(slot) or _containers(slot):
-        return None
-    found = [*fitting(slot)]
+    found = [*fitting(slot)] if needs_kind(slot) else []
     return found[0] if len(found) == 1 else None
+
+
+def needs_kind(slot: Any) -> bool:
+    """Whether an object in this place can be a Part alone."""
+    return bool(slot_types(slot)) and Part not in slot_types(slot) and not _containers(slot)
+
+
+def wrong_kind(kind: str | None, slot: Any) -> str:
+    """Why an object of this kind cannot stand in a slot; nothing where it can."""
+    if not needs_kind(slot):
+        return ""
+    if kind is None:
+        return f"which kind? {', '.join(sorted(fitting(slot)))}"
+    return "" if any(fits(Part.kinds[kind], each) for each in slot_types(slot)) else no_fit(kind, slot)
 
 
 def _containers(slot: Any) -> list[Any]:
@@ -135,7 +147,7 @@ def about(kind: type[Part]) -> About:
     return About(
         name=kind.__name__, group=group_of(kind).__name__, about=_sentence(text), text=text,
         paper=_papers(own) or _papers(home),
-        called=kind.called, fields=tuple(_fields(kind)), fits=tuple(_fits(kind)), module=kind.__module__,
+        called=kind.called, fields=tuple(fields_of(kind)), fits=tuple(_fits(kind)), module=kind.__module__,
     )  # fmt: skip
 
 
@@ -155,7 +167,8 @@ def _papers(text: str) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-def _fields(kind: type[Part]) -> Iterator[dict[str, Any]]:
+def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
+    """Each field's name, type, default and what the source says of it, as text."""
     comments = dict(pair for base in reversed(kind.mro()) for pair in _comments(base))
     for name, hint in hints(kind).items():
         field = next(field for field in dataclasses.fields(kind) if field.name == name)

@@ -29,6 +29,7 @@ from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.causal import NextToken
 from anyformer.train.checkpoint import Checkpoints
 from anyformer.transforms import lora
+from anyformer.transforms.adapters import load_adapter, save_adapter
 from anyformer.weights.io import write_checkpoint
 from tiny import CONFIGS
 
@@ -192,11 +193,11 @@ def resumed(folder: Path) -> None:
 
 def adapted(folder: Path) -> None:
     model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
-    lora.save_adapter(lora.apply(model, lora.LoRA(rank=2)), folder)
+    save_adapter(lora.apply(model, lora.LoRA(rank=2)), folder)
 
 
 def attached(folder: Path) -> None:
-    lora.load_adapter(af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0), folder)
+    load_adapter(af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0), folder)
 
 
 def rows(folder: Path) -> None:
@@ -266,8 +267,8 @@ def targets() -> list[Target]:
         Target("manifest", f"{CHECKPOINT}/manifest.json", trained, resumed),
         Target("state", f"{CHECKPOINT}/state.json", trained, resumed),
         Target("training", f"{CHECKPOINT}/training.safetensors", trained, resumed),
-        Target("adapter", "adapter.json", adapted, attached),
-        Target("adapter-weights", "adapter.safetensors", adapted, attached),
+        Target("adapter", "adapter_config.json", adapted, attached),
+        Target("adapter-weights", "adapter_model.safetensors", adapted, attached),
         Target("txt", "a.txt", rows, learnt_from(TextFiles, "a.txt", unit="paragraph")),
         Target("lines", "a.txt", rows, learnt_from(TextFiles, "a.txt", unit="line")),
         Target("jsonl", "a.jsonl", rows, learnt_from(JSONLines, "a.jsonl")),

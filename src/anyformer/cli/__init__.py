@@ -29,6 +29,7 @@ VERBS = {
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "glue": "tunes a model for each of GLUE's nine tasks, and gives its score",
+    "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
     "completion": "what makes bash, zsh or fish complete all of this",
 }

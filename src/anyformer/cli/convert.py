@@ -1,5 +1,6 @@
-"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype. With
---unpickle from an old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
+"""Writes a model to another folder: ours (spec.json), or Hugging Face's layout (config.json), in any dtype. An adapter
+(PEFT's layout) goes into the weights of its base model, unless --format peft writes it alone. With --unpickle from an
+old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
 
 DST must be new or empty, and is written whole or not at all."""
 
@@ -12,13 +13,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMATS = ("anyformer", "hf")
+FORMATS = ("anyformer", "hf", "peft")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a model folder, Hugging Face's or ours, or a hub id")
     parser.add_argument("target", metavar="DST", help="the folder to write")
-    parser.add_argument("--format", metavar="NAME", default="anyformer", help="anyformer (the default) or hf")
+    parser.add_argument("--format", metavar="NAME", default="anyformer", help="anyformer (the default), hf or peft")
+    parser.add_argument("--base", metavar="MODEL", help="of an adapter: another model than the one it names")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help="float32, bfloat16 or float16; auto: as stored")
     parser.add_argument("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
     parser.add_argument("--unpickle", action="store_true", help="the weights are a pickle (pytorch_model.bin)")
@@ -47,7 +49,8 @@ def run(options: argparse.Namespace) -> None:
         source = hub.resolve(options.source, offline=options.offline, pickles=options.unpickle)
         home = next(parent for parent in target.parents if parent.exists())
         with unpickled(source, home) if options.unpickle else contextlib.nullcontext() as weights:
-            model = load(source, dtype=options.dtype, architecture=options.architecture, weights=weights)
+            asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
+            model = load(source, weights=weights, **asked)
     with working(f"writing {options.target}"), whole(target) as folder:
         save(model, folder, format=options.format)
     size = sum(parameter.numel() for parameter in model.parameters())

@@ -1,8 +1,9 @@
 """Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
 learns to write like it, --csv FILE --label COLUMN to tell its labels apart; --model starts from another model.
 
-Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3. The folder keeps the description,
-the environment, metrics.jsonl and checkpoints; a run that was stopped or killed goes on with --resume.
+Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
+the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
+stopped or killed goes on with --resume.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
 share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
@@ -30,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
     parser.add_argument("--list", action="store_true", help="the recipes there are")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
+    parser.add_argument("--freeze", metavar="PATH", action="append", default=[], help="what is not learnt, by address")
     parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
     description, out = described(options)
+    description = description.replace(freeze=(*description.freeze, *options.freeze))
     if options.show:
         from anyformer.codec import to_json
 
@@ -131,6 +134,8 @@ def train(
         return trainer
     written = report(folder, baselines.values)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
+    if (folder / "adapter").is_dir():
+        print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
     if trainer.tokenizer is not None and trainer.model.spec.writes:
         print(f"`anyformer generate {folder} PROMPT` writes with it")
     return trainer

@@ -227,6 +227,7 @@ class TransformerModule(nn.Module):
     embedding: Any
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
+    origin: str | None = None  # the name that it was loaded by
     fresh: frozenset[str] = frozenset()  # parameters that no checkpoint had, beside those that one had: a new head
     forgotten: tuple[str, ...]  # where tokens meet and nothing is remembered, in what goes from left to right
     listener: Taps | None = None  # while a run is traced

@@ -107,6 +107,7 @@ class Run(Part):
     recompute: tuple[str, ...] = ()  # addresses whose activations are computed again in the backward pass
     compile: bool = False
     lora: LoRA | None = None
+    freeze: tuple[str, ...] = ()  # addresses of what stands still, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()
     evaluate: Evaluate = Evaluate()
     keep: Keep = Keep()
@@ -139,6 +140,7 @@ def read_run(path: Path) -> Run:
         if not isinstance(content, dict):
             raise ValueError(f"not a run: expected an object, got a {type(content).__name__}")
         content = {"kind": "Run", **content}
+        content.pop("$schema", None)  # for editors
         changes = content.pop("set", {})
         if isinstance(name := content.get("model"), str):
             folder = Path(name).is_dir() or name.count("/") == 1

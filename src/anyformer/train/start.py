@@ -34,6 +34,7 @@ from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms import lora
+from anyformer.transforms.freeze import freeze
 from anyformer.weights import hub, manifest
 from anyformer.weights.io import write_json
 
@@ -74,6 +75,7 @@ def setup(
         tell(f"data: {sizes}")
         if run.lora is not None:
             lora.apply(model, run.lora, seed=run.seed)
+        freeze(model, *run.freeze)
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
         model.folder = parallel.from_first(lambda: objective.write_settings(folder / "inputs")) or model.folder

@@ -34,7 +34,8 @@ from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
 from anyformer.train.optim import clip
-from anyformer.train.run import Run
+from anyformer.train.run import Pretrained, Run
+from anyformer.transforms.adapters import save_adapter
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
@@ -395,7 +396,18 @@ class Trainer:
             tensors["average"] = {name: tensor.clone() for name, tensor in self.average.shadow.items()}
         with self.average.swapped() if self.average else contextlib.nullcontext():
             folder = self.checkpoints.save(self.step, self.model, values, **tensors)
+            if self.run.lora is not None:
+                self.save_adapter()
         self.notify("saved", folder)
+
+    def save_adapter(self) -> None:
+        """What was learnt alone, in PEFT's layout, beside the checkpoints that have it in their weights."""
+        base = self.run.model.path if isinstance(self.run.model, Pretrained) else None
+        try:
+            with parallel.sealed(self.folder / "adapter") as folder:
+                save_adapter(self.model, folder, base, parallel.whole, write=parallel.rank() == 0)
+        except ValueError as error:  # the weights are saved
+            self.tell(f"no file for the adapter alone: {error}")
 
     def restore(self, saved: Saved) -> None:
         identity = saved.values["identity"]

@@ -2,7 +2,7 @@
 
     apply(model, LoRA(rank=8))                 # queries and values of every attention; all else stands still
     train(...)
-    save_adapter(model, "adapter")             # some hundred kilobytes; load_adapter(base, "adapter") puts it back
+    af.save(model, "adapter", format="peft")   # some hundred kilobytes, see adapters.py; af.load("adapter") opens it
     merge(model)                               # a plain model again, with the adapters in its weights
 
 y = W x + alpha / rank * B A x. A starts at random and B at 0, so that nothing changes at first. The layers keep their
@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance, positive
-from anyformer.codec import FORMAT, encode, from_json
 from anyformer.model import TransformerModule
 from anyformer.part import Part, nearest
 from anyformer.parts.init import Kaiming, Value, initialise
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
-from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
 
 NAMES = ("lora_a", "lora_b")
 # uniform within 1 / sqrt(inputs), as published adapters start
@@ -76,12 +74,20 @@ class AdaptedLinear(nn.Linear):
         return (self.weight.float() + self.change()).to(self.weight.dtype)
 
 
+class Adapter(NamedTuple):
+    """One layer's: a (rank, in), b (out, rank), and what their product is multiplied by."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
 def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     """Adapters at the chosen layers, and only they (and `also`) are learnt from here on; the model is changed and
     returned. Fused or packed layers are plain again."""
-    unfuse(unpack(model))
     if adapted(model):
         raise ValueError("this model has adapters already: merge them first")
+    unfuse(unpack(model))
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = _matching(linears, lora.targets, "linear layer")
     tied = {name.rpartition(".")[0] for tie in model.spec.ties for name in tie}
@@ -92,20 +98,29 @@ def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     if lora.fresh:  # by name, so that what is saved says what was learnt
         lora = lora.replace(also=(*lora.also, *sorted(name for name in model.fresh if name in parameters)))
     others = _matching(parameters, lora.also, "parameter")
+    adapters = {}
+    for address in chosen:
+        weight = linears[address].weight
+        a, b = weight.new_empty(lora.rank, weight.shape[1]), weight.new_empty(weight.shape[0], lora.rank)
+        adapters[address] = Adapter(a, b, lora.alpha / lora.rank)
+    adopt(model, lora, adapters, others)
+    if model.device.type != "meta":
+        initialise(model, STARTS, seed, only={f"{address}.{name}" for address in chosen for name in NAMES})
+    return model
+
+
+def adopt(model: TransformerModule, lora: LoRA, adapters: Mapping[str, Adapter], others: list[str]) -> None:
+    """These adapters at their addresses; they and the parameters in `others` alone are learnt from here on."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     model.__dict__["_frozen"] = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for parameter in parameters.values():
         parameter.requires_grad_(False)
     for name in others:
         parameters[name].requires_grad_(True)
-    for address in chosen:
-        module: Any = linears[address]
-        a = module.weight.new_empty(lora.rank, module.in_features)
-        b = module.weight.new_empty(module.out_features, lora.rank)
-        _attach(module, a, b, lora.alpha / lora.rank, lora.dropout)
+    for address, (a, b, scale) in adapters.items():
+        module: Any = model.get_submodule(address)
+        _attach(module, a.to(module.weight), b.to(module.weight), scale, lora.dropout)
     model.__dict__["_lora"] = lora
-    if model.device.type != "meta":
-        initialise(model, STARTS, seed, only={f"{address}.{name}" for address in chosen for name in NAMES})
-    return model
 
 
 def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> None:
@@ -164,50 +179,4 @@ def unmerge(model: TransformerModule) -> Any:
         a, b, scale, dropout = module.__dict__.pop("_merged")
         _attach(module, a.to(module.weight.device), b.to(module.weight.device), scale, dropout)
         module.weight.copy_(module.weight.float() - module.change())
-    return model
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def save_adapter(model: TransformerModule, folder: str | Path) -> None:
-    """adapter.json and adapter.safetensors: what was learnt, and nothing of the base model."""
-    if not adapted(model):
-        raise ValueError("this model has no adapters")
-    folder, lora = Path(folder), model.__dict__["_lora"]
-    tensors = {name: model.get_parameter(name).detach() for name in _learnt(model, lora)}
-    write_checkpoint(folder, tensors, stem="adapter")
-    write_json(folder / "adapter.json", {"anyformer": FORMAT, **encode(lora)})
-
-
-def _learnt(model: TransformerModule, lora: LoRA) -> list[str]:
-    names = [f"{address}.{name}" for address in adapted(model) for name in NAMES]
-    own = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]
-    return names + [name for name in own if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.also)]
-
-
-@torch.no_grad()
-def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
-    """The adapters of a folder on a base model that has none; the model is changed and returned."""
-    folder = Path(folder)
-    if not (folder / "adapter.json").is_file():
-        raise ValueError(f"{folder}: no adapter.json here")
-    lora = from_json(read_json(folder / "adapter.json"))
-    if not isinstance(lora, LoRA):
-        raise ValueError(f"{folder / 'adapter.json'}: describes a {type(lora).__name__}, not a LoRA")
-    with Checkpoint(folder, stem="adapter") as stored:
-        if not any(lora.rank in stored.shape(name) for name in stored.names):  # before memory is taken for it
-            raise ValueError(f"{folder}: no adapter of rank {lora.rank} is stored here")
-        apply(model, lora)
-        wanted = _learnt(model, lora)
-        problems = [f"{name} is missing" for name in wanted if name not in stored]
-        problems += [f"{name} has no place" for name in stored.names if name not in wanted]
-        for name in wanted:
-            if name in stored and stored.shape(name) != model.get_parameter(name).shape:
-                problems.append(f"{name} is {stored.shape(name)}, not {tuple(model.get_parameter(name).shape)}")
-        if problems:
-            merge(model)  # which changes nothing yet: the model is as it came
-            raise ValueError(f"{folder}: the adapter does not fit this model: {'; '.join(problems[:5])}")
-        for name in wanted:
-            model.get_parameter(name).copy_(stored.read(name))
     return model

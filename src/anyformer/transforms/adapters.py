@@ -1,0 +1,355 @@
+"""Adapters in files of their own, in the layout of the PEFT library: adapter_config.json and adapter_model.safetensors.
+
+    save_adapter(model, "adapter")             # what was learnt, and nothing of the base model; PEFT opens it
+    load_adapter(base, "adapter")              # one of ours or one that PEFT wrote, on a base model
+    af.load("adapter")                         # the same with the base that it names
+
+Names are those of the published class (our own addresses where there is none), so an adapter passes the family's weight
+rules: one that moves rows moves those of B, (out, rank), as it moves those of W; one that does more has no adapter that
+could say it. Where one published layer is several of ours (GPT-2's c_attn) their adapters stand side by side: the ranks
+add up, and B is 0 where a layer has none. The way back leaves those zeros out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer import families
+from anyformer.checkpoint import ADAPTER, blaming, load_as, read_spec, save_description
+from anyformer.model import Model, TransformerModule
+from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted, adopt
+from anyformer.weights import hub
+from anyformer.weights.filling import Report, finite
+from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.rules import Rename, Repeat, Step, plan
+
+STEM = "adapter_model"
+BEFORE = "base_model.model."  # what PEFT puts before every name
+A, B = "lora_A.weight", "lora_B.weight"
+
+# the task that PEFT names, by the end of a class's name
+TASKS = {
+    "LMHeadModel": "CAUSAL_LM", "ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}  # fmt: skip
+# fields of adapter_config.json that are honoured, or that say how it was made and not what it is; any other must be off
+READ = (
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora",
+    "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+    "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config", "eva_config", "loftq_config",
+)  # fmt: skip
+STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # any other start also changes the base's weights
+
+
+def steps_of(model: TransformerModule) -> list[Step]:
+    """How published tensors and ours correspond; tied ones stand under each of their names."""
+    spec = model.spec
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names = [name for name in every if name.rpartition(".")[2] not in NAMES]
+    if not published(spec):
+        return [Step(Rename(name, name), [name], [name]) for name in names]
+    family = families.find(spec.family)
+    return plan(family.rules(spec), names, family.prefix_of(spec.architecture))[0]
+
+
+def published(spec: Model) -> bool:
+    """Whether the class is a published one that this description still is."""
+    try:
+        return bool(spec.family and families.find(spec.family).write(spec))
+    except ValueError:
+        return False
+
+
+def turned(step: Step, rows: list[int]) -> bool:
+    """Whether matrices with so many rows are stored the other way round. ValueError where the rule does not move rows
+    alone."""
+    width = sum(rows) + 1  # no number of rows is mistaken for it
+    try:
+        stored = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
+    except RuntimeError:
+        stored = []
+    sides = {tuple(side == width for side in tensor.shape) for tensor in stored}
+    if isinstance(step.rule, Repeat) or sides not in ({(True, False)}, {(False, True)}):
+        raise ValueError(f"PEFT's layout has no place for an adapter at {address_of(step.targets[0])}")
+    return sides == {(True, False)}
+
+
+def address_of(name: str) -> str:
+    """Of the layer whose weight is called so."""
+    return name.removesuffix(".weight")
+
+
+def rows_of(model: TransformerModule, step: Step) -> list[int]:
+    return [model.get_parameter(target).shape[0] for target in step.targets]
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def save_adapter(
+    model: TransformerModule, folder: str | Path, base: str | None = None,
+    whole: Callable[[Tensor], Tensor] = Tensor.detach, write: bool = True,
+) -> None:  # fmt: skip
+    """What was learnt, in PEFT's layout, with the description and the tokenizer beside it. `base` is the model that it
+    belongs to, the one that was loaded unless said. Of several processes all gather with `whole` and one writes."""
+    layers, folder = adapted(model), Path(folder)
+    if not layers:
+        raise ValueError("this model has no adapters")
+    steps = steps_of(model)
+    tensors: dict[str, Tensor] = {}
+    scales: dict[str, float] = {}  # of the published layers with an adapter
+    replaced: dict[str, None] = {}  # published modules that were learnt as they are
+    flipped = False
+    for step in steps:
+        if any(address_of(target) in layers for target in step.targets):
+            flip, scale, a, parts = exported(model, step, layers, whole)
+            flipped |= flip
+            for module, b in zip(map(address_of, step.sources), parts, strict=False):
+                scales[module] = scale
+                tensors |= {f"{BEFORE}{module}.{A}": a.clone(), f"{BEFORE}{module}.{B}": b}
+        elif any(model.get_parameter(name).requires_grad or name in model.fresh for name in step.targets):
+            replaced |= dict.fromkeys(source.rpartition(".")[0] for source in step.sources)
+    within = tuple(f"{module}." for module in replaced)
+    if lost := [module for module in scales if f"{module}.".startswith(within)]:
+        raise ValueError(f"PEFT's layout has no place for what else was learnt beside the adapter of {lost[0]}")
+    for step in steps:  # all of a module, of which some may have stood still; what has several names under each
+        if any(source.startswith(within) for source in step.sources):
+            stored = step.rule.save([whole(model.get_parameter(target)) for target in step.targets])
+            stored = stored * len(step.sources) if step.rule.needed < len(step.sources) else stored
+            tensors |= {f"{BEFORE}{name}": t.clone().contiguous() for name, t in zip(step.sources, stored, strict=True)}
+    ends = (task for end, task in TASKS.items() if model.spec.architecture.endswith(end))
+    content = {
+        "peft_type": "LORA", "task_type": next(ends, None), "inference_mode": True, "bias": "none",
+        "base_model_name_or_path": model.origin if base is None else base,
+        **sizes({module: tensors[f"{BEFORE}{module}.{A}"].shape[0] for module in scales}, scales),
+        "lora_dropout": model.__dict__["_lora"].dropout, "fan_in_fan_out": flipped,
+        "target_modules": short([*scales], [address_of(source) for step in steps for source in step.sources]),
+        "modules_to_save": [*replaced] or None,
+    }  # fmt: skip
+    if not write:
+        return
+    write_checkpoint(folder, tensors, stem=STEM)
+    save_description(model, folder)
+    write_json(folder / ADAPTER, content)
+
+
+def exported(
+    model: TransformerModule, step: Step, layers: Mapping[str, Any], whole: Callable[[Tensor], Tensor]
+) -> tuple[bool, float, Tensor, list[Tensor]]:
+    """(whether the published layers are turned, their scale, A (rank, in), B (out, rank) of each of them)"""
+    rows = rows_of(model, step)
+    flip = turned(step, rows)
+    chosen = {i: layers[address_of(t)] for i, t in enumerate(step.targets) if address_of(t) in layers}
+    scale = next(iter(chosen.values())).scale
+    a = torch.cat([whole(layer.lora_a) for layer in chosen.values()])
+    blocks, start = [a.new_zeros(size, a.shape[0]) for size in rows], 0
+    for i, layer in chosen.items():
+        b = whole(layer.lora_b)
+        blocks[i][:, start : start + b.shape[1]] = b * (layer.scale / scale)
+        start += b.shape[1]
+    return flip, scale, a, [(b.t() if flip else b).contiguous() for b in step.rule.save(blocks)]
+
+
+def sizes(ranks: Mapping[str, int], scales: Mapping[str, float]) -> dict[str, Any]:
+    """The rank and alpha that most layers have, and those of the others by name."""
+    pairs = {module: (rank, scales[module] * rank) for module, rank in ranks.items()}
+    (rank, alpha), _ = Counter(pairs.values()).most_common(1)[0]
+    return {
+        "r": rank, "lora_alpha": alpha,
+        "rank_pattern": {re.escape(module): r for module, (r, _) in pairs.items() if r != rank},
+        "alpha_pattern": {re.escape(module): value for module, (_, value) in pairs.items() if value != alpha},
+    }  # fmt: skip
+
+
+def short(chosen: list[str], modules: list[str]) -> list[str]:
+    """The last words of these names where they say which of all modules are meant, or the names themselves."""
+    words = dict.fromkeys(name.rpartition(".")[2] for name in chosen)
+    return [*words] if {m for m in modules if m.rpartition(".")[2] in words} == {*chosen} else chosen
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+
+def load_adapted(
+    folder: Path, base: str | Path | None, *, dtype: str | torch.dtype, device: torch.device, offline: bool,
+    architecture: str | None,
+) -> tuple[TransformerModule, Report]:  # fmt: skip
+    """The model of a folder that holds an adapter alone: its base, with the adapter on it."""
+    named = config_of(folder).get("base_model_name_or_path") if base is None else base
+    if not named:
+        raise ValueError(f"{folder}: the adapter does not say which model it belongs to; base= (--base) does")
+    try:
+        home = hub.resolve(named, offline=offline)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"{folder}: {error}, the base of this adapter; base= (--base) says another") from None
+    described = (folder / "spec.json").is_file()
+    spec = read_spec(folder if described else home, architecture)
+    model, report = load_as(spec, home, dtype=dtype, device=device, strict=False)
+    load_adapter(model, folder)
+    if model.fresh or report.nonfinite or (report.unexpected and not described):
+        raise ValueError(f"{home}: the base of {folder} does not fit: {report}")
+    model.origin = str(named)
+    if (folder / "tokenizer_config.json").is_file():
+        model.folder = folder
+    return model.eval(), report
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """adapter_config.json, unless something in it would be passed over."""
+    path = folder / ADAPTER
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {ADAPTER} here")
+    config = read_json(path)
+    with blaming(path):
+        if not isinstance(config, dict):
+            raise ValueError(f"expected an object, got a {type(config).__name__}")
+        if config.get("peft_type") != "LORA":
+            raise ValueError(f"peft_type={config.get('peft_type')!r} is not supported; valid: 'LORA'")
+        for name, value in config.items():
+            if name not in READ and value not in (None, False, {}, []):
+                raise ValueError(f"{name}={value!r:.80} is not supported: such an adapter is more than W + B A")
+        if (start := config.get("init_lora_weights")) not in STARTS:
+            raise ValueError(f"init_lora_weights={start!r} is not supported: it changes the base's weights too")
+    return config
+
+
+@torch.no_grad()
+def load_adapter(model: TransformerModule, folder: str | Path) -> Any:
+    """The adapters of a folder on a base model that has none; the model is changed and returned, or left as it is."""
+    folder = Path(folder)
+    config = config_of(folder)
+    with Checkpoint(folder, stem=STEM) as stored, blaming(folder):
+        pairs, others = sorted_out(stored.names)
+        adapters: dict[str, Adapter] = {}
+        values: dict[str, Tensor] = {}
+        left = {*pairs, *others}
+        for step in steps_of(model):
+            if any(address_of(source) in pairs for source in step.sources):
+                left -= {*map(address_of, step.sources)}
+                adapters |= imported(model, step, pairs, stored, config)
+            elif any(source in others for source in step.sources):
+                left -= {*step.sources}
+                values |= taken(model, step, others, stored)
+        if left or not adapters:
+            what = "; ".join(f"{name} has no place" for name in sorted(left)[:5]) or f"no {A} is stored"
+            raise ValueError(f"the adapter does not fit this model: {what}")
+        first = next(iter(adapters.values()))
+        rank, dropout = first.a.shape[0], float(config.get("lora_dropout") or 0.0)
+        learnt: dict[str, Any] = {"targets": tuple(adapters), "also": tuple(values), "fresh": False}
+        adopt(model, LoRA(rank=rank, alpha=first.scale * rank, dropout=dropout, **learnt), adapters, [*values])
+        untie(model, values)
+        for name, tensor in values.items():
+            model.get_parameter(name).copy_(tensor)
+    model.fresh = model.fresh - values.keys()
+    return model
+
+
+def sorted_out(names: list[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The names stored for A and B by published module, and those of tensors that stand in for the base's."""
+    pairs: dict[str, dict[str, str]] = {}
+    others: dict[str, str] = {}
+    for stored in names:
+        name = stored.removeprefix(BEFORE).replace(".base_layer.", ".")
+        module, mark, end = name.rpartition(".lora_")
+        if mark and f"lora_{end}" in (A, B):
+            pairs.setdefault(module, {})[f"lora_{end}"] = stored
+        elif mark:
+            raise ValueError(f"{stored} is not supported: adapters of linear layers are")
+        else:
+            others[name] = stored
+    for module, pair in pairs.items():
+        if lacking := {A, B} - pair.keys():
+            raise ValueError(f"{module}.{min(lacking)} is missing")
+    return pairs, others
+
+
+def imported(
+    model: TransformerModule, step: Step, pairs: Mapping[str, Mapping[str, str]], stored: Checkpoint,
+    config: Mapping[str, Any],
+) -> dict[str, Adapter]:  # fmt: skip
+    """The adapters of published layers as those of ours, by address."""
+    tied = {address_of(name) for tie in model.spec.ties for name in tie}
+    for address in map(address_of, step.targets):
+        if type(model.get_submodule(address)) is not nn.Linear or address in tied:
+            what = "shares its weights with another layer" if address in tied else "is no linear layer here"
+            raise ValueError(f"{step.sources[0]}: {address} {what}, so no adapter can stand there")
+    rows, width = rows_of(model, step), model.get_parameter(step.targets[0]).shape[1]
+    flip = turned(step, rows)
+    whole = step.rule.save([torch.empty(n, width, device="meta") for n in rows])
+    found = [pairs.get(module) for module in map(address_of, step.sources)]
+    ranks = [0 if pair is None else stored.shape(pair[A])[0] for pair in found]
+    scales = [scale_of(config, address_of(source), rank) for source, rank in zip(step.sources, ranks) if rank]
+    a, blocks = [], []
+    for i, (pair, tensor) in enumerate(zip(found, whole, strict=False)):
+        out = tensor.shape[flip]
+        block = torch.zeros(out, sum(ranks))
+        if pair is not None:
+            a.append(read(stored, pair[A], (ranks[i], width)))
+            ratio = scales[len(a) - 1] / scales[0]
+            block[:, sum(ranks[:i]) : sum(ranks[: i + 1])] = read(stored, pair[B], (out, ranks[i])) * ratio
+        blocks.append(block.t() if flip else block)
+    parts = step.rule.load(blocks, [torch.Size((n, sum(ranks))) for n in rows])
+    used = torch.stack([part.abs().amax(0) > 0 for part in parts])  # (ours, rank)
+    used |= ~used.any(0)  # what nobody uses yet, everybody may learn
+    return {
+        address_of(target): Adapter(torch.cat(a)[columns], part[:, columns], scales[0])
+        for target, part, columns in zip(step.targets, parts, used, strict=True) if bool(columns.any())
+    }  # fmt: skip
+
+
+def taken(model: TransformerModule, step: Step, others: Mapping[str, str], stored: Checkpoint) -> dict[str, Tensor]:
+    """Tensors that stand in for the base's, by address."""
+    shapes = [model.get_parameter(target).shape for target in step.targets]
+    needed = step.rule.save([torch.empty(shape, device="meta") for shape in shapes])
+    if lacking := [source for source in step.sources[: step.rule.needed] if source not in others]:
+        raise ValueError(f"{lacking[0]} is missing")
+    pairs = zip(step.sources, needed, strict=False)
+    tensors = [read(stored, others[source], tuple(tensor.shape)) for source, tensor in pairs]
+    return dict(zip(step.targets, step.rule.load(tensors, shapes), strict=True))
+
+
+def untie(model: TransformerModule, values: Mapping[str, Tensor]) -> None:
+    """A tie of which one side alone is replaced, or each by something else, is none any more."""
+    lost = []
+    for tie in model.spec.ties:
+        given = [values[name] for name in tie if name in values]
+        if len(given) == 1 or (given and not given[0].equal(given[1])):
+            lost.append(tie)
+    for name, _ in lost:
+        old = model.get_parameter(name)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(old.detach().clone(), name in values))
+    if lost:
+        model.spec = model.spec.replace(ties=tuple(tie for tie in model.spec.ties if tie not in lost))
+
+
+def read(stored: Checkpoint, name: str, needed: tuple[int, ...]) -> Tensor:
+    if stored.shape(name) != needed:
+        raise ValueError(f"the adapter does not fit this model: {name} is {stored.shape(name)}, not {needed}")
+    tensor = stored.read(name).float()
+    if not finite(tensor):
+        raise ValueError(f"{name} has NaN or infinity in it")
+    return tensor
+
+
+def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """alpha / rank, where patterns say other alphas for some modules: the first that fits the end of its name."""
+    alpha = config.get("lora_alpha", 8)
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = value
+            break
+    if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
+        raise ValueError(f"lora_alpha={alpha!r} for {module}: it is a number above 0")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
