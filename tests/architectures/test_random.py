@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-import anyformer as af
 from anyformer.codec import decode
 from anyformer.part import Part, hints
 from architectures import generator
-from architectures.generator import NEVER_DRAWN, PARTS, _mentioned, concrete, description, kinds
-from architectures.lines import EXCUSED, LINES, broken
+from architectures.generator import NEVER_DRAWN, PARTS, SOURCES, _mentioned, concrete, description, kinds
+from architectures.lines import EXCUSED, LINES, broken, random_model
 
 SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
 COMMAND = "PYTHONPATH=src:tests:tests/families python -m architectures.repeat"
@@ -40,7 +39,7 @@ def search(number: int, count: int, folder: Path) -> Counter[str]:
             raise Enough
         try:
             spec = decode(data)
-            af.build(spec, seed=0)
+            random_model(spec)
         except ValueError as error:
             tally[f"refused: {reason(error)}"] += 1
             found = badly_refused(error)
@@ -121,7 +120,7 @@ def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     try:
-        for source in ("pixel_values", "input_values", "input_features", "inputs_embeds", "input_ids", None):
+        for source in (*SOURCES, None):
             seed(0)(few(given(description(source))(note)))()
     except Enough:
         return
