@@ -103,7 +103,7 @@ def ids(embedding: Any, shape: tuple[int, ...], generator: torch.Generator) -> T
 
 @functools.lru_cache(maxsize=1)
 def fresh_model(spec: Any) -> Any:
-    """As training finds it; no line changes its weights but the last."""
+    """As training finds it; no line changes its weights."""
     return af.build(spec, seed=3)
 
 
@@ -250,7 +250,7 @@ def gradients(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Ten
 
 def n8_seeds_recomputation_and_gradients(model: Any) -> None:
     spec, inputs = model.spec, inputs_of(model.spec, labels=True)
-    first, again = fresh_model(spec).train(), af.build(spec, seed=3).train()
+    first, again = copy.deepcopy(fresh_model(spec)).train(), af.build(spec, seed=3).train()
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs for one seed"
         assert tensor.isfinite().all(), f"{name} starts at infinity or NaN"
@@ -323,7 +323,7 @@ def l5_saved_is_loaded(model: Any, folder: Path) -> None:
 
 def t5_learns(model: Any) -> None:
     """A few small steps on one batch lower its loss."""
-    inputs, model = inputs_of(model.spec, labels=True), fresh_model(model.spec).eval()
+    inputs, model = inputs_of(model.spec, labels=True), copy.deepcopy(fresh_model(model.spec)).eval()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-4)
     losses: list[float] = []
     while len(losses) < 4:

@@ -52,7 +52,7 @@ class AudioProcessor:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
         for name in ("padding_value", "dither"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e30:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
                 raise ValueError(f"{name} is {value!r}; it must be a number")
         for name in ("return_attention_mask", "do_normalize"):
             if not isinstance(getattr(self, name), bool):
