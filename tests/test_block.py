@@ -16,6 +16,7 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.bias import Alibi, DistanceBias, RelativeVectors
 from anyformer.parts.efficient import LinearAttention
 from anyformer.parts.feedforward import MLP
+from anyformer.parts.idle import Idle
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.residual import ADD, ReZero, Scaled
 from small import close, compiled_equals_eager, context, filled, made
@@ -151,6 +152,7 @@ def test_layers_share_a_bias_that_they_can_use() -> None:
         (layer, DistanceBias(before=3, num_heads=H, tree=True), "layers cannot share DistanceBias"),
         (layer, Alibi(num_heads=H + 1), f"Stack.position has {H + 1} heads and layers"),
         (linear, Alibi(num_heads=H), "no layer here has an Attention"),
+        (Block(a=Sublayer(op=Idle(part=Attention(num_heads=H)))), Alibi(num_heads=H), "no layer here has an Attention"),
     ):
         with pytest.raises(ValueError, match=line):
             Stack(layers=layers, depth=1, position=position)

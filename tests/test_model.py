@@ -9,6 +9,7 @@ import torch
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.context import Context
 from anyformer.funnel import Funnel
 from anyformer.mask import CAUSAL
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel
@@ -23,10 +24,12 @@ from anyformer.parts.init import Normal
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Integer, RelativeVectors, Rope, TreeDepth
+from anyformer.parts.position import Alibi, Integer, RelativeVectors, Rope, TreeDepth
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.relative import InputRope
 from anyformer.parts.shorten import Halve
+from anyformer.parts.sparse import BlockSparseAttention
+from anyformer.parts.trajectory import TrajectoryEmbedding
 from anyformer.parts.vectors import Vectors
 from anyformer.parts.window import GridBias, Windows
 from small import close
@@ -177,3 +180,31 @@ def test_a_projection_for_all_layers_stands_in_one_stack() -> None:
     af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack(shared), init=INIT))
     with pytest.raises(ValueError, match="the first layer of one Stack holds what all share"):
         Funnel(stages=(stack(shared),))
+
+
+def test_choices_of_episodes() -> None:
+    """What is chosen from may be anything that is read as a row, each of its inputs once a choice."""
+    episodes = TrajectoryEmbedding(state_width=3, action_width=2, steps=9)
+    spec = EncoderModel(
+        width=8, embedding=episodes, encoder=stack(Attention(num_heads=2)), head=MultipleChoiceHead(pool=Pool()),
+        init=INIT,
+    )  # fmt: skip
+    model, rows = af.build(spec).eval(), episodes.row(4, 8)
+    inputs = {name: torch.randn(2, 5, *row) for name, row in rows.items()} | {"timesteps": torch.randint(9, (2, 5, 4))}
+    logits = model(**inputs).logits
+    alone = model(**{name: value[:, 3:4] for name, value in inputs.items()}).logits
+    assert logits.shape == (2, 5)
+    close(logits[:, 3:4], alone)
+
+
+def test_blocks_take_no_shared_bias() -> None:
+    """Of a bias that the layers of a stack share, attention in blocks knows nothing, however long the text is."""
+    blocks = BlockSparseAttention(num_heads=2, block_size=1, random_blocks=0, length=12)
+    layers = {"all": Block(step=Sublayer(op=Attention(num_heads=2))), "blocks": Block(step=Sublayer(op=blocks))}
+    stack = Stack(layers=layers, pattern=("all", "blocks"), depth=2, position=Alibi(num_heads=2))
+    model = af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack, init=INIT)).eval()
+    for length in (4, 12):
+        assert model(input_ids=torch.arange(length)[None] % 9).last_hidden_state.isfinite().all()
+        index, x = torch.arange(length), torch.randn(1, length, 8)
+        ctx, op = Context(index=index, positions=index[None]), model.encoder.layers[1].step.op
+        assert torch.equal(op(x, ctx), op(x, ctx.having(bias=torch.randn(1, 2, length, length))))

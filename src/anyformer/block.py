@@ -227,7 +227,8 @@ class Stack(Part, sees="itself"):
             kind = type(position).__name__
             raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
         used = {id(layer): layer for layer in map(self.layer, range(self.depth))}.values()
-        if not any(getattr(part, "takes_bias", False) for layer in used for _, part in walk(layer)):
+        steps = (part for layer in used for _, part in walk(layer) if isinstance(part, Sublayer))
+        if not any(getattr(step.op, "takes_bias", False) for step in steps):
             line = "Stack.position is a bias of attention's scores, and no layer here has an Attention"
             raise ValueError(f"{line}: set position=None")
 

@@ -20,6 +20,7 @@ from anyformer.mask import Mask
 from anyformer.part import Part, default_values, hints
 from anyformer.parts.embed import STEPS, Embedding
 from anyformer.parts.head import Head
+from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.slots import kinds as every_kind
 
@@ -296,7 +297,8 @@ FIELDS: dict[str, Any] = {
     "LatentAttention.value_width": st.sampled_from((4, 8)), "LatentAttention.query_rank": SMALL,
     "NystromAttention.length": st.just(LENGTH), "NystromAttention.landmarks": landmarks, "pool": pool,
     "NystromAttention.taps": st.sampled_from((1, 3)), "BlockSparseAttention.random_blocks": st.integers(0, 1),
-    "BlockSparseAttention.block_size": st.sampled_from((1, 2, 4)),
+    # a causal one reads short texts alone, and says so: test_big_bird.py
+    "BlockSparseAttention.block_size": lambda draw, place: ROOM if place.writes else draw(st.sampled_from((1, 2, 4))),
     "BlockTextEmbedding.random_blocks": st.integers(0, 1),
     "BlockTextEmbedding.block_size": st.sampled_from((1, 2, 4)), "LinformerAttention.projected": st.integers(2, 6),
     "SoftmaxFeatures.count": st.sampled_from((8, 16)), "DualState.states": SMALL,
@@ -314,7 +316,7 @@ FIELDS: dict[str, Any] = {
     "Sinusoidal.length": st.sampled_from((ROOM, 4)), "Sinusoidal2D.rows": st.just(12),
     "Sinusoidal2D.columns": st.just(8), "Sinusoidal2D.prefix": st.integers(0, 1),
     "Binary.bits": st.sampled_from((7, 8)),
-    "BlockSparseAttention.mask": KEPT,  # a causal one reads short texts alone, and says so: test_big_bird.py
+    "BlockSparseAttention.mask": lambda draw, place: mask(draw, place) if place.writes else OMITTED,
     "Learned.offset": st.integers(0, 2), "Convolutional.groups": st.sampled_from((1, 2)),
     "Sinusoidal.offset": st.integers(0, 2), "DynamicScaling.length": st.sampled_from((ROOM, 8)),
     "Rope.fraction": st.sampled_from((1.0, 0.5)), "Llama3Scaling.low_frequency_factor": st.just(1.0),
@@ -344,6 +346,10 @@ FIELDS: dict[str, Any] = {
     "ContrastHead.features": lambda draw, place: place.features + (place.careless and draw(st.booleans())),
     "ContrastHead.negatives": st.integers(1, 4), "ContrastHead.temperature": KEPT, "ContrastHead.diversity": KEPT,
     "Quantizer.codes": st.integers(2, 6), "Quantizer.temperature": KEPT,
+    "Normal.std": st.sampled_from((0.1, 0.02)), "Normal.mean": KEPT, "Uniform.low": st.just(-0.1),
+    "Uniform.high": st.just(0.1), "Value.value": st.sampled_from((0.0, 0.1)),
+    "Kaiming.gain": st.sampled_from((1.0, 0.5)),
+    "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
 }  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------
@@ -407,13 +413,9 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
 
 
 def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
-    """Any of those that read one thing: text, vectors, pixels or sound."""
-    by_source: dict[str, list[str]] = {}
-    for name in kinds(Embedding):
-        if name in NEVER_DRAWN:
-            continue
-        by_source.setdefault(source_of(name), []).append(name)
-    return fields(draw, choose(draw, by_source[source or draw(st.sampled_from(sorted(by_source)))]), place)
+    """Any of those that read one thing: text, vectors, pixels, sound or episodes."""
+    source = source or draw(st.sampled_from(SOURCES))
+    return fields(draw, choose(draw, [name for name in kinds(Embedding) if source_of(name) == source]), place)
 
 
 def source_of(name: str) -> str:
@@ -432,9 +434,19 @@ def reading(place: Place, embedding: dict[str, Any]) -> Place:
 
 def head(draw: Draw, place: Place) -> dict[str, Any]:
     """Any, and often one that few embeddings serve."""
-    names = [name for name in fitting(kinds(Head), place) if name not in NEVER_DRAWN]
+    names = fitting(kinds(Head), place)
     choosy = [name for name in names if needs(name)]
     return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), place)
+
+
+def init(draw: Draw, place: Place) -> dict[str, Any]:
+    """How weights start: at times one kind of matrix otherwise than the rest."""
+    made = {"*": {"kind": "Normal", "std": 0.1}}
+    if draw(st.integers(0, 4)) < 4:
+        return made
+    names = [name for name in kinds(Initializer) if name not in NEVER_DRAWN]
+    pattern = draw(st.sampled_from(("*.o.weight", "*.up.weight", "*.tokens.weight", "head.out.weight")))
+    return {pattern: fields(draw, choose(draw, names), place), **made}
 
 
 def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
@@ -443,7 +455,7 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
     heads = draw(st.sampled_from((2, 1, 4)))
     place = Place(width=heads * draw(st.sampled_from((8, 12, 16)) if heads < 4 else st.sampled_from((4, 8, 12))),
                   heads=heads, careless=draw(st.sampled_from(range(10))) == 5)  # fmt: skip
-    made: dict[str, Any] = {"kind": shape, "width": place.width, "init": {"*": {"kind": "Normal", "std": 0.1}}}
+    made: dict[str, Any] = {"kind": shape, "width": place.width, "init": init(draw, place)}
     if shape != "EncoderModel" and draw(st.integers(0, 9)):
         source = "input_ids"
     made["embedding"] = embedding(draw, place, source)
@@ -470,9 +482,9 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
 
 OPS = kinds(Op)
 
-WEIGHTS = "how weights start, not what a model is: each Part brings its own"
-EPISODES = "an episode's rows are three tokens a step, which only their own head reads: the catalogue's suite has them"
+SOURCES = sorted(set(map(source_of, kinds(Embedding))))
+
+OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
 NEVER_DRAWN = {
-    **dict.fromkeys(("TrajectoryEmbedding", "TrajectoryHead"), EPISODES),
-    **dict.fromkeys(kinds(Part.kinds["Initializer"]), WEIGHTS),
-}
+    name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__
+}  # fmt: skip

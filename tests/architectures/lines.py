@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -25,10 +26,12 @@ from anyformer.parts.contrast import ContrastHead
 from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
 from anyformer.parts.question import QuestionHead
+from anyformer.parts.trajectory import KINDS
 from anyformer.transforms.recompute import recompute
 from architectures.generator import IMAGE, LENGTH, SAMPLES
 
 PADS = 32
+STEPS = LENGTH // KINDS  # of an episode
 SPECIAL, SPECIAL_PLACE = 3, 4  # the token that speaks for a text, or ends a question, and where it stands
 
 
@@ -47,6 +50,10 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
         out[name] = torch.randn(batch, spec.embedding.channels, *IMAGE, generator=generator)
     elif name == "input_features":
         out[name] = torch.randn(batch, spec.embedding.channels, 2 * LENGTH, generator=generator)
+    elif lives(spec):
+        rows = spec.embedding.row(STEPS, spec.width)
+        out = {each: torch.randn(*shape[:-1], *row, generator=generator) for each, row in rows.items()}
+        out["timesteps"] = torch.randint(0, spec.embedding.steps, out["timesteps"].shape, generator=generator)
     else:
         out[name] = torch.randn(batch, SAMPLES, generator=generator)
     if getattr(spec.embedding, "segments", 0):
@@ -95,6 +102,12 @@ def ids(embedding: Any, shape: tuple[int, ...], generator: torch.Generator) -> T
 
 
 @functools.lru_cache(maxsize=1)
+def fresh_model(spec: Any) -> Any:
+    """As training finds it; no line changes its weights."""
+    return af.build(spec, seed=3)
+
+
+@functools.lru_cache(maxsize=1)
 def random_model(spec: Any) -> Any:
     """Every weight random, so that none at 0 or 1 hides a mistake; the same one for all lines."""
     model = af.build(spec, seed=0).eval()
@@ -105,6 +118,8 @@ def random_model(spec: Any) -> Any:
 @torch.no_grad()
 def run(model: Any, inputs: dict[str, Any], kernel: str = "auto", **more: Any) -> dict[str, tuple[Tensor, bool]]:
     model.kernel = kernel
+    if model.dtype == torch.float64:
+        inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     if is_causal(model.spec):
         more = {"use_cache": False} | more
     return results(model.spec, model(**inputs, **more))
@@ -115,25 +130,54 @@ def written(spec: Any) -> str:
     return "decoder_input_ids" if is_encoder_decoder(spec) else spec.embedding.inputs[0]
 
 
+def lives(spec: Any) -> bool:
+    """An episode is read, several inputs a time step."""
+    return "time steps" in spec.embedding.gives
+
+
+def mixes(spec: Any) -> bool:
+    """Whether a token sees others."""
+    return spec.pair or (spec.decoder if is_causal(spec) else spec.encoder).sees != "itself"
+
+
+def learns(model: Any) -> bool:
+    """Whether there is anything in it that could."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def beside(spec: Any, inputs: dict[str, Any]) -> list[str]:
+    """The names of what runs along the text that a model writes, or the episode it reads."""
+    if is_encoder_decoder(spec):
+        return []
+    along = ("token_type_ids", "global_attention_mask", *(spec.embedding.inputs[1:] if lives(spec) else ()))
+    return [name for name in along if name in inputs]
+
+
 # -- the lines --------------------------------------------------------------------------------------------------------
 
 
-def n1_nothing_of_the_future(spec: Any) -> None:
+def n1_nothing_of_the_future(model: Any) -> None:
     """N1 and P1."""
+    spec = model.spec
     if not spec.writes:
         return
-    model, inputs, at, name = random_model(spec), inputs_of(spec, batch=1), LENGTH // 2, written(spec)
-    other = inputs[name].clone()
-    other[:, at:] = torch.where(other[:, at:] == 6, 7, 6) if name.endswith("ids") else -other[:, at:]
+    inputs, name = inputs_of(spec, batch=1), written(spec)
+    tokens = inputs[name].shape[1]
+    at, other = tokens // 2, {each: inputs[each].clone() for each in (name, *(beside(spec, inputs) * lives(spec)))}
+    for each, value in other.items():
+        later = value[:, at:]
+        changed = -later if later.is_floating_point() else torch.where(later == 6, 7, 6) if each == name else later * 0
+        value[:, at:] = changed
     for kernel in ("auto", "eager"):
-        before, after = run(model, inputs, kernel), run(model, {**inputs, name: other}, kernel)
+        before, after = run(model, inputs, kernel), run(model, {**inputs, **other}, kernel)
         for key, (value, per_token) in before.items():
             if per_token:
-                close(after[key][0][:, :at], value[:, :at], 1e-6)
+                same = at * value.shape[1] // tokens
+                close(after[key][0][:, :same], value[:, :same], 1e-6)
 
 
-def n3_a_batch_is_its_rows(spec: Any) -> None:
-    model, inputs = random_model(spec), inputs_of(spec)
+def n3_a_batch_is_its_rows(model: Any) -> None:
+    inputs = inputs_of(model.spec)
     whole = run(model, inputs)
     for row in range(3):
         alone = run(model, {k: v[row : row + 1] for k, v in inputs.items()})
@@ -141,38 +185,42 @@ def n3_a_batch_is_its_rows(spec: Any) -> None:
             close(whole[key][0][row : row + 1], value)
 
 
+VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go")  # (..., T, width)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents")
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
     """The named inputs (..., T), `PADS` longer on one side."""
-    widths = (PADS, 0) if where == "left" else (0, PADS)
+    pads = PADS // KINDS if "states" in names else PADS
+    widths = (pads, 0) if where == "left" else (0, pads)
     out = dict(inputs)
     for name in names:
         if name == "tree_parents" and name in out:
             moved = torch.where(out[name] < 0, out[name], out[name] + widths[0])
             out[name] = F.pad(moved, widths, value=-1)
-        elif name == "inputs_embeds" and name in out:
+        elif name in VECTORS and name in out:
             out[name] = F.pad(out[name], (0, 0, *widths), value=0.5)
         elif name in out:
-            out[name] = F.pad(out[name], widths, value=0 if "mask" in name else token)
+            out[name] = F.pad(out[name], widths, value=token if name in ("input_ids", "decoder_input_ids") else 0)
     return out
 
 
-def n4_pads_change_nothing(spec: Any) -> None:
+def n4_pads_change_nothing(model: Any) -> None:
+    spec = model.spec
     image = "an image" in spec.embedding.gives  # which has no pads
     if "attention_mask" not in spec.embedding.inputs or image or not spec.embedding.hides:
         return
-    model, inputs = random_model(spec), inputs_of(spec)
+    inputs = inputs_of(spec)
     first = spec.embedding.inputs[0]
-    length = inputs[first].shape[: -1 if first == "inputs_embeds" else None]
+    length = inputs[first].shape[: -1 if first in VECTORS else None]
     inputs["attention_mask"] = torch.ones(length, dtype=torch.long)
     plain = run(model, inputs)
     token = padding_token(spec)
     for where in ("left", "right"):
         if first == "input_values" and where == "left":
             continue  # waveforms are padded at their end
-        batches = [pad(inputs, where, tuple(dict.fromkeys((first, *TOKEN_INPUTS))), token)]
+        names = spec.embedding.inputs if lives(spec) else (first, *TOKEN_INPUTS)
+        batches = [pad(inputs, where, tuple(dict.fromkeys(names)), token)]
         if is_encoder_decoder(spec):
             inner = {**inputs, "decoder_attention_mask": torch.ones_like(inputs["decoder_input_ids"])}
             batches.append(pad(inner, where, ("decoder_input_ids", "decoder_attention_mask"), token))
@@ -210,51 +258,54 @@ def gradients(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Ten
     return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def n8_seeds_recomputation_and_gradients(spec: Any) -> None:
-    inputs = inputs_of(spec, labels=True)
-    first, again = af.build(spec, seed=3).train(), af.build(spec, seed=3).train()
+def n8_seeds_recomputation_and_gradients(model: Any) -> None:
+    spec, inputs = model.spec, inputs_of(model.spec, labels=True)
+    first, again = copy.deepcopy(fresh_model(spec)).train(), af.build(spec, seed=3).train()
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs for one seed"
         assert tensor.isfinite().all(), f"{name} starts at infinity or NaN"
+    if not learns(model):
+        return
     (loss, grads), (loss_again, grads_again) = gradients(first, inputs), gradients(again, inputs)
     assert torch.equal(loss, loss_again) and all(torch.equal(grads[n], grads_again[n]) for n in grads)
-    _, recomputed = gradients(recompute(af.build(spec, seed=3).train()), inputs)
+    _, recomputed = gradients(recompute(again), inputs)
     assert grads.keys() == recomputed.keys()
     for name, grad in grads.items():
         close(recomputed[name], grad, 1e-6)
-    _, learned = gradients(random_model(spec), inputs)
+    _, learned = gradients(model, inputs)
     silent = {n for n, p in first.named_parameters() if p.requires_grad} - learned.keys() - grads.keys()
     silent = {n for n in silent if not n.endswith(("mask_token", "mask_embedding"))}  # of what is hidden in training
     assert not silent, f"no gradient: {sorted(silent)}"
     assert all(grad.isfinite().all() for grad in learned.values())
 
 
-def g1_cached_decoding_is_no_cache(spec: Any) -> None:
-    model, inputs, name = random_model(spec), inputs_of(spec), written(spec)
+def g1_cached_decoding_is_no_cache(model: Any) -> None:
+    spec = model.spec
+    inputs, name = inputs_of(spec), written(spec)
     if not model.remembers:  # P4
         with pytest.raises(ValueError):
             model.new_state()
         return
     if isinstance(spec.head, MultipleChoiceHead):
         return
-    text = inputs.pop(name)
-    follows = [n for n in ("token_type_ids", "global_attention_mask") if n in inputs and not is_encoder_decoder(spec)]
-    along = {n: inputs.pop(n) for n in follows}
-    full = run(model, {**inputs, **along, name: text})
+    along = {n: inputs.pop(n) for n in (name, *beside(spec, inputs))}
+    full, tokens = run(model, {**inputs, **along}), along[name].shape[1]
+    last = tokens - tokens // 4
     for state in (model.new_state(), model.new_state(3, capacity=LENGTH + 3)):
-        for start, end in [(0, 4), *((t, t + 1) for t in range(4, LENGTH - 3)), (LENGTH - 3, LENGTH)]:
+        for start, end in [(0, tokens // 3), *((t, t + 1) for t in range(tokens // 3, last)), (last, tokens)]:
             part = {n: v[:, start:end] for n, v in along.items()}
-            step = run(model, {**inputs, **part, name: text[:, start:end]}, past_key_values=state, use_cache=True)
+            step = run(model, {**inputs, **part}, past_key_values=state, use_cache=True)
             for key, (value, per_token) in full.items():
                 if per_token:
-                    close(step[key][0], value[:, start:end])
+                    each = value.shape[1] // tokens
+                    close(step[key][0], value[:, each * start : each * end])
 
 
-def g2_three_and_one_are_four(spec: Any) -> None:
-    name = written(spec)
+def g2_three_and_one_are_four(model: Any) -> None:
+    spec, name = model.spec, written(model.spec)
     if not spec.writes or not isinstance(spec.head, LMHead) or not name.endswith("ids"):
         return
-    model, inputs = random_model(spec), inputs_of(spec)
+    inputs = inputs_of(spec)
     given = (spec.embedding.inputs[0], "decoder_input_ids", "encoder_hidden_states", "tree_parents")
     inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n in given or "decoder_" + n == name}
     options = {"do_sample": False, "eos_token_id": []}
@@ -270,9 +321,9 @@ def g2_three_and_one_are_four(spec: Any) -> None:
     assert torch.equal(one, four), f"{one.tolist()} is not {four.tolist()}"
 
 
-def l5_saved_is_loaded(spec: Any, folder: Path) -> None:
+def l5_saved_is_loaded(model: Any, folder: Path) -> None:
+    spec, inputs = model.spec, inputs_of(model.spec)
     assert decode(encode(spec)) == spec
-    model, inputs = random_model(spec), inputs_of(spec)
     af.save(model, folder)
     loaded = af.load(folder)
     assert loaded.spec.replace(source=spec.source) == spec  # which says the dtype now
@@ -282,19 +333,23 @@ def l5_saved_is_loaded(spec: Any, folder: Path) -> None:
     assert all(torch.equal(theirs[key][0], value) for key, (value, _) in ours.items())
 
 
-def t5_learns(spec: Any) -> None:
+def t5_learns(model: Any) -> None:
     """A few small steps on one batch lower its loss."""
-    inputs, model = inputs_of(spec, labels=True), af.build(spec, seed=3).eval()
+    if not learns(model):
+        return
+    inputs, model = inputs_of(model.spec, labels=True), copy.deepcopy(fresh_model(model.spec)).eval()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-4)
-    losses = []
-    for _ in range(4):
+    losses: list[float] = []
+    while len(losses) < 4:
         optimizer.zero_grad()
         loss = loss_of(model, inputs)
+        losses.append(float(loss.detach()))
+        assert math.isfinite(losses[-1]), f"losses {losses}"
+        if losses[-1] < losses[0]:
+            return
         loss.backward()
         optimizer.step()
-        losses.append(float(loss.detach()))
-    assert all(map(math.isfinite, losses)), f"losses {losses}"
-    assert min(losses[1:]) < losses[0], f"the loss does not fall: {losses}"
+    raise AssertionError(f"the loss does not fall: {losses}")
 
 
 LINES: dict[str, Callable[..., None]] = {
@@ -302,6 +357,7 @@ LINES: dict[str, Callable[..., None]] = {
     "N8": n8_seeds_recomputation_and_gradients, "G1": g1_cached_decoding_is_no_cache, "G2": g2_three_and_one_are_four,
     "L5": l5_saved_is_loaded, "T5": t5_learns,
 }  # fmt: skip
+COMPARED = ("N1", "N3", "N4", "G1")  # what a model says, with what it says otherwise
 
 
 # -- declared exceptions ----------------------------------------------------------------------------------------------
@@ -314,25 +370,29 @@ class Excused:
     kind: str
     lines: tuple[str, ...]
     reason: str
-    when: Callable[[Any], bool] = lambda part: True
+    when: Callable[[Any, Any], bool] = lambda part, spec: True  # it, in a description
 
 
 EXCUSED = (
     Excused("ConvolutionStem", ("N4",), "a group norm is over the whole row, pads and all, as published",
-            lambda part: part.norm == "group"),
+            lambda part, _: part.norm == "group"),
     Excused("ConvolutionModule", ("N4",), "the Conformer's taps reach pads beside a text, as first published",
-            lambda part: not part.masked and part.kernel > 1),
+            lambda part, _: not part.masked and part.kernel > 1),
     Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published start of the"
-            " inverse is divided by a maximum over the batch", lambda part: part.landmarks < part.length),
+            " inverse is divided by a maximum over the batch", lambda part, _: part.landmarks < part.length),
     Excused("NystromAttention", ("N4",), "the published convolution over the values reaches pads",
-            lambda part: part.taps is not None and part.taps > 1),
+            lambda part, _: part.taps is not None and part.taps > 1),
     Excused("DynamicScaling", ("N1", "N3", "N4", "G1", "G2"), "the base grows with the length of the text, so earlier"
-            " tokens turn otherwise once it is longer", lambda part: part.length < LENGTH + PADS),
+            " tokens turn otherwise once it is longer", lambda part, _: part.length < LENGTH + PADS),
     Excused("XVectorHead", ("N4",), "its taps reach pads beside the last frames, as published"),
+    Excused("ConvolutionAdapter", ("N4",), "its taps reach pads beside the last frames, as published",
+            lambda part, _: part.depth > 0 and part.kernel > 2),
     Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),
     Excused("Funnel", ("N4",), "the published pooling joins the neighbours of a row and leaves its last token out"),
+    Excused("MultipleChoiceHead", ("T5",), "told apart by a token that all choices have and that sees no other, they"
+            " are alike", lambda part, spec: part.pool.take == "token" and not mixes(spec)),
     Excused("Summary", ("N4",), "published: the last place and the mean count pads too",
-            lambda part: part.take != "first"),
+            lambda part, _: part.take != "first"),
 )  # fmt: skip
 
 
@@ -340,12 +400,19 @@ def excused(spec: Any, excuses: Sequence[Excused] = EXCUSED) -> dict[str, str]:
     """line -> reason, of the lines that a description need not keep."""
     return {
         line: rule.reason for _, part in walk(spec) for rule in excuses
-        if type(part).__name__ == rule.kind and rule.when(part) for line in rule.lines
+        if type(part).__name__ == rule.kind and rule.when(part, spec) for line in rule.lines
     }  # fmt: skip
 
 
 def check(line: str, spec: Any, folder: Path) -> None:
-    LINES[line](spec, folder) if line == "L5" else LINES[line](spec)
+    """AssertionError where a line does not hold. What rounding alone did is forgiven: outputs that differ in fp32 are
+    compared in double precision too, to the same tolerance."""
+    try:
+        LINES[line](random_model(spec), *([folder] if line == "L5" else []))
+    except AssertionError:
+        if line not in COMPARED:
+            raise
+        LINES[line](copy.deepcopy(random_model(spec)).double())
 
 
 def broken(spec: Any, folder: Path, excuses: Sequence[Excused] = EXCUSED) -> str | None:

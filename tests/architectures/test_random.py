@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-import anyformer as af
 from anyformer.codec import decode
 from anyformer.part import Part, hints
 from architectures import generator
-from architectures.generator import NEVER_DRAWN, PARTS, _mentioned, concrete, description, kinds
-from architectures.lines import EXCUSED, LINES, broken
+from architectures.generator import NEVER_DRAWN, PARTS, SOURCES, _mentioned, concrete, description, kinds
+from architectures.lines import EXCUSED, LINES, broken, learns, random_model
 
 SHRINKING = 60  # seconds after the first failure in which a smaller one is looked for
 COMMAND = "PYTHONPATH=src:tests:tests/families python -m architectures.repeat"
@@ -40,7 +39,7 @@ def search(number: int, count: int, folder: Path) -> Counter[str]:
             raise Enough
         try:
             spec = decode(data)
-            af.build(spec, seed=0)
+            random_model(spec)
         except ValueError as error:
             tally[f"refused: {reason(error)}"] += 1
             found = badly_refused(error)
@@ -121,7 +120,7 @@ def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     try:
-        for source in ("pixel_values", "input_values", "input_features", "inputs_embeds", "input_ids", None):
+        for source in (*SOURCES, None):
             seed(0)(few(given(description(source))(note)))()
     except Enough:
         return
@@ -133,14 +132,34 @@ def test_what_is_never_drawn_has_a_reason() -> None:
     assert all(rule.kind in Part.kinds and set(rule.lines) <= LINES.keys() for rule in EXCUSED)
 
 
-def test_lines_see_what_they_are_for(tmp_path: Path) -> None:
-    """A description that is known to break a line is found, where it is not excused from it."""
-    text = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 40}}
-    op = {"kind": "NystromAttention", "num_heads": 2, "length": 12, "landmarks": 4}
+TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": 40}}
+SOUND = {
+    "kind": "WaveformEmbedding",
+    "stem": {"kind": "ConvolutionStem", "widths": [8], "kernels": [4], "strides": [3], "norm": "layer"},
+}  # fmt: skip
+NYSTROM = {"kind": "NystromAttention", "num_heads": 2, "length": 12, "landmarks": 4}
+MLP = {"kind": "MLP", "width": 8}
+ADAPTER = {"kind": "SpeechNeck", "adapter": {"kind": "ConvolutionAdapter", "width": 16, "depth": 1}}
+CHOICE = {"kind": "MultipleChoiceHead", "pool": {"kind": "Pool", "take": "token", "token": 3}}
+
+
+def encoder(embedding: Any, op: Any, neck: Any = None, head: Any = None) -> Any:
     layers = {"kind": "Block", "first": {"kind": "Sublayer", "op": op}}
-    spec = decode(
-        {"kind": "EncoderModel", "width": 16, "init": {"*": {"kind": "Normal", "std": 0.1}}, "embedding": text,
-         "encoder": {"kind": "Stack", "depth": 1, "layers": layers}}
+    return decode(
+        {"kind": "EncoderModel", "width": 16, "init": {"*": {"kind": "Normal", "std": 0.1}}, "embedding": embedding,
+         "encoder": {"kind": "Stack", "depth": 1, "layers": layers, "neck": neck}, "head": head}
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("line, spec", [
+    ("N4", encoder(TEXT, NYSTROM)), ("N4", encoder(SOUND, MLP, ADAPTER)), ("T5", encoder(TEXT, MLP, head=CHOICE)),
+])  # fmt: skip
+def test_lines_see_what_they_are_for(line: str, spec: Any, tmp_path: Path) -> None:
+    """A description that is known to break a line is found, where it is not excused from it."""
     assert broken(spec, tmp_path) is None
-    assert (broken(spec, tmp_path, excuses=()) or "").startswith("N4")
+    assert (broken(spec, tmp_path, excuses=()) or "").startswith(line)
+
+
+def test_what_has_nothing_to_learn_is_not_asked_to(tmp_path: Path) -> None:
+    idle = encoder({"kind": "Vectors"}, {"kind": "Idle", "part": MLP})
+    assert not learns(random_model(idle)) and broken(idle, tmp_path) is None

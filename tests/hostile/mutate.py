@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
+import re
+import zipfile
 from typing import Any
 
 VALUES: list[Any] = [
@@ -82,6 +85,38 @@ def bytes_damaged(raw: bytes, draw: random.Random) -> bytes:
             case 6:
                 out[:8] = draw.choice((b"\xff" * 8, b"\0" * 8, (2**40).to_bytes(8, "little")))
     return bytes(out)
+
+
+def archive_damaged(raw: bytes, draw: random.Random) -> bytes:
+    """The archive itself, or a file in it, of which the sums are right again."""
+    if draw.random() < 0.3:
+        return bytes_damaged(raw, draw)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        chosen = draw.choice(old.namelist())
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, array_damaged(content, draw) if name == chosen else content)
+    return out.getvalue()
+
+
+def array_damaged(raw: bytes, draw: random.Random) -> bytes:
+    """NumPy's format: another kind or shape in the header, whose length stays the same, or any byte."""
+    end = raw.index(b"\n") + 1
+    header = raw[:end].decode("latin-1")
+    match draw.randrange(4):
+        case 0:
+            return bytes_damaged(raw, draw)
+        case 1:
+            kind = draw.choice(("|O", "|S9", "<U2", "<M8", "|b1", "<f2", "<c16", "<i8", "<u1", "|V7", "x", "<f4,<f4"))
+            header = re.sub(r"'descr': '[^']*'", f"'descr': '{kind}'", header)
+        case 2:
+            shape = draw.choice(("()", "(0,)", "(9,)", "(10**9,)", "(-1,)", "(999999999999,)", "(3, 3)", "(9, 0)", "9"))
+            header = re.sub(r"'shape': \([^)]*\)", f"'shape': {shape}", header)
+        case 3:
+            header = header.replace("False", draw.choice(("True", "None", "0")))
+    header = header.rstrip()
+    return (header + " " * (end - 1 - len(header)) + "\n").encode("latin-1") + raw[end:]
 
 
 def safetensors_damaged(raw: bytes, draw: random.Random) -> bytes:

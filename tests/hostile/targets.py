@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import catalogue
+import numpy as np
 import torch
-from mutate import bytes_damaged, json_damaged, safetensors_damaged
+from mutate import archive_damaged, bytes_damaged, json_damaged, safetensors_damaged
 
 import anyformer as af
 import vocabularies
 from anyformer import cli, families
-from anyformer.codec import to_json
+from anyformer.codec import encode, to_json
+from anyformer.data.episodes import Episodes
 from anyformer.data.prepare import Data, prepare
 from anyformer.data.shards import DataSplit
 from anyformer.data.table import CSV, JSONLines, Parquet
 from anyformer.data.text import TextFiles
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.act import Act
 from anyformer.objectives.causal import NextToken
 from anyformer.train.checkpoint import Checkpoints
 from anyformer.transforms import lora
@@ -50,6 +53,8 @@ class Target:
         raw = path.read_bytes()
         if path.suffix == ".safetensors":
             path.write_bytes(safetensors_damaged(raw, draw))
+        elif path.suffix == ".npz":
+            path.write_bytes(archive_damaged(raw, draw))
         elif path.suffix == ".json":
             path.write_bytes(json_damaged(json.loads(raw), draw).encode("utf-8", "surrogatepass"))
         else:
@@ -165,6 +170,35 @@ def seen(name: str) -> Callable[[Path], None]:
 PICTURES = ("a.png", "a.jpg", "a.gif", "a.webp", "a.bmp", "a.tiff")
 
 
+# -- sound ------------------------------------------------------------------------------------------------------------
+
+
+def sounds(folder: Path) -> None:
+    """One recording of each kind, and how sound is made ready: as samples and as a spectrogram."""
+    import soundfile
+
+    (folder / "mel").mkdir(parents=True)
+    samples = np.sin(np.arange(1600) / 7) / 2
+    for name, (format, subtype) in SOUNDS.items():
+        soundfile.write(folder / name, samples, 8000, format=format, subtype=subtype)
+    (folder / "preprocessor_config.json").write_text(json.dumps({
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor", "sampling_rate": 8000, "feature_size": 1,
+        "padding_value": 0.0, "return_attention_mask": True, "do_normalize": True, "padding_side": "right",
+    }))  # fmt: skip
+    (folder / "mel" / "processor_config.json").write_text(json.dumps({"feature_extractor": {
+        "feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16000, "feature_size": 8, "n_fft": 40,
+        "hop_length": 16, "chunk_length": 1, "padding_value": 0.0, "return_attention_mask": True, "dither": 0.0,
+    }}))  # fmt: skip
+
+
+def heard(name: str, inner: str = "") -> Callable[[Path], None]:
+    return lambda folder: af.processor(folder / inner)(audio=str(folder / name)) and None
+
+
+SOUNDS = {"a.wav": ("WAV", "PCM_16"), "float.wav": ("WAV", "FLOAT"), "a.flac": ("FLAC", "PCM_16"),
+          "a.ogg": ("OGG", "VORBIS")}  # fmt: skip
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +218,30 @@ def commanded(*arguments: str) -> None:
     code = cli.main(list(arguments))
     if code not in (0, 2):
         raise AssertionError(f"`anyformer {' '.join(arguments)}` ended with {code}")
+
+
+def asked(folder: Path) -> None:
+    """A run.json as a person writes it: a model by its name, and other values by address."""
+    from train.runs import run_of, write_texts
+
+    run = encode(run_of(write_texts(folder / "texts")))
+    changes = {"model.width": 32, "model.decoder.depth": 2, "steps": 5, "optimizer.lr": 1e-3, "batch.examples": 3}
+    (folder / "run.json").write_text(json.dumps({**run, "model": "gpt2", "set": changes}))
+
+
+def lived(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    steps = {"obs": np.zeros((9, 3), np.float32), "actions": np.arange(9) % 2, "rewards": np.ones(9)}
+    np.savez(folder / "plain.npz", **steps, episode_starts=np.arange(9) % 4 == 0)
+    np.savez_compressed(folder / "dense.npz", **steps, episode_offsets=np.array([0, 4, 9]))
+
+
+def acted(name: str) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        source = Episodes(path=str(folder / name))
+        prepare(Data(train=source, unfit="skip"), Act(choices=2), byte_tokenizer(), folder / "records")
+
+    return run
 
 
 def resumed(folder: Path) -> None:
@@ -260,10 +318,14 @@ def targets() -> list[Target]:
     found += [
         *[Target(f"picture-{name}", name, album, seen(name)) for name in PICTURES],
         Target("preprocessor_config", "preprocessor_config.json", album, seen("a.png")),
+        *[Target(f"sound-{name}", name, sounds, heard(name)) for name in SOUNDS],
+        Target("sound-preprocessor_config", "preprocessor_config.json", sounds, heard("a.wav")),
+        Target("sound-processor_config", "mel/processor_config.json", sounds, heard("a.wav", "mel")),
         Target("index", "model.safetensors.index.json", in_shards, af.load),
         Target("generation_config", "generation_config.json", writer, written),
         Target("chat_template", "chat_template.jinja", talker, talked),
         Target("run", "run.json", trained, lambda folder: commanded("train", str(folder), "--show")),
+        Target("run-set", "run.json", asked, lambda folder: commanded("train", str(folder), "--show")),
         Target("manifest", f"{CHECKPOINT}/manifest.json", trained, resumed),
         Target("state", f"{CHECKPOINT}/state.json", trained, resumed),
         Target("training", f"{CHECKPOINT}/training.safetensors", trained, resumed),
@@ -277,6 +339,8 @@ def targets() -> list[Target]:
         Target("records-index", "split/index.json", prepared, looked_at),
         Target("records", "split/00000.input_ids", prepared, looked_at),
         Target("records-sizes", "split/00000.input_ids.sizes", prepared, looked_at),
+        *[Target(f"episodes-{name}", f"{name}.npz", lived, acted(f"{name}.npz")) for name in ("plain", "dense")],
         Target("count", "config.json", published("llama"), lambda folder: commanded("count", str(folder), "--json")),
+        Target("plan", "spec.json", ours("gpt2"), lambda folder: commanded("plan", str(folder), "--json")),
     ]
     return found

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import struct
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,9 +21,11 @@ from targets import CONFIGS, model_types
 import anyformer as af
 from anyformer import families
 from anyformer.cli.texts import as_json
+from anyformer.data.episodes import Episodes
 from anyformer.generation.config import NAMES
 from anyformer.generation.settings import Settings
 from anyformer.inputs import chat
+from anyformer.inputs.audio import AudioProcessor
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**30)
 ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
@@ -141,3 +146,48 @@ def test_a_template_cannot_keep_much(tmp_path: Path) -> None:
 
 def test_json_for_other_programs_has_no_nan() -> None:
     assert as_json({"a": [math.nan, 1.5], "b": {"c": -math.inf}}) == '{"a": [null, 1.5], "b": {"c": null}}'
+
+
+def test_what_no_file_has_is_bounded_by_what_it_has(tmp_path: Path) -> None:
+    """A missing tensor starts anew with strict=False, unless the description asks for more than any machine has."""
+    tiny(tmp_path)
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    spec["embedding"]["position"]["length"] = 10**12
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"embedding.position.weight of \(1000000000000, \d+\) is not among them"):
+        af.load(tmp_path, strict=False)
+    spec["embedding"]["position"]["length"] = 99
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    model, report = af.load(tmp_path, strict=False)
+    assert len(model.embedding.position.weight) == 99 and set(report.mismatched) == {"embedding.position.weight"}
+
+
+@pytest.mark.parametrize("field, value", [
+    ("feature_extractor_type", ["WhisperFeatureExtractor"]), ("padding_value", {}), ("dither", 10**30),
+    ("do_normalize", "yes"), ("chunk_length", 10**6), ("hop_length", 1), ("n_fft", 10**7), ("feature_size", 10**6),
+])  # fmt: skip
+def test_a_spectrogram_of_anything_is_one_line(field: str, value: Any) -> None:
+    config = {"feature_extractor_type": "WhisperFeatureExtractor"}
+    assert AudioProcessor.of(config).chunk_frames == 3000
+    with pytest.raises(ValueError, match=field):
+        AudioProcessor.of({**config, field: value})
+
+
+def test_an_array_is_as_large_as_its_archive(tmp_path: Path) -> None:
+    """Neither what an .npz claims nor what it would unpack to is believed."""
+    steps = {"obs": np.zeros((9, 3)), "actions": np.zeros(9), "rewards": np.zeros(9), "episode_offsets": [0, 9]}
+    for change, line in (
+        ({"obs": np.zeros((10**6, 10))}, "its arrays would have more than 67,108,864 bytes"),
+        ({"rewards": np.float64(1)}, r"rewards is float64 \(\), no row of numbers"),
+        ({"actions": np.array(["a"] * 9)}, r"actions is <U1 \(9,\), no row of numbers"),
+    ):
+        np.savez_compressed(tmp_path / "x.npz", **{**steps, **change})
+        with pytest.raises(ValueError, match=line):
+            list(Episodes(path=str(tmp_path / "x.npz")).raw())
+    np.savez(tmp_path / "x.npz", **steps)
+    raw = (tmp_path / "x.npz").read_bytes()
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, zipfile.ZipFile(io.BytesIO(raw)) as old:
+        for name in old.namelist():
+            archive.writestr(name, old.read(name).replace(b"(9, 3), }         ", b"(999999999999,), }"))
+    with pytest.raises(ValueError, match="obs.npy claims to be float64 .999999999999,., and has too few bytes"):
+        list(Episodes(path=str(tmp_path / "x.npz")).raw())

@@ -41,10 +41,10 @@ def attacked(chosen: list[tuple[Target, int]], stock: Path, folder: Path) -> Non
     assert not wrong, "\n".join([f"{len(wrong)} of {len(found)} files are not answered well", *wrong])
 
 
-def drawn(number: int, first: int) -> list[tuple[Target, int]]:
-    """Each target in turn, with seeds that no other chunk has."""
+def drawn(first: int, number: int) -> list[tuple[Target, int]]:
+    """So many of the pairs of a target and a seed: each target in turn, then all with the next seed."""
     every = targets()
-    return [(every[i % len(every)], first + i // len(every)) for i in range(number)]
+    return [(every[i % len(every)], i // len(every)) for i in range(first, first + number)]
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
@@ -54,10 +54,11 @@ def test_the_undamaged_file_opens(target: Target, stock: Path) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_damaged_files_are_answered(part: int, stock: Path, tmp_path: Path) -> None:
-    attacked(drawn(DAILY, first=0)[part::4], stock, tmp_path)
+    attacked(drawn(0, DAILY)[part::4], stock, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_many_damaged_files_are_answered(chunk: int, stock: Path, tmp_path: Path) -> None:
-    attacked(drawn(WEEKLY // CHUNKS, first=1000 * (chunk + 1)), stock, tmp_path)
+    size = WEEKLY // CHUNKS
+    attacked(drawn(DAILY + chunk * size, size), stock, tmp_path)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+from numpy.lib import format as npy
 
 from anyformer.data.source import Files, Row
 
 NAMES = ("obs", "actions", "rewards")
+LEAST, DENSEST = 2**26, 200  # bytes that arrays may have in any case, and for each byte of their file
 
 
 class Episodes(Files):
@@ -23,14 +28,15 @@ class Episodes(Files):
     def raw(self) -> Iterator[Row]:
         for file in self.files():
             try:
-                with np.load(file, allow_pickle=False) as stored:
-                    lacks = [name for name in NAMES if name not in stored.files]
-                    if lacks:
-                        raise ValueError(f"no array {lacks[0]!r}, of {', '.join(NAMES)}")
-                    arrays = {name: stored[name] for name in NAMES}
-                    offsets = offsets_of({name: stored[name] for name in stored.files if name.startswith("episode_")},
-                                         len(arrays["rewards"]))  # fmt: skip
-            except (OSError, ValueError, EOFError) as error:
+                stored = arrays_of(file)
+                lacks = [name for name in NAMES if name not in stored]
+                if lacks:
+                    raise ValueError(f"no array {lacks[0]!r}, of {', '.join(NAMES)}")
+                if flat := [name for name, array in stored.items() if not array.ndim or array.dtype.kind not in "biuf"]:
+                    raise ValueError(f"{flat[0]} is {stored[flat[0]].dtype} {stored[flat[0]].shape}, no row of numbers")
+                arrays = {name: stored[name] for name in NAMES}
+                offsets = offsets_of(stored, len(arrays["rewards"]))
+            except ValueError as error:
                 raise ValueError(f"{file}: {error}") from None
             if len({len(array) for array in arrays.values()}) != 1:
                 shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -38,6 +44,31 @@ class Episodes(Files):
             for i, (start, stop) in enumerate(itertools.pairwise(offsets)):
                 states, actions, rewards = (arrays[name][start:stop] for name in NAMES)
                 yield Row(f"{file}: episode {i + 1}", {"states": states, "actions": actions, "rewards": rewards})
+
+
+def arrays_of(file: Path) -> dict[str, np.ndarray]:
+    """The arrays that are wanted of an .npz: what a header claims is held against what is stored before it is read."""
+    wanted = {f"{name}.npy": name for name in (*NAMES, "episode_offsets", "episode_starts")}
+    most = max(LEAST, DENSEST * file.stat().st_size)
+    found = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [member for member in archive.infolist() if member.filename in wanted]
+            if sum(member.file_size for member in members) > most:
+                raise ValueError(f"its arrays would have more than {most:,} bytes")
+            for member in members:
+                with archive.open(member) as stream:
+                    header = npy.read_array_header_1_0 if npy.read_magic(stream)[0] == 1 else npy.read_array_header_2_0
+                    shape, _, dtype = header(stream)
+                if math.prod(shape) * dtype.itemsize > member.file_size:
+                    raise ValueError(f"{member.filename} claims to be {dtype} {shape}, and has too few bytes")
+                with archive.open(member) as stream:
+                    found[wanted[member.filename]] = npy.read_array(stream, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged archive can make zipfile and numpy say anything
+        raise ValueError(" ".join(str(error).split()) or "not an .npz that can be read") from None
+    return found
 
 
 def offsets_of(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
@@ -48,6 +79,6 @@ def offsets_of(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
         offsets = np.append(np.flatnonzero(given["episode_starts"]), steps)
     else:
         raise ValueError("nothing says where episodes begin: no array 'episode_offsets' or 'episode_starts'")
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != steps or (np.diff(offsets) < 1).any():
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != steps or (np.diff(offsets) < 1).any():
         raise ValueError(f"the episodes do not follow each other from 0 to {steps}")
     return offsets

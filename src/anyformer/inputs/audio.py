@@ -26,6 +26,7 @@ from anyformer.weights.io import read_json
 FILES = ("preprocessor_config.json", "processor_config.json")
 KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel"}
 LEAST = 1e-10  # power of what cannot be heard
+LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
 RANGE = 8.0  # of what is shown, in powers of ten below the loudest
 
 
@@ -49,8 +50,21 @@ class AudioProcessor:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10_000_000:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
+        for name in ("padding_value", "dither"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
+                raise ValueError(f"{name} is {value!r}; it must be a number")
+        for name in ("return_attention_mask", "do_normalize"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.kind == "values" and self.feature_size != 1:
             raise ValueError(f"feature_size is {self.feature_size}; samples have one value each")
+        if self.kind == "mel":
+            bins, samples = self.n_fft // 2 + 1, self.chunk_length * self.sampling_rate
+            if max(samples, self.chunk_frames * max(bins, self.feature_size), self.feature_size * bins) > LARGEST:
+                names = ("chunk_length", "sampling_rate", "n_fft", "hop_length", "feature_size")
+                said = ", ".join(f"{name} {getattr(self, name):,}" for name in names)
+                raise ValueError(f"a spectrogram of {said} is too large")
 
     @classmethod
     def load(cls, folder: str | Path) -> AudioProcessor:
@@ -68,10 +82,12 @@ class AudioProcessor:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AudioProcessor:
         """The processor that such a file describes; fields that published classes do not know change nothing."""
+        if not isinstance(config, Mapping):
+            raise ValueError(f"feature_extractor is {config!r}; expected an object")
         name = config.get("feature_extractor_type")
         if name is None:  # as the first files were
             name = "WhisperFeatureExtractor" if "n_fft" in config else "Wav2Vec2FeatureExtractor"
-        if name not in KINDS:
+        if not isinstance(name, str) or name not in KINDS:
             raise ValueError(f"feature_extractor_type {name!r} is not supported; {nearest(str(name), KINDS)}")
         if config.get("padding_side", "right") != "right":
             raise ValueError("padding_side is 'left'; recordings are padded at their end")

@@ -335,11 +335,11 @@ class MultipleChoiceModule(HeadModule):
         self.out = nn.Linear(site.width, 1)
 
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        first = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
-        if first is None or first.dim() < 3:
-            raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
         tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and name != "labels"}
         memory = {name for name in tensors if name.startswith("encoder_")}  # once a row, for all its choices
+        first = next((v for name, v in tensors.items() if name not in memory), None)
+        if first is None or first.dim() < 3:
+            raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
         count = first.shape[1]
         flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
         return {**inputs, **flat, "num_choices": count}

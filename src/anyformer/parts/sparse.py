@@ -138,7 +138,8 @@ class TextOnlyModule(nn.Module):
 
 class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
     """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
-    both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others."""
+    both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others. A bias of
+    positions that the layers of a Stack share is not added, short text or long."""
 
     num_heads: int
     block_size: int
@@ -170,14 +171,14 @@ class BlockSparseModule(AttentionModule):
         (B, T), b = x.shape[:2], self.sparse.block_size
         text = ctx.extra(BlockText)
         if x.shape[1] <= self.limit or (text is not None and text.all_pairs):
-            return super().forward(x, ctx)
+            return super().forward(x, ctx.having(bias=None))
         if not isinstance(self.part.mask, Full):
             raise ValueError(
                 f"{self.address}: blocks look ahead, so a decoder reads at most {self.limit} tokens at once;"
                 " longer ones need full attention (attention_type='original_full')"
             )
-        if ctx.documents is not None or ctx.bias is not None:
-            kind = "no bias of positions" if ctx.documents is None else "one document a row: blocks are cut across them"
+        if ctx.documents is not None:
+            kind = "one document a row: blocks are cut across them"
             raise ValueError(f"{self.address}: texts longer than {self.limit} tokens have {kind}")
         n = -(-T // b)
         fused = self.qkv is not None and self.qkv.covers(self.q, self.k, self.v)

@@ -19,7 +19,7 @@ from anyformer.weights.rules import match as fits
 Match = Callable[[Model, list[str], list[str]], Matched]  # of a description, stored names and our addresses
 
 SHOWN = 100  # tensors that a report tells by name
-TABLE = 2**28  # numbers of a tensor that is computed, and stored nowhere: the file's size does not bound it
+ABSENT = 2**28  # numbers that a model may have beyond as many as its file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,20 +140,19 @@ def fill(
     )
     if strict and not report.clean:
         raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
-    for name in tables:
-        if targets[name].numel() > TABLE:
-            raise ValueError(f"{stored.folder}: {name} would have {targets[name].numel():,} numbers")
+    absent = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()
+    held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
+    if sum(targets[name].numel() for name in absent) > ABSENT + held:
+        most = max(absent, key=lambda name: targets[name].numel())
+        found = f"{held:,} numbers, and {most} of {tuple(targets[most].shape)} is not among them"
+        raise ValueError(f"{stored.folder}: the checkpoint has {found}: too many to start anew")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}
     device = "meta" if isinstance(stored, Outline) else "cpu"
     for name in (*missing, *mismatched):
         if name not in filled:
             old = targets[name]
             kind = dtypes[name] if old.is_floating_point() else old.dtype
-            try:
-                empty = torch.empty(old.shape, dtype=kind, device=device)
-            except RuntimeError:  # a config may ask for anything
-                raise ValueError(f"{stored.folder}: no memory for {name}, which is {tuple(old.shape)}") from None
-            filled |= dict.fromkeys(groups[id(old)], empty)
+            filled |= dict.fromkeys(groups[id(old)], torch.empty(old.shape, dtype=kind, device=device))
     place(model, filled)
     return report
 
