@@ -27,7 +27,7 @@ def heat_maps(maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens:
         if i >= len(maps):
             axis.axis("off")
             continue
-        axis.imshow(maps[i].detach().cpu(), aspect="auto", cmap="viridis", interpolation="nearest")
+        axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", cmap="viridis", interpolation="nearest")
         axis.set_title(titles[i], fontsize=9)
         axis.tick_params(labelsize=7)
         if tokens is not None and len(tokens) <= 24:
@@ -47,7 +47,7 @@ def table(
     axis, shown = axes[0, 0], values.detach().float().cpu()
     most = float(shown.nan_to_num().abs().max()) or 1.0
     limits = {"vmin": -most, "vmax": most, "cmap": "RdBu"} if diverging else {"vmin": 0, "vmax": 1, "cmap": "Blues"}
-    image = axis.imshow(shown, aspect="auto", **limits)
+    image = axis.imshow(shown.numpy(), aspect="auto", **limits)
     figure.colorbar(image, ax=axis)
     axis.set_yticks(range(number), rows, fontsize=7)
     axis.set_xticks(range(across), columns, fontsize=7)

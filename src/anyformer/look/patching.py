@@ -1,8 +1,8 @@
 """Change something inside a run and see what becomes of the prediction: activation patching.
 
-    patch(run, at="decoder.layers.3.attention", heads=[2])                         # that head is silent
-    patch(run, other, at="decoder.layers.3", positions=[4])                        # the stream there, of another text
-    patch_table(run, other, by="position").values                                  # every layer and place, one at a time
+    patch(run, at="decoder.layers.3.attention", heads=[2]) # that head is silent
+    patch(run, other, at="decoder.layers.3", positions=[4]) # the stream there, of another text
+    patch_table(run, other, by="position").values # every layer and place, one at a time
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def patch(
     theirs = None if other is None else other.keeping(*asked)
     changes: dict[str, Change] = {}
     for address in asked:
-        number = None if heads is None else heads_at(run, address)
+        number = None if heads is None else heads_at(run, address.removesuffix(".mixed"))
         changes[address] = pasted(address, None if theirs is None else theirs.kept.get(address), positions, heads,
                                   number, scale)  # fmt: skip
     with torch.no_grad():
@@ -53,11 +53,10 @@ def resolved(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
     return found
 
 
-def heads_at(run: Trace, address: str) -> int:
-    part = getattr(run.model.get_submodule(address.rpartition(".")[0]), "part", None)
-    number = getattr(part, "num_heads", None)
+def heads_at(run: Trace, mixer: str) -> int:
+    number = getattr(getattr(run.model.get_submodule(mixer), "part", None), "num_heads", None)
     if number is None:
-        raise ValueError(f"{address.rpartition('.')[0]} does not say how many heads it has")
+        raise ValueError(f"{mixer} does not say how many heads it has")
     return number
 
 

@@ -47,6 +47,7 @@ class Step(NamedTuple):
     sublayer: SublayerModule
     time: int  # the how manieth time it runs, where layers run more than once
     branch: str  # the address of what it adds
+    layer: str  # the address of its layer
 
 
 def steps(stack: StackModule) -> Iterator[Step]:
@@ -55,7 +56,7 @@ def steps(stack: StackModule) -> Iterator[Step]:
     for i in stack.part.steps:
         time = done[i] = done.get(i, -1) + 1
         for sublayer, branch in sublayers(stack.layers[i]):
-            yield Step(sublayer, time, branch)
+            yield Step(sublayer, time, branch, f"{stack.address}.layers.{i}")
 
 
 def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:

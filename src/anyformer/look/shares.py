@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ class Contributions:
         return bars(self.lines(place)[:most], f"score {float(self.scores[place]):.3f}")
 
 
+@torch.no_grad()
 def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
@@ -82,7 +83,8 @@ def contributions(
         raise ValueError(f"{stack.address}.neck stands between the stream and the head, and no sum goes through it")
     ways = list(steps(stack))
     mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
-    run = run.keeping(f"{stack.address}.input", *{step.branch for step in ways}, *mixed)
+    run = run.keeping(f"{stack.address}.input", *{step.branch for step in ways}, *mixed,
+                      *({step.layer for step in ways} if run.change else ()))  # fmt: skip
     parts = [Shares(run, row, chunk).through(ways, target) for chunk, target in
              zip(positions.split(CHUNK), tokens.split(CHUNK))]  # fmt: skip
     names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
@@ -120,9 +122,11 @@ class Shares:
         return self.run.kept[address][time][self.row, self.positions].double()
 
     def through(self, ways: Sequence[Step], tokens: Tensor) -> tuple[tuple[Line, ...], Tensor]:
-        for step in ways:
+        for step, after in zip(ways, [*ways[1:], None]):
             if step.branch in self.run.kept:  # not passed over
                 self.step(step)
+            if self.run.change and (after is None or (after.layer, after.time) != (step.layer, step.time)):
+                self.changed(step)
         whole, head = body(self.run.model), self.run.model.head
         self.norm(self.stack.norm)
         if self.stack.project is not None:
@@ -131,10 +135,10 @@ class Shares:
             self.norm(getattr(whole, "norm", None))
         head = getattr(head, "lm", head)
         if isinstance(head, LMHeadModule):
-            if head.transform is not None:
-                self.affine(head.transform.dense)
-                self.gate(head.transform.activation)
-                self.norm(head.transform.norm)
+            if (transform := cast(Any, head.transform)) is not None:
+                self.affine(transform.dense)
+                self.gate(transform.activation)
+                self.norm(transform.norm)
             self.sum = self.sum * (head.part.scale or 1.0)
         out: Any = head.out  # type: ignore[union-attr]
         weight = (out.effective() if hasattr(out, "effective") else out.weight)[tokens].double()  # (P, D)
@@ -158,6 +162,13 @@ class Shares:
         self.sum = torch.cat((self.sum[: len(self.names)], self.sum[len(self.names) + 1 :]))
         self.names += names
         self.norm(sublayer.out_norm)
+
+    def changed(self, step: Step) -> None:
+        """Where someone changed the stream after a layer, the change is a summand."""
+        change = self.at(step.layer, step.time) - self.sum.sum(0)
+        if float(change.abs().max()) > 1e-4 * float(self.sum.abs().max()):
+            self.names.append(Line(f"{step.layer} changed", step.layer))
+            self.sum = torch.cat((self.sum, change[None]))
 
     def branch(self, step: Step) -> tuple[list[Line], Tensor]:
         """What a step adds (N, P, D), head by head where its op has some: first what no head added."""
@@ -183,8 +194,7 @@ class Shares:
         alone = torch.zeros(number + 1, *mixed.shape, dtype=mixed.dtype)
         for i, columns in enumerate(torch.arange(mixed.shape[-1]).chunk(number), 1):
             alone[i][:, columns] = mixed[:, columns]
-        with torch.no_grad():
-            made = op.o(alone).double()
+        made = op.o(alone).double()
         made[1:] -= made[:1].clone()
         return made
 
@@ -194,9 +204,8 @@ class Shares:
             return
         x = self.sum.sum(0)
         exact = copy.deepcopy(norm).double()
-        with torch.no_grad():
-            y, bias = exact(x).double(), exact(torch.zeros_like(x)).double()
-            centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
+        y, bias = exact(x).double(), exact(torch.zeros_like(x)).double()
+        centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
         inside = x - x.mean(-1, keepdim=True) if centred else x
         scale = torch.where(inside == 0, 0, (y - bias) / torch.where(inside == 0, 1, inside))
         parts = self.sum - self.sum.mean(-1, keepdim=True) if centred else self.sum
@@ -205,9 +214,8 @@ class Shares:
 
     def affine(self, linear: nn.Module) -> None:
         exact = copy.deepcopy(linear).double()
-        with torch.no_grad():
-            bias = exact(torch.zeros_like(self.sum[0]))
-            self.sum = exact(self.sum) - bias
+        bias = exact(torch.zeros_like(self.sum[0]))
+        self.sum = exact(self.sum) - bias
         self.sum[0] += bias
 
     def gate(self, activation: Callable[[Tensor], Tensor]) -> None:
