@@ -1,17 +1,22 @@
 // Drawing: colours of shares, maps on canvases, lines between tokens, curves and bars.
 
+// Both are made again when the theme changes.
 let palette = null;
+const named = new Map();
 
 function colourOf(name) {
-  const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
+  if (!named.has(name)) {
+    const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    named.set(name, [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)));
+  }
+  return named.get(name);
 }
 
 function mixed(one, other, share) {
   return one.map((value, i) => Math.round(value + (other[i] - value) * share));
 }
 
-// 256 colours from low over middle to high, as the bytes of pixels; made again when the theme changes
+// 256 colours from low over middle to high, as the bytes of pixels
 function colours() {
   if (palette) return palette;
   const [low, middle, high] = ["--low", "--middle", "--high"].map(colourOf);

@@ -46,6 +46,7 @@ function tabs() {
 function theme(name) {
   document.documentElement.dataset.theme = name;
   palette = null;
+  named.clear();
 }
 
 function begin() {
