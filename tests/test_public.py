@@ -68,7 +68,7 @@ def test_public_names() -> None:
     assert {"spec", "override", "build", "load", "save", "count", "__version__"} <= set(af.__all__) <= set(dir(af))
     for module in (af.tasks, af.parts):
         assert isinstance(module, types.ModuleType) and module.__doc__
-    for name in set(af.__all__) - {"__version__", "tasks", "parts"}:
+    for name in set(af.__all__) - {"__version__", "tasks", "parts", "look"}:
         assert callable(getattr(af, name)) and getattr(af, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = af.lod

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from anyformer._version import __version__
 
 if TYPE_CHECKING:
-    from anyformer import parts, tasks
+    from anyformer import look, parts, tasks
     from anyformer.checkpoint import load, save
     from anyformer.codec import override
     from anyformer.construct import build
@@ -39,13 +39,14 @@ _PUBLIC = {
     "parts": "anyformer.parts",
     "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
+    "look": "anyformer.look",
     "lora": "anyformer.transforms.lora",
     "adapters": "anyformer.transforms.adapters",
 }
 
 __all__ = [
-    "__version__", "build", "count", "generate", "load", "lora", "override", "parts", "processor", "save", "spec",
-    "tasks", "trace",
+    "__version__", "build", "count", "generate", "load", "look", "lora", "override", "parts", "processor", "save",
+    "spec", "tasks", "trace",
 ]  # fmt: skip
 
 

@@ -309,8 +309,7 @@ class StackModule(nn.Module):
         each are put into `states`, where they are wanted."""
         if self.position is not None:
             ctx = ctx.having(bias=self.position(*ctx.apart()).to(x.dtype))
-        x, dtype = ctx.tap(self.address, "input", x), x.dtype
-        mixes = self.part.neck is not None and self.part.neck.every_layer
+        x = ctx.tap(self.address, "input", x)
         states = [] if states is None else states
         states.append(x)
         for step, i in enumerate(self.part.steps):
@@ -318,8 +317,18 @@ class StackModule(nn.Module):
                 x = self.layers[i](x, ctx if step or first is None else first)
             x = ctx.tap(self.address, f"layers.{i}", x)
             states.append(x)
+        return self.finish(states, ctx)
+
+    @property
+    def last(self) -> StackModule:
+        """The stack whose stream ends where a head reads."""
+        return self
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the stream's `states`, the stack's input first: of the last, where no neck reads all."""
+        x = states[-1]
         if self.wide:
-            x = x.to(dtype)
+            x = x.to(states[0].dtype)
         if self.norm is not None:
             x = self.norm(x)
         if self.project is not None:
@@ -327,7 +336,8 @@ class StackModule(nn.Module):
         if self.training and self.part.dropout:
             x = F.dropout(x, self.part.dropout)
         x = ctx.tap(self.address, "normed", x)
-        return (x, ctx) if self.neck is None else self.neck([*states[: -1 if mixes else 0], x], ctx)
+        every = self.part.neck is not None and self.part.neck.every_layer
+        return (x, ctx) if self.neck is None else self.neck([*states[: -1 if every else 0], x], ctx)
 
     def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
         """What published classes return of this stack."""
@@ -392,7 +402,19 @@ class StagesModule(nn.Module):
             if i < len(self.down):
                 x, grid = self.down[i](x, grid)
             x = self.level(i + 1, x, grid, ctx)
-        return (x if self.norm is None else self.norm(x)), ctx.having(grid)
+        return self.normed(x), ctx.having(grid)
+
+    @property
+    def last(self) -> StackModule:
+        return self.stages[-1]
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the states of the last stage."""
+        x, ctx = self.last.finish(states, ctx)
+        return self.normed(x), ctx
+
+    def normed(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
 
     def level(self, i: int, x: Tensor, grid: Grid, ctx: Context) -> Tensor:
         """The stream before the first stage and after each, also shown as an image (B, D, rows, columns)."""

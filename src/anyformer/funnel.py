@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.block import Stack
+from anyformer.block import Stack, StackModule
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site, walk
@@ -82,6 +82,14 @@ class FunnelModule(nn.Module):
         x = self.part.pool.lengthen(x, length, 2 ** (len(self.stages) - 1)) + below
         x, _ = self.top(x, ctx.having(shared={}))
         return (x if order is None else x.scatter(1, order[..., None].expand_as(x), x)), outer
+
+    @property
+    def last(self) -> StackModule:
+        return self.stages[-1] if self.top is None else self.top  # type: ignore[return-value]
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the states of the last stack."""
+        return self.last.finish(states, ctx)
 
     def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
         """The states of all stages, of which the first alone shows its input, and of the top."""

@@ -55,3 +55,15 @@ def test_spearman_on_stsb(folder: Path, shared_data: Path) -> None:
     alike = (first * second).sum(-1).tolist()
     rank = stats.spearmanr(alike, [float(row[2]) for row in rows]).statistic
     assert 100 * rank == pytest.approx(82.03, abs=0.05)
+
+
+def test_the_same_attention(folder: Path) -> None:
+    texts = ["A man is eating food.", "The girl is carrying a baby, and sings."]
+    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    inputs = Tokenizer.load(folder).batch(texts)
+    with torch.no_grad():
+        expected = theirs(**inputs, output_attentions=True).attentions
+        found = af.look.attention(af.trace(af.load(folder), **inputs)).maps
+    assert len(found) == len(expected) == 6
+    for ours, weights in zip(found, expected):
+        assert float((ours.weights - weights).abs().max()) < 1e-5

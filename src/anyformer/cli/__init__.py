@@ -31,6 +31,7 @@ VERBS = {
     "glue": "tunes a model for each of GLUE's nine tasks, and gives its score",
     "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
+    "look": "inside a model while it reads: attention, residual stream, changes, as a page",
     "completion": "what makes bash, zsh or fish complete all of this",
 }
 LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
@@ -59,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         # before argparse looks: it would complain of a missing NAME first, and an unknown flag is the likelier reason
         for given in arguments[: arguments.index("--") if "--" in arguments else None]:
             flag = given.partition("=")[0]
-            if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self.flags(), "-", "-h"):
+            if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self._option_string_actions, "-"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
         known, left = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
         if left and "=" in left[0] and "--set" in self.flags():

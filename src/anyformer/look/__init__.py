@@ -1,1 +1,44 @@
-"""Looking inside a model while it runs."""
+"""Looking inside a model while it runs: the same functions for every family, each of a run of `af.trace`.
+
+>>> import anyformer as af
+>>> run = af.trace(model, input_ids=ids)  # doctest: +SKIP
+>>> af.look.attention(run)["decoder.layers.0.attention"].weights  # (B, H, T, S)  # doctest: +SKIP
+>>> af.look.logit_lens(run).top(5)  # doctest: +SKIP
+>>> af.look.contributions(run, position=-1).lines()  # doctest: +SKIP
+>>> af.look.patch(run, other, at="decoder.layers.3", positions=[4]).output.logits  # doctest: +SKIP
+>>> af.look.head_scores(af.look.repeated(model)).best("induction")  # doctest: +SKIP
+
+A run keeps what it was asked to keep; what one of these needs beside that is computed when it asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anyformer.look.depth import logit_lens, stream_norms
+    from anyformer.look.maps import attention, routing
+    from anyformer.look.patching import patch, patch_table
+    from anyformer.look.scores import head_scores, repeated
+    from anyformer.look.shares import contributions
+
+_PUBLIC = {
+    "attention": "maps", "routing": "maps", "logit_lens": "depth", "stream_norms": "depth", "contributions": "shares",
+    "patch": "patching", "patch_table": "patching", "head_scores": "scores", "repeated": "scores",
+}  # fmt: skip
+
+__all__ = [
+    "attention", "routing", "logit_lens", "stream_norms", "contributions", "patch", "patch_table", "head_scores",
+    "repeated",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

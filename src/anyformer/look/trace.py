@@ -16,6 +16,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from anyformer.model import TransformerModule
@@ -28,10 +29,13 @@ Change = Callable[[Tensor, str], Tensor]
 @dataclasses.dataclass(frozen=True)
 class Trace(Mapping[str, Any]):
     """A run: its `output`, and the values that were kept, by address. What was computed more than once in the run (a
-    layer that several steps share) is a tuple."""
+    layer that several steps share) is a tuple. It knows the model and what it was run on: see `keeping`."""
 
     output: Any
     kept: dict[str, list[Tensor]]
+    model: TransformerModule
+    inputs: dict[str, Any]
+    change: Mapping[str, Change]
 
     def __getitem__(self, address: str) -> Any:
         if address not in self.kept:
@@ -44,6 +48,14 @@ class Trace(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.kept)
+
+    def keeping(self, *patterns: str) -> Trace:
+        """This run, or where it kept too little the same once more, with what is at these addresses too."""
+        asked = [a for a in addresses(self.model) if any(matches(pattern, a) for pattern in patterns)]
+        if all(address in self.kept for address in asked):
+            return self
+        with torch.no_grad():
+            return trace(self.model, keep=(*self.kept, *patterns), change=self.change, **self.inputs)
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(f'{address}: {tuple(values[0].shape)}' for address, values in self.kept.items())})"
@@ -69,7 +81,7 @@ def trace(
         model.listener = before
         for handle in handles:
             handle.remove()
-    return Trace(output, listener.kept)
+    return Trace(output, listener.kept, model, inputs, change or {})
 
 
 def addresses(model: TransformerModule) -> list[str]:

@@ -25,7 +25,7 @@ def recipes() -> dict[str, str]:
 
 def _found() -> dict[str, tuple[str, str]]:
     """name -> (module, what it is for)"""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for module in (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
         tree = ast.parse((Path(__path__[0]) / f"{module}.py").read_text("utf-8"))
         about = ast.get_docstring(tree) or ""

@@ -38,7 +38,7 @@ def described(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
     told = {field["name"]: field["about"] for field in fields_of(kind)}
     properties: dict[str, Any] = {"kind": {"const": kind.__name__}}
     needed: list[str] = []
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for field in dataclasses.fields(kind):
         entry = properties[field.name] = valued(hints(kind)[field.name], defined)
         if told[field.name]:
             entry["description"] = told[field.name]

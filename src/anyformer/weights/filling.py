@@ -140,10 +140,10 @@ def fill(
     )
     if strict and not report.clean:
         raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
-    absent = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()
+    lacking = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()
     held = sum({id(tensor): tensor.numel() for tensor in filled.values()}.values())
-    if sum(targets[name].numel() for name in absent) > ABSENT + held:
-        most = max(absent, key=lambda name: targets[name].numel())
+    if sum(targets[name].numel() for name in lacking) > ABSENT + held:
+        most = max(lacking, key=lambda name: targets[name].numel())
         found = f"{held:,} numbers, and {most} of {tuple(targets[most].shape)} is not among them"
         raise ValueError(f"{stored.folder}: the checkpoint has {found}: too many to start anew")
     filled |= {name: make().to(dtypes[name]) for name, make in tables.items()}

@@ -10,8 +10,8 @@ from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
 def zero_shot_image(
-    model: Source, inputs: Any, *, labels: Sequence[str] | None = None, template: str = "a photo of a {}.", top_k: int = 0,
-    **how: Unpack[How],
+    model: Source, inputs: Any, *, labels: Sequence[str] | None = None, template: str = "a photo of a {}.",
+    top_k: int = 0, **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
     in `template`. Of a folder, those of each picture in it, with its "file".

@@ -1,0 +1,88 @@
+"""Looks inside a model while it reads: `anyformer look MODEL INPUT`.
+
+INPUT is a text, or the file of a picture or a recording where the model reads those. The page shows what is predicted
+at every place, attention, the residual stream, and what becomes of a prediction when something inside is changed. It is
+one file that needs nothing else (-o), or with --serve a page of this machine, where values are computed when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from anyformer.cli import Mistake
+from anyformer.cli.generate import DTYPES
+from anyformer.cli.settings import device_flag
+from anyformer.part import nearest
+
+PORT = 8017
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("input", metavar="INPUT", nargs="?", help="a text, or the file of a picture or a recording")
+    parser.add_argument("-o", "--output", metavar="PAGE.html", help="the page as a file; look.html unless said")
+    parser.add_argument("--other", metavar="INPUT", help="another text, whose values can be pasted into this one's run")
+    parser.add_argument("--target", metavar="TEXT", help="of an encoder and a decoder: what the decoder reads")
+    parser.add_argument("--serve", action="store_true", help="a page of this machine in place of a file")
+    parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; {PORT}")
+    parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
+    device_flag(parser)
+    parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
+
+    from anyformer.cli.terminal import working
+
+    with working(f"reading {options.model}"):
+        from anyformer import machine
+        from anyformer.tasks.looking import scene
+
+        shown = scene(options.model, options.input, other=options.other, target=options.target,
+                      device=machine.device(options.device), dtype=options.dtype, offline=options.offline)  # fmt: skip
+    serve(shown, PORT if options.port is None else options.port) if options.serve else save(shown, options.output)
+
+
+def check(options: argparse.Namespace) -> None:
+    """What can be said to be wrong before anything is read."""
+    if options.model is None or options.input is None:
+        raise Mistake("give MODEL and INPUT (see `anyformer look --help`)")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
+    if options.serve and options.output is not None:
+        raise Mistake("give -o for a file or --serve for a page of this machine, not both")
+    if options.port is not None and not options.serve:
+        raise Mistake("--port is of --serve")
+    if options.port is not None and not 0 <= options.port < 2**16:
+        raise ValueError(f"--port is {options.port}; ports go up to 65535")
+    if options.output is not None and os.path.isdir(options.output):
+        raise ValueError(f"{options.output} is a folder; give the name of a file")
+
+
+def save(shown: Any, output: str | None) -> None:
+    from anyformer.cli.terminal import working
+    from anyformer.look.inside import Inside
+    from anyformer.look.page import assembled, whole
+
+    with working("looking"):
+        page = assembled(whole(Inside(shown)))
+    file = output or "look.html"
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(page)
+    print(file)
+
+
+def serve(shown: Any, port: int) -> None:
+    from anyformer.look.serve import Server
+
+    server = Server(shown, port)
+    print(server.address, flush=True)
+    print("stop with Ctrl-C", file=sys.stderr)
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()

@@ -1,0 +1,73 @@
+"""The few matplotlib figures that arrays of this package are drawn with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("figures need matplotlib: pip install 'anyformer[look]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def heat_maps(maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens: list[str] | None = None) -> Any:
+    """Several maps of one scale side by side, in rows of up to four."""
+    columns = min(len(maps), 4)
+    rows = math.ceil(len(maps) / columns)
+    figure, axes = new(columns, rows, 2.6 * columns + 0.6, 2.4 * rows + 0.5)
+    for i, axis in enumerate(axes.flat):
+        if i >= len(maps):
+            axis.axis("off")
+            continue
+        axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", cmap="viridis", interpolation="nearest")
+        axis.set_title(titles[i], fontsize=9)
+        axis.tick_params(labelsize=7)
+        if tokens is not None and len(tokens) <= 24:
+            for ticks, number in ((axis.set_xticks, maps[i].shape[1]), (axis.set_yticks, maps[i].shape[0])):
+                if number == len(tokens):
+                    ticks(range(number), tokens, fontsize=6, rotation=90 if ticks == axis.set_xticks else 0)
+    figure.suptitle(plain(title), fontsize=10)
+    return figure
+
+
+def table(
+    values: Tensor, words: list[list[str]] | None, rows: list[str], columns: list[str], diverging: bool = False
+) -> Any:
+    """Numbers as colours, with words in the cells where there are some."""
+    number, across = values.shape
+    figure, axes = new(1, 1, 1.8 + 0.75 * across if words else 3.5 + 0.25 * across, 0.8 + 0.32 * number)
+    axis, shown = axes[0, 0], values.detach().float().cpu()
+    most = float(shown.nan_to_num().abs().max()) or 1.0
+    limits = {"vmin": -most, "vmax": most, "cmap": "RdBu"} if diverging else {"vmin": 0, "vmax": 1, "cmap": "Blues"}
+    image = axis.imshow(shown.numpy(), aspect="auto", **limits)
+    figure.colorbar(image, ax=axis)
+    axis.set_yticks(range(number), rows, fontsize=7)
+    axis.set_xticks(range(across), columns, fontsize=7)
+    for i, line in enumerate(words or ()):
+        for j, word in enumerate(line):
+            colour = "white" if float(shown[i, j]) > 0.6 else "black"
+            axis.text(j, i, plain(word)[:10], ha="center", va="center", fontsize=7, color=colour)
+    return figure
+
+
+def bars(lines: Sequence[tuple[str, float]], title: str) -> Any:
+    figure, axes = new(1, 1, 6, 0.8 + 0.22 * len(lines))
+    axis = axes[0, 0]
+    axis.barh([name for name, _ in lines][::-1], [value for _, value in lines][::-1])
+    axis.axvline(0, color="black", linewidth=0.5)
+    axis.tick_params(labelsize=7)
+    axis.set_title(plain(title), fontsize=9)
+    return figure
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib does not read as mathematics."""
+    return text.replace("$", r"\$")

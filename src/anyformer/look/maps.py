@@ -1,0 +1,100 @@
+"""Who looks at whom: attention weights, and the experts that tokens are sent to.
+
+B batch, H heads, T tokens, S keys, E experts, k experts a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.look.roles import attending, calls, routers, short
+from anyformer.look.trace import Trace
+from anyformer.part import nearest
+from anyformer.parts.moe import Routing
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMap:
+    """The attention of one mixer. Where a layer runs more than once, `time` tells its runs apart."""
+
+    address: str
+    kind: str  # "self" or "cross"
+    weights: Tensor  # (B, H, T, S); mixers of windows have one row a window in place of B
+    time: int = 0
+
+    def figure(self, row: int = 0, tokens: list[str] | None = None) -> Any:
+        """A matplotlib figure: one heat map a head."""
+        from anyformer.look.figures import heat_maps
+
+        maps = self.weights[row].float()
+        return heat_maps(list(maps), [f"head {i}" for i in range(len(maps))], self.address, tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attentions(Mapping[str, AttentionMap]):
+    """The maps of a run in the order they were computed, by sublayer: `found["decoder.layers.0.attention"]`."""
+
+    maps: tuple[AttentionMap, ...]
+
+    def __getitem__(self, name: str) -> AttentionMap:
+        for each in self.maps:
+            if name in (each.address, short(each.address)):
+                return each
+        raise KeyError(f"no attention at {name!r}; {nearest(name, list(self))}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(short(each.address) for each in self.maps))
+
+    def __len__(self) -> int:
+        return len(set(self))
+
+
+def attention(run: Trace) -> Attentions:
+    """The attention weights of every mixer that has some."""
+    kinds = attending(run.model)
+    if not kinds:
+        mixers = sorted({a.split(".")[-2] for a in run.model.shows if a.endswith(".mixed")} - {"op"})
+        raise ValueError(f"this model has no attention weights{f' ({mixers[0]})' if mixers else ''}: its mixers "
+                         "carry a state from token to token, or see fixed neighbours")  # fmt: skip
+    run = run.keeping(*(f"{address}.weights" for address in kinds))
+    return Attentions(
+        tuple(
+            AttentionMap(address, kind, weights, time)
+            for address, kind in kinds.items()
+            for time, weights in enumerate(run.kept.get(f"{address}.weights", ()))
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """Where one layer's tokens went: `experts` (N, k), of all rows one after another, and the shares they got there.
+    A token that found no room has an expert's number of E and weight 0."""
+
+    address: str
+    experts: Tensor
+    weights: Tensor
+    num_experts: int
+
+    @property
+    def dropped(self) -> Tensor:
+        """(N,) whether no expert had room for a token."""
+        return (self.experts >= self.num_experts).all(-1)
+
+
+def routing(run: Trace) -> list[Routed]:
+    """The experts that every layer with a router sent its tokens to."""
+    modules = {run.model.get_submodule(address): address for address in routers(run.model)}
+    if not modules:
+        raise ValueError("this model has no experts to send tokens to")
+    found = []
+    for module, made in calls(run, list(modules)).items():
+        for call in made:
+            assert isinstance(call.result, Routing)
+            said = call.result
+            found.append(Routed(modules[module], said.experts, said.weights, said.logits.shape[-1]))
+    return found

@@ -1,0 +1,225 @@
+"""Change something inside a run and see what becomes of the prediction: activation patching.
+
+    patch(run, at="decoder.layers.3.attention", heads=[2]) # that head is silent
+    patch(run, other, at="decoder.layers.3", positions=[4]) # the stream there, of another text
+    patch_table(run, other, by="position").values # every layer and place, one at a time
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyformer.look.roles import attending, body, short, steps
+from anyformer.look.trace import Change, Trace, addresses, main_tensor, matches, trace
+from anyformer.part import nearest
+
+ROWS = 16  # changes that are tried at once, a row of the batch each
+
+
+def patch(
+    run: Trace, other: Trace | None = None, *, at: str | Sequence[str], positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None, scale: float = 0.0,
+) -> Trace:  # fmt: skip
+    """The run once more, with the values of the `other` run in the place of its own at these addresses, or without one
+    with its own times `scale`. `positions` and `heads` say of which tokens and heads; all unless said. A sublayer
+    stands for what it adds, and its heads for what they give to it."""
+    asked = [address for name in ((at,) if isinstance(at, str) else at) for address in resolved(run, name, heads)]
+    theirs = None if other is None else other.keeping(*asked)
+    changes: dict[str, Change] = {}
+    for address in asked:
+        number = None if heads is None else heads_at(run, address.removesuffix(".mixed"))
+        changes[address] = pasted(address, None if theirs is None else theirs.kept.get(address), positions, heads,
+                                  number, scale)  # fmt: skip
+    with torch.no_grad():
+        return trace(run.model, keep=tuple(run.kept), change={**run.change, **changes}, **run.inputs)
+
+
+def resolved(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
+    """The addresses where a value can be put that stand behind a name."""
+    known = addresses(run.model)
+    found = [address for address in known if matches(name, address)]
+    if heads is not None:
+        found = [f"{a}.mixed" for a in attending(run.model) if matches(name, a) or matches(name, short(a))]
+    elif adding := [f"{address}.branch" for address in found if f"{address}.branch" in run.model.shows]:
+        found = adding
+    if not found:
+        names = [short(a) for a in attending(run.model)] if heads is not None else known
+        raise ValueError(f"nothing in this model is called {name!r}; {nearest(name, names)}")
+    return found
+
+
+def heads_at(run: Trace, mixer: str) -> int:
+    number = getattr(getattr(run.model.get_submodule(mixer), "part", None), "num_heads", None)
+    if number is None:
+        raise ValueError(f"{mixer} does not say how many heads it has")
+    return number
+
+
+def pasted(
+    address: str, theirs: list[Tensor] | None, positions: Sequence[int] | None, heads: Sequence[int] | None,
+    number: int | None, scale: float,
+) -> Change:  # fmt: skip
+    time = -1
+
+    def change(value: Tensor, _: str) -> Tensor:
+        nonlocal time
+        time += 1
+        if theirs is None:
+            source = value * scale
+        elif time >= len(theirs):
+            raise ValueError(f"{address}: the other run has no value there")
+        else:
+            source = theirs[time]
+        if positions is None and source.shape != value.shape:
+            raise ValueError(f"{address}: the other run's value is {tuple(source.shape)} and this one's "
+                             f"{tuple(value.shape)}: texts of other lengths, give positions")  # fmt: skip
+        if positions is None and heads is None:
+            return source
+        places = [*range(value.shape[1])] if positions is None else [*positions]
+        most = min(value.shape[1], source.shape[1])
+        for place in places:
+            if not -most <= place < most:
+                raise ValueError(f"no position {place} at {address}; there are {most}")
+        columns = head_columns(value.shape[-1], number, heads)
+        new = value.clone()
+        for place in places:
+            new[:, place, columns] = source[:, place, columns]
+        return new
+
+    return change
+
+
+def head_columns(width: int, number: int | None, heads: Sequence[int] | None) -> Tensor:
+    if heads is None or number is None:
+        return torch.arange(width)
+    for head in heads:
+        if not 0 <= head < number:
+            raise ValueError(f"no head {head}; there are {number}")
+    return torch.cat([torch.arange(width).chunk(number)[head] for head in heads])
+
+
+# -- many changes, one at a time --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchTable:
+    """`values[i, j]`: what the change in row i and column j does to the logarithm of the token's probability."""
+
+    rows: tuple[str, ...]
+    columns: tuple[int, ...]
+    values: Tensor
+    token: int
+    position: int
+    before: float  # that logarithm, unchanged
+
+    def figure(self) -> Any:
+        from anyformer.look.figures import table
+
+        return table(self.values, None, list(self.rows), [str(column) for column in self.columns], diverging=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    address: str
+    positions: Sequence[int] | None
+    columns: Tensor | None
+
+
+def patch_table(
+    run: Trace, other: Trace | None = None, *, by: Literal["position", "head", "sublayer"] = "position",
+    token: int | None = None, position: int = -1, scale: float = 0.0, positions: Sequence[int] | None = None,
+) -> PatchTable:  # fmt: skip
+    """Every layer and position, every head of every layer, or every sublayer, patched alone. The token is the likeliest
+    at `position` unless said."""
+    logits = last_scores(run, position)
+    token = int(logits.argmax()) if token is None else token
+    before = float(logits.log_softmax(-1)[token])
+    names, columns, cells = grid(run, by, positions)
+    asked = sorted({cell.address for line in cells for cell in line if cell is not None})
+    theirs = None if other is None else other.keeping(*asked)
+    values = torch.full((len(names), len(columns)), float("nan"))
+    flat = [(i, j, cell) for i, line in enumerate(cells) for j, cell in enumerate(line) if cell is not None]
+    size = 1 if any(getattr(module, "routes", False) for module in run.model.modules()) else ROWS
+    for start in range(0, len(flat), size):
+        some = flat[start : start + size]
+        out = _tried(run, theirs, [cell for _, _, cell in some], scale, position)
+        for (i, j, _), scores in zip(some, out):
+            values[i, j] = scores.log_softmax(-1)[token] - before
+    return PatchTable(tuple(names), tuple(columns), values, token, position, before)
+
+
+def last_scores(run: Trace, position: int) -> Tensor:
+    """(V,): what the model says at a position of the first row, or of the row as a whole."""
+    said = main_tensor(dict(run.output))[0]
+    if said is None or not said.is_floating_point() or said.dim() not in (2, 3):
+        raise ValueError("this model scores nothing, so no change can be measured")
+    return (said[0] if said.dim() == 2 else said[0, position]).float()
+
+
+def grid(
+    run: Trace, by: str, positions: Sequence[int] | None
+) -> tuple[list[str], list[int], list[list[_Cell | None]]]:
+    stack = body(run.model).last
+    if by == "position":
+        names = [f"{stack.address}.input", *(f"{stack.address}.layers.{i}" for i in range(stack.part.depth))]
+        length = run.keeping(names[0]).kept[names[0]][0].shape[1]
+        places = list(range(length)) if positions is None else list(positions)
+        return names, places, [[_Cell(name, [place], None) for place in places] for name in names]
+    if by == "sublayer":
+        names = list(dict.fromkeys(step.sublayer.address for step in steps(stack)))
+        return names, [0], [[_Cell(resolved(run, name, None)[0], None, None)] for name in names]
+    if by != "head":
+        raise ValueError(f"by={by!r}; {nearest(by, ('position', 'head', 'sublayer'))}")
+    mixers = [address for address in attending(run.model) if f"{address}.mixed" in run.model.shows]
+    if not mixers:
+        raise ValueError("this model has no heads to change")
+    numbers = [heads_at(run, address) for address in mixers]
+    seen = run.keeping(*(f"{address}.mixed" for address in mixers))
+    lines: list[list[_Cell | None]] = []
+    for address, number in zip(mixers, numbers):
+        width = seen.kept[f"{address}.mixed"][0].shape[-1]
+        cells = [_Cell(f"{address}.mixed", None, head_columns(width, number, [head])) for head in range(number)]
+        lines.append([*cells, *[None] * (max(numbers) - number)])
+    return [short(address) for address in mixers], list(range(max(numbers))), lines
+
+
+def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: float, position: int) -> list[Tensor]:
+    """The scores after each of these changes, all in one batch."""
+    number = len(cells)
+    inputs = {name: repeated_rows(value, number) for name, value in run.inputs.items()}
+    changes: dict[str, Change] = {}
+    for address in {cell.address for cell in cells}:
+
+        def change(value: Tensor, name: str) -> Tensor:
+            new = value.clone()
+            for row, cell in enumerate(cells):
+                if cell.address == name:
+                    mine = value[row] * scale if theirs is None else theirs.kept[name][0][0]
+                    if mine.shape[-2] != value.shape[-2] and cell.positions is None:
+                        raise ValueError("the two texts have other lengths, so heads and sublayers cannot be pasted")
+                    columns = torch.arange(value.shape[-1]) if cell.columns is None else cell.columns
+                    for place in range(value.shape[1]) if cell.positions is None else cell.positions:
+                        if place >= mine.shape[-2]:
+                            raise ValueError(f"the other text has {mine.shape[-2]} tokens and none at {place}")
+                        new[row, place, columns] = mine[place, columns]
+            return new
+
+        changes[address] = change
+    with torch.no_grad():
+        out = trace(run.model, change={**run.change, **changes}, **inputs).output
+    said = main_tensor(dict(out))[0]
+    assert said is not None
+    return [(line if line.dim() == 1 else line[position]).float() for line in said]
+
+
+def repeated_rows(value: Any, number: int) -> Any:
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    if value.shape[0] != 1:
+        raise ValueError(f"a table of changes is of one text; this run has {value.shape[0]}")
+    return value.repeat(number, *[1] * (value.dim() - 1))

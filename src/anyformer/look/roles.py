@@ -1,0 +1,103 @@
+"""Where in a model things are that every family has: by what its modules declare, never by a family's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.block import BlockModule, ParallelModule, StackModule, SublayerModule
+from anyformer.look.trace import Trace, trace
+from anyformer.model import TransformerModule
+
+WEIGHTS = ("attentions", "cross_attentions")  # as which outputs the weights of mixers are shown
+
+
+def attending(model: TransformerModule) -> dict[str, str]:
+    """The address of every mixer that has attention weights -> "self" or "cross"."""
+    found = {address: shown for address, shown in model.shows.items() if address.endswith(".weights")}
+    return {
+        address.removesuffix(".weights"): "cross" if shown == "cross_attentions" else "self"
+        for address, shown in found.items()
+        if shown in WEIGHTS
+    }
+
+
+def routers(model: TransformerModule) -> list[str]:
+    """The address of every router that sends tokens to experts."""
+    return [address.removesuffix(".logits") for address, shown in model.shows.items() if shown == "router_logits"]
+
+
+def body(model: TransformerModule) -> Any:
+    """The stack, or what has several, that the head reads."""
+    names: Sequence[str] = model.spec.left_to_right or ("encoder",)
+    return getattr(model, names[-1])
+
+
+def short(address: str) -> str:
+    """A mixer's address as people say it: without the op of its sublayer."""
+    return address.removesuffix(".op")
+
+
+class Step(NamedTuple):
+    """One residual step of a stack, in the order they run."""
+
+    sublayer: SublayerModule
+    time: int  # the how manieth time it runs, where layers run more than once
+    branch: str  # the address of what it adds
+    layer: str  # the address of its layer
+
+
+def steps(stack: StackModule) -> Iterator[Step]:
+    """Every residual step of a stack as it runs."""
+    done: dict[int, int] = {}
+    for i in stack.part.steps:
+        time = done[i] = done.get(i, -1) + 1
+        for sublayer, branch in sublayers(stack.layers[i]):
+            yield Step(sublayer, time, branch, f"{stack.address}.layers.{i}")
+
+
+def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
+    """Those of a block in order, and the addresses of what they add: of steps side by side their own."""
+    for child in block.children():
+        if isinstance(child, SublayerModule):
+            yield child, child.address if isinstance(block, ParallelModule) else f"{child.address}.branch"
+        elif isinstance(child, BlockModule):
+            yield from sublayers(child)
+
+
+def states(run: Trace, stack: StackModule) -> list[Tensor]:
+    """The residual stream (B, T, D) before the first layer and after each step."""
+    run = run.keeping(f"{stack.address}.input", f"{stack.address}.layers.*")
+    times: dict[int, int] = {}
+    found = [run.kept[f"{stack.address}.input"][0]]
+    for i in stack.part.steps:
+        time = times[i] = times.get(i, -1) + 1
+        found.append(run.kept[f"{stack.address}.layers.{i}"][time])
+    return found
+
+
+class Call(NamedTuple):
+    """What a module was given and what it made of it."""
+
+    args: tuple[Any, ...]
+    result: Any
+
+
+def calls(run: Trace, modules: Sequence[nn.Module]) -> dict[nn.Module, list[Call]]:
+    """How these modules were called in this run, by running it once more."""
+    found: dict[nn.Module, list[Call]] = {module: [] for module in modules}
+
+    def listen(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        found[module].append(Call(args, result))
+
+    handles = [module.register_forward_hook(listen) for module in modules]
+    try:
+        with torch.no_grad():
+            trace(run.model, change=run.change, **run.inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

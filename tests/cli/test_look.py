@@ -1,0 +1,154 @@
+"""`anyformer look`: pages of text, pictures and sound, and what a mistake looks like."""
+
+from __future__ import annotations
+
+import json
+import re
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import cli, families
+from vocabularies import gpt2, t5, write
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model of a family, with what reads for it."""
+    configs: dict[str, dict[str, Any]] = {
+        "gpt2": {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 32, "bos_token_id": 0,
+                 "eos_token_id": 0, "architectures": ["GPT2LMHeadModel"]},
+        "t5": {"num_layers": 1, "d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 24, "vocab_size": 400,
+               "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+               "architectures": ["T5ForConditionalGeneration"]},
+        "vit": {"image_size": 16, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "intermediate_size": 24, "id2label": {"0": "cat", "1": "dog"}, "label2id": {"cat": 0, "dog": 1},
+                "architectures": ["ViTForImageClassification"]},
+        "wav2vec2": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+                     "conv_dim": [8, 8], "conv_stride": [40, 8], "conv_kernel": [60, 9], "vocab_size": 9,
+                     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer",
+                     "architectures": ["Wav2Vec2ForCTC"]},
+        "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 400, "architectures": ["MambaForCausalLM"]},
+    }  # fmt: skip
+    base = tmp_path_factory.mktemp("models")
+
+    def make(family: str) -> Path:
+        folder = base / family
+        if not folder.exists():
+            af.save(af.build(families.find(family).read(configs[family]), seed=1), folder, format="hf")
+            if family in ("gpt2", "mamba"):
+                gpt2(folder)
+            elif family == "t5":
+                t5(folder)
+            elif family == "vit":
+                write(folder, "preprocessor_config.json", {"image_processor_type": "ViTImageProcessor",
+                                                           "size": {"height": 16, "width": 16}})  # fmt: skip
+            else:
+                write(folder, "preprocessor_config.json", {"feature_extractor_type": "Wav2Vec2FeatureExtractor",
+                                                           "sampling_rate": 8000})  # fmt: skip
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main(["look", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def data_of(file: Path) -> Any:
+    found = re.search(r'id="data">(.*?)</script>', file.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def picture(folder: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    file = folder / "a.png"
+    image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 24, 3), np.uint8)).save(file)
+    return file
+
+
+def sound(folder: Path) -> Path:
+    file = folder / "a.wav"
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8000)
+        out.writeframes((np.sin(np.arange(8000) / 9) * 9000).astype(np.int16).tobytes())
+    return file
+
+
+def test_a_text(run: Run, made: Any, tmp_path: Path) -> None:
+    text, other = "The fox says <b>hello</b>", "The dog says <b>hello</b>"
+    assert run(made("gpt2"), text, "-o", "x.html", "--other", other) == (0, "x.html\n", "")
+    data = data_of(tmp_path / "x.html")
+    assert "".join(data["tokens"]) == text
+    assert data["name"] == "gpt2" and len(data["maps"]) == 2 and not data["served"]
+    model, ids = af.load(made("gpt2")), af.processor(made("gpt2"))(text)["input_ids"]
+    with torch.no_grad():
+        best = model(input_ids=ids).logits[0, -1].argmax()
+    assert data["predictions"][-1][0][2] == int(best)
+
+
+def test_a_pair_writes_itself_or_reads_a_target(run: Run, made: Any, tmp_path: Path) -> None:
+    assert run(made("t5"), "The fox", "--target", "the dog")[0] == 0
+    data = data_of(tmp_path / "look.html")
+    assert data["source"] and len(data["tokens"]) > 2
+    assert {each["kind"] for each in data["maps"]} == {"self", "cross"}
+    assert run(made("t5"), "The fox")[0] == 0
+
+
+def test_a_picture_and_a_recording(run: Run, made: Any, tmp_path: Path) -> None:
+    assert run(made("vit"), picture(tmp_path)) == (0, "look.html\n", "")
+    data = data_of(tmp_path / "look.html")
+    assert data["media"]["grid"] == [4, 4] and len(data["tokens"]) == 17 and data["whole"]
+    assert data["media"]["image"].startswith("data:image/png;base64,")
+    assert {word for word, _, _ in data["predictions"][0]} == {"cat", "dog"}
+    assert len(data["lens"]["tokens"]) == 3 and "why" in data["contributions"]
+    assert run(made("wav2vec2"), sound(tmp_path))[0] == 0
+    data = data_of(tmp_path / "look.html")
+    assert data["maps"][0]["keys"] == len(data["tokens"]) > 5
+
+
+def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
+    image = picture(tmp_path)
+    for arguments, line in (
+        ((), "give MODEL and INPUT"),
+        ((made("gpt2"),), "give MODEL and INPUT"),
+        ((tmp_path / "none", "x"), "none"),
+        ((made("gpt2"), image), "is a picture, and this model reads text"),
+        ((made("vit"), "The fox"), "this model reads a picture: give a file"),
+        ((made("vit"), sound(tmp_path)), "is not a picture, which this model reads"),
+        ((made("gpt2"), "dog " * 40), "this model takes at most 32"),
+        ((made("gpt2"), ""), "the text is empty"),
+        ((made("gpt2"), "x", "--target", "y"), "this one has one stack"),
+        ((made("gpt2"), "x", "--port", "80"), "--port is of --serve"),
+        ((made("gpt2"), "x", "--serve", "-o", "x.html"), "not both"),
+        ((made("gpt2"), "x", "--serve", "--port", "70000"), "ports go up to 65535"),
+        ((made("gpt2"), "x", "-o", tmp_path), "is a folder"),
+        ((made("gpt2"), "x", "--outptu", "y"), "--output"),
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "") and line in err and err.count("\n") == 1, (line, err)
+
+
+def test_a_model_without_attention(run: Run, made: Any, tmp_path: Path) -> None:
+    assert run(made("mamba"), "The fox") == (0, "look.html\n", "")
+    data = data_of(tmp_path / "look.html")
+    assert data["maps"] == [] and "no attention" in data["heads"]["why"] and data["lens"]["depths"]

@@ -1,0 +1,81 @@
+"""BEHAVIOUR.md, "Looking inside": `af.look` says what it promises of every family, or in one line why it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from catalogue import Case, close, family, family_and_head, make_inputs, over_catalogue, shared
+from torch import Tensor
+
+import anyformer as af
+from anyformer.block import StagesModule
+from anyformer.funnel import FunnelModule
+from anyformer.look.roles import attending, body
+from anyformer.look.trace import main_tensor
+from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
+from anyformer.parts.summary import DoubleHead
+
+SCORES_TOKENS = (LMHead, VocabularyOutput, PretrainingHead, DoubleHead, TagHead, CTCHead)
+
+
+def run(case: Case, seed: int = 0, batch: int = 1) -> Any:
+    with torch.no_grad():
+        return af.trace(shared(case), **make_inputs(case, batch=batch, seed=seed))
+
+
+def said(trace: Any) -> Tensor:
+    value = main_tensor(dict(trace.output))[0]
+    assert value is not None
+    return value
+
+
+@over_catalogue("I1", everyday=family)
+def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
+    mixers = attending(shared(case))
+    if not mixers:
+        with pytest.raises(ValueError, match="has no attention weights"):
+            af.look.attention(run(case))
+        return
+    found = af.look.attention(run(case))
+    assert {each.address for each in found.maps} == set(mixers)
+    assert all(each.weights.dim() == 4 for each in found.maps)
+
+
+@over_catalogue("I1", everyday=family_and_head)
+def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
+    traced, model = run(case, batch=2), shared(case)
+    neck = body(model).last.part.neck
+    if model.spec.head is None:
+        with pytest.raises(ValueError, match="has no head"):
+            af.look.logit_lens(traced)
+    elif neck is not None and neck.every_layer:
+        with pytest.raises(ValueError, match="mixes the states of all layers"):
+            af.look.logit_lens(traced)
+    else:
+        lens = af.look.logit_lens(traced)
+        close(lens.logits(-1), said(traced), 1e-6)
+        assert len(lens) == len(body(model).last.part.steps) + 1
+        assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
+
+
+@over_catalogue("I1", everyday=family_and_head)
+def test_contributions_add_up_to_the_score(case: Case) -> None:
+    traced, spec = run(case), shared(case).spec
+    if body(shared(case)).last.part.neck is not None:
+        reason = "stands between the stream and the head"
+    else:
+        reason = None if isinstance(spec.head, SCORES_TOKENS) else "this model has"
+    if reason is not None:
+        with pytest.raises(ValueError, match=reason):
+            af.look.contributions(traced)
+        return
+    value = said(traced)
+    found = af.look.contributions(traced, position=[0, -1])
+    expected = value[0, [0, -1]].max(-1).values
+    close(found.scores, expected)
+    close(found.values.sum(0), expected, 1e-4)
+    close(torch.stack([*found.by_sublayer().values()]).sum(0), expected, 1e-4)
+    if attending(shared(case)) and not isinstance(body(shared(case)), (StagesModule, FunnelModule)):
+        assert any(line.head is not None for line in found.names), "no head has a line"

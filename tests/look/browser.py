@@ -1,0 +1,36 @@
+"""A real browser for the tests of pages, where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextlib.contextmanager
+def opened(address: str | Path, *, scheme: str = "light", width: int = 1480) -> Iterator[tuple[Any, list[str]]]:
+    """The page at an address or in a file, and what went wrong in it: errors, and requests to anywhere else."""
+    if CHROMIUM is None:
+        pytest.skip("needs chromium (Debian's package of that name)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    url = address.as_uri() if isinstance(address, Path) else address
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        home = url.split("/api")[0].rstrip("/")
+        page.on("request", lambda request: None if request.url.startswith((home, "data:")) else wrong.append(request.url))
+        try:
+            page.goto(url)
+            yield page, wrong
+        finally:
+            browser.close()

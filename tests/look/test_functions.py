@@ -1,0 +1,187 @@
+"""`af.look`: what its functions say of small models, against what is known of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.look.trace import addresses
+from planted import HEADS, WORDS, planted
+from small import close
+from tiny import inputs_of, model_of
+
+REPO = Path(__file__).resolve().parents[2]
+LAYER = "decoder.layers.{}.attention"
+
+
+def run_of(family: str, rows: slice = slice(0, 1), **options: Any) -> Any:
+    inputs = {name: value[rows] for name, value in inputs_of(family).items()}
+    with torch.no_grad():
+        return af.trace(model_of(family), **options, **inputs)
+
+
+# -- heads that were planted ------------------------------------------------------------------------------------------
+
+
+def test_head_scores_find_the_planted_heads() -> None:
+    run = af.look.repeated(planted(), length=10, seed=3)
+    scores = af.look.head_scores(run)
+    assert scores.best("previous")[0][:2] == (LAYER.format(0), 1)
+    assert scores.best("previous")[0][2] > 0.99
+    address, head, score = scores.best("induction")[0]
+    assert (address, head) == (LAYER.format(1), 0) and score > 0.9
+    assert scores.best("induction", 2)[1][2] < 0.5
+    second = run.output.logits[:, 10:-1].argmax(-1)
+    unique = [torch.unique(row[:10], return_counts=True) for row in run.inputs["input_ids"]]
+    for row, (words, counts) in enumerate(unique):  # a word that stood there once has one continuation
+        for place in range(10, 19):
+            if int(run.inputs["input_ids"][row, place]) in words[counts == 1]:
+                assert int(second[row, place - 10]) == int(run.inputs["input_ids"][row, place + 1])
+
+
+def test_the_planted_head_has_the_score_and_its_silence_takes_it() -> None:
+    ids = torch.tensor([[4, 7, 2, 9, 1, 4]])
+    with torch.no_grad():
+        run = af.trace(planted(), input_ids=ids)
+    found = af.look.contributions(run, token=7)
+    assert found.lines()[0][0] == f"{LAYER.format(1)} head 0"
+    assert found.lines()[0][1] == pytest.approx(float(run.output.logits[0, -1, 7]), rel=1e-4)
+    table = af.look.patch_table(run, by="head")
+    assert table.token == 7 and table.values.shape == (2, HEADS)
+    hurts = {(i, j) for i in range(2) for j in range(HEADS) if float(table.values[i, j]) < -1}
+    assert hurts == {(0, 1), (1, 0)}
+    quiet = af.look.patch(run, at=LAYER.format(1), heads=[0])
+    close(quiet.output.logits, torch.zeros(1, 6, WORDS))
+    again = float(quiet.output.logits[0, -1].log_softmax(-1)[7] - run.output.logits[0, -1].log_softmax(-1)[7])
+    assert float(table.values[1, 0]) == pytest.approx(again, abs=1e-5)
+
+
+def test_a_text_without_repetitions_has_no_induction_score() -> None:
+    with torch.no_grad():
+        scores = af.look.head_scores(af.trace(planted(), input_ids=torch.arange(8)[None]))
+    assert scores.kinds["induction"][LAYER.format(1)].isnan().all()
+    assert float(scores.kinds["previous"][LAYER.format(0)][1]) > 0.99
+    with pytest.raises(ValueError, match="no score 'induktion'; .*induction"):
+        scores.best("induktion")
+
+
+# -- patching ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
+def test_patching_everything_nothing_and_something(family: str) -> None:
+    one, other = run_of(family), run_of(family, slice(1, 2))
+    stack = "encoder" if family == "bert" else "decoder"
+    assert not torch.allclose(one.output.logits, other.output.logits)
+    everything = af.look.patch(one, other, at=f"{stack}.layers.*")
+    close(everything.output.logits, other.output.logits)
+    nothing = af.look.patch(one, other, at=f"{stack}.layers.0", positions=[])
+    assert torch.equal(nothing.output.logits, one.output.logits)
+    same = af.look.patch(one, at=f"{stack}.layers.*.attention", heads=[0, 1], scale=1.0)
+    close(same.output.logits, one.output.logits)
+    step = f"{stack}.layers.1.feedforward"
+    silent = af.look.patch(one, at=step).keeping(f"{step}.branch")
+    assert float(silent[f"{step}.branch"].abs().max()) == 0.0
+    last = one.output.logits.shape[1] - 1
+    at_last = af.look.patch(one, other, at=f"{stack}.layers.1", positions=[last])
+    close(at_last.output.logits[:, last], other.output.logits[:, last])
+    assert torch.equal(at_last.output.logits[:, :last], one.output.logits[:, :last])
+    table = af.look.patch_table(one, other, by="position", token=5)
+    expected = other.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
+    assert float(table.values[-1, -1]) == pytest.approx(float(expected), abs=1e-4)
+    assert float(table.values[-1, :-1].abs().max()) < 1e-5  # after the last layer no token sees another
+
+
+def test_sublayers_by_table() -> None:
+    run = run_of("gpt2")
+    table = af.look.patch_table(run, by="sublayer")
+    assert table.rows == tuple(f"decoder.layers.{i}.{name}" for i in (0, 1) for name in ("attention", "feedforward"))
+    alone = af.look.patch(run, at=table.rows[2]).output.logits[0, -1].log_softmax(-1)[table.token]
+    assert float(table.values[2, 0]) == pytest.approx(float(alone) - table.before, abs=1e-5)
+
+
+def test_mistakes_are_one_sentence() -> None:
+    run, long = run_of("gpt2"), None
+    with torch.no_grad():
+        long = af.trace(model_of("gpt2"), input_ids=torch.ones(1, 12, dtype=torch.long))
+    for call, line in (
+        (lambda: af.look.patch(run, at="decoder.layers.7"), "nothing in this model is called 'decoder.layers.7'; "),
+        (lambda: af.look.patch(run, at="decoder.layers.0.feedforward", heads=[0]), "decoder.layers.0.attention"),
+        (lambda: af.look.patch(run, at=LAYER.format(0), heads=[3]), "no head 3; there are 3"),
+        (lambda: af.look.patch(run, at="decoder.layers.0", positions=[9]), "no position 9 at decoder.layers.0"),
+        (lambda: af.look.patch(run, long, at="decoder.layers.0"), "texts of other lengths, give positions"),
+        (lambda: af.look.patch_table(run, by="heads"), "by='heads'; .*head"),
+        (lambda: af.look.patch_table(run_of("gpt2", slice(0, 2))), "a table of changes is of one text"),
+        (lambda: af.look.contributions(run, position=9), "no position 9; the model scores 9"),
+        (lambda: af.look.contributions(run, token=50), "from 0 to 49"),
+        (lambda: af.look.routing(run), "no experts"),
+        (lambda: af.look.repeated(model_of("t5")), "give a run of your own"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            call()
+    with pytest.raises(KeyError, match="no attention at 'decoder.layers.3.attention'"):
+        af.look.attention(run)["decoder.layers.3.attention"]
+
+
+def test_a_changed_run_is_looked_at_as_changed() -> None:
+    changed = run_of("gpt2", change={"decoder.layers.0": lambda x, _: x * 2})
+    close(af.look.logit_lens(changed).logits(-1), changed.output.logits)
+    found = af.look.contributions(changed, token=3)
+    assert not torch.allclose(found.scores, run_of("gpt2").output.logits[0, -1, 3])
+    assert len(changed.keeping("*").kept) == len(addresses(changed.model))
+    close(af.look.stream_norms(changed)[0], af.look.stream_norms(run_of("gpt2"))[0])
+
+
+def test_contributions_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of("bert")
+    whole = af.look.contributions(run, position=range(9))
+    monkeypatch.setattr("anyformer.look.shares.CHUNK", 2)
+    close(af.look.contributions(run, position=range(9)).values, whole.values)
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures() -> None:
+    pytest.importorskip("matplotlib")
+    run = run_of("gpt2")
+    words = [f"$t{i}" for i in range(9)]
+    figures = [
+        af.look.attention(run)[LAYER.format(0)].figure(tokens=words), af.look.logit_lens(run).figure(),
+        af.look.contributions(run).figure(), af.look.patch_table(run, by="head").figure(),
+        af.look.head_scores(run).figure(),
+    ]  # fmt: skip
+    for figure in figures:
+        figure.canvas.draw()
+        assert figure.axes
+
+
+# -- real checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_attention_of_stories_is_transformers(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    import stories
+
+    monkeypatch.delitem(sys.modules, "stories")
+    model, encode = stories.load(shared_data / "weights" / "stories260K")
+    ids = torch.tensor([encode("Once upon a time there was a dog and a dog")])
+    af.save(model, tmp_path, format="hf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, output_attentions=True)
+        run = af.trace(model, input_ids=ids)
+    found = af.look.attention(run)
+    assert len(found.maps) == len(expected.attentions) == 5
+    for ours, weights in zip(found.maps, expected.attentions):
+        close(ours.weights, weights, 1e-5)
+    close(af.look.logit_lens(run).logits(-1), expected.logits, 1e-4)
+    close(af.look.contributions(run).values.sum(0), expected.logits[0, -1:].max(-1).values, 1e-4)

@@ -1,0 +1,317 @@
+"""The page of `anyformer look`: as a file, over HTTP, and in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import inputs_of, model_of
+
+import anyformer as af
+from anyformer.look.inside import Inside, Scene
+from anyformer.look.page import assembled, whole
+from anyformer.look.serve import Server
+
+EVIL = ['<script>document.title="run"</script>', "<img src=x onerror=alert(1)>", "</script><b>", "&lt;", "{{data}}"]
+
+
+def browser() -> Any:
+    """The helper beside this file, which is no package."""
+    spec = importlib.util.spec_from_file_location("browser", Path(__file__).with_name("browser.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def word(number: int) -> str:
+    return EVIL[number - 5] if 5 <= number < 5 + len(EVIL) else f" w{number}"
+
+
+def scene(family: str = "gpt2", **more: Any) -> Scene:
+    inputs = {name: value[:1] for name, value in inputs_of(family).items()}
+    if family == "gpt2":
+        inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10, 11, 10, 11]])}
+        more["other"] = {"input_ids": torch.tensor([[5, 6, 7, 8, 20, 10, 11, 10, 11]])}
+    target = "decoder_input_ids" if family == "t5" else "input_ids"
+    return Scene(model_of(family), inputs, name="<b>tiny</b>", words=word, target=target, **more)
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+# -- as data ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5"])
+def test_a_page_of_each_kind(family: str) -> None:
+    page = assembled(whole(Inside(scene(family))))
+    data = data_of(page)
+    assert page.count("<script") == 2 and page.count("</script>") == 2
+    assert "http" not in re.sub(r"http-equiv|http://www.w3.org/2000/svg", "", page.split('id="data"')[0])
+    number = {"gpt2": 2, "llama": 2, "bert": 2, "t5": 6}[family]
+    assert len(data["maps"]) == len(data["held"]) == number
+    assert [len(held) for held in data["held"]] == [each["heads"] for each in data["maps"]]
+    assert len(data["predictions"]) == len(data["tokens"]) == (5 if family == "t5" else 9)
+    assert (data["source"] is not None) == (family == "t5")
+    assert "why" not in data["lens"] and "why" not in data["contributions"]
+    assert {table["by"] for table in data["tables"]} >= {"head", "sublayer"}
+
+
+def test_what_the_page_says_is_what_the_model_does() -> None:
+    inside = Inside(scene())
+    run, data = inside.run, whole(inside)
+    best = run.output.logits[0, -1].softmax(-1).max()
+    assert data["predictions"][-1][0][1] == pytest.approx(float(best), abs=1e-5)
+    weights = af.look.attention(run).maps[1].weights[0, 2]
+    bytes_ = torch.frombuffer(bytearray(__import__("base64").b64decode(data["held"][1][2])), dtype=torch.uint8)
+    assert float(((bytes_.view(9, 9) / 255) ** 2 - weights).abs().max()) < 1 / 255
+    assert data["lens"]["tokens"][-1][-1] == int(run.output.logits[0, -1].argmax())
+    assert data["tables"][2]["by"] == "position" and len(data["tables"][2]["values"]) == 3
+    changed = inside.change("decoder.layers.1.attention", "zero", [0], None, place=8)
+    after = af.look.patch(run, at="decoder.layers.1.attention", heads=[0]).output.logits[0, 8].softmax(-1)
+    assert changed["rows"][0][2] == pytest.approx(float(after[[word(i) for i in range(50)].index(changed["rows"][0][0])]),
+                                                  abs=1e-4)  # fmt: skip
+
+
+def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyformer.look.page.HELD", 100)
+    monkeypatch.setattr("anyformer.look.page.TRIED", 1)
+    monkeypatch.setattr("anyformer.look.page.SHARES", 4)
+    data = whole(Inside(scene()))
+    assert isinstance(data["held"][0][0], list) and data["contributions"]["positions"] == [5, 6, 7, 8]
+    assert any("4 largest" in note for note in data["notes"]) and any("left out" in note for note in data["notes"])
+
+
+def test_a_model_without_attention_has_the_rest() -> None:
+    spec = af.override(af.spec("mamba-130m"), {"width": 16, "decoder.depth": 2, "head.vocab_size": 50,
+                                               "embedding.tokens.vocab_size": 50})  # fmt: skip
+    inside = Inside(Scene(af.build(spec, seed=0).eval(), {"input_ids": torch.arange(6)[None]}))
+    data = whole(inside)
+    assert data["maps"] == [] and "why" not in data["lens"] and len(set(data["state"])) == 1
+    assert "no attention" in data["heads"]["why"] and "no heads" in data["tables"][0]["why"]
+
+
+# -- over HTTP ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(scene(), 0)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def post(server: Server, name: str, question: Any, **headers: str) -> Any:
+    body = json.dumps(question).encode()
+    request = urllib.request.Request(f"{server.address}api/{name}", body, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+def test_served(server: Server) -> None:
+    with urllib.request.urlopen(server.address, timeout=20) as answer:
+        page = answer.read().decode()
+    assert "connect-src 'self'" in page.replace("&#x27;", "'") and data_of(page)["served"] is True
+    with urllib.request.urlopen(f"{server.address}api/map?map=1&head=2", timeout=20) as answer:
+        assert len(answer.read()) == 81
+    assert len(post(server, "lens", {"positions": [3, 4]})["tokens"][0]) == 2
+    assert post(server, "contributions", {"positions": [8]})["positions"] == [8]
+    assert post(server, "change", {"at": "decoder.layers.0", "action": "paste", "positions": [4], "place": 8})["rows"]
+    assert post(server, "table", {"by": "head", "place": 8})["by"] == "head"
+    assert "kinds" in post(server, "heads", {})
+    longer = post(server, "write", {"position": 3, "number": 12})
+    assert longer["tokens"] == [*(word(i) for i in (5, 6, 7, 8)), " w12"]
+    expected = model_of("gpt2")(input_ids=torch.tensor([[5, 6, 7, 8, 12]])).logits[0, -1].softmax(-1).max()
+    assert longer["predictions"][-1][0][1] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_what_the_server_refuses(server: Server) -> None:
+    for name, question, line in (
+        ("change", {"at": "decoder.layers.9", "action": "zero"}, "nothing in this model is called 'decoder.layers.9'"),
+        ("change", {"at": "decoder.layers.0", "action": "zero", "positions": ["x"]}, "whole numbers"),
+        ("write", {"position": 99, "number": 1}, "at most 32"),
+        ("contributions", {"positions": [77]}, "no position 77"),
+        ("table", {"by": "heads"}, "by='heads'"),
+    ):
+        assert line in post(server, name, question)["why"]
+    for path, body, headers, code in (
+        ("api/lens", b"{}", {"Content-Type": "text/plain"}, 400),
+        ("api/lens", b"[1]", {"Content-Type": "application/json"}, 400),
+        ("api/nothing", b"{}", {"Content-Type": "application/json"}, 400),
+        ("", None, {"Host": "elsewhere.example"}, 403),
+        ("api/map?map=0&head=9", None, {}, 400),
+        ("page.py", None, {}, 404),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(urllib.request.Request(f"{server.address}{path}", body, headers), timeout=20)
+        assert error.value.code == code
+
+
+def test_a_port_in_use(server: Server) -> None:
+    with pytest.raises(ValueError, match=f"port {server.server_port} cannot be used .*--port"):
+        Server(scene(), server.server_port)
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, data: Any) -> Path:
+    file = folder / "page.html"
+    file.write_text(assembled(data), encoding="utf-8")
+    return file
+
+
+def test_the_file_in_a_browser(tmp_path: Path) -> None:
+    """No error, no request, hostile text shown and not run, and every view by keyboard alone."""
+    file = saved(tmp_path, whole(Inside(scene())))
+    with browser().opened(file) as (page, wrong):
+        assert page.title() == "<b>tiny</b>: inside"
+        assert EVIL[0] in page.inner_text("#tokens") and EVIL[1] in page.inner_text("#tokens")
+        assert page.locator("#tokens img, #tokens b, #tokens script").count() == 0
+        page.focus("#tokens")
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        assert page.locator('#tokens [aria-selected="true"]').inner_text() == EVIL[1]
+        assert EVIL[1] in page.inner_text("#predictions") and EVIL[1] in page.inner_text("#detail h2")
+        page.focus("#maps")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function('document.getElementById("large").dataset.key === "1 1"')
+        page.focus('#tabs [aria-selected="true"]')
+        for text in ("logit lens", "without each head", "copy of the token", "what is remembered"):
+            page.keyboard.press("ArrowRight")
+            page.wait_for_function("t => document.getElementById('view').innerText.includes(t)", arg=text)
+        assert wrong == []
+
+
+@pytest.mark.slow
+def test_views_are_linked(tmp_path: Path) -> None:
+    with browser().opened(saved(tmp_path, whole(Inside(scene())))) as (page, wrong):
+        page.click('#tabs [data-view="stream"]')
+        page.locator(".bar button").first.click()
+        assert "head" in page.inner_text("#view .columns")
+        page.click('#tabs [data-view="heads"]')
+        page.locator("#view td button").nth(2).click()
+        name = page.locator("#view p").first.inner_text()
+        assert "decoder.layers" in name
+        page.click('#tabs [data-view="stream"]')
+        page.locator("#view td.cell").first.click()
+        assert page.locator("#view td.chosen").count() > 0
+        assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "bert"])
+def test_other_kinds_in_a_browser(tmp_path: Path, family: str) -> None:
+    with browser().opened(saved(tmp_path, whole(Inside(scene(family))))) as (page, wrong):
+        assert page.locator("#source").is_visible() == (family == "t5")
+        for view in page.locator("#tabs button").all():
+            view.click()
+            page.wait_for_timeout(50)
+        assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_dark_and_light(tmp_path: Path, scheme: str) -> None:
+    with browser().opened(saved(tmp_path, whole(Inside(scene()))), scheme=scheme) as (page, wrong):
+        shade = 'parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])'
+        assert (page.evaluate(shade) > 128) == (scheme == "light")
+        page.click("#theme")
+        assert (page.evaluate(shade) > 128) == (scheme == "dark")
+        assert wrong == []
+
+
+@pytest.mark.slow
+def test_served_in_a_browser(server: Server) -> None:
+    with browser().opened(server.address) as (page, wrong):
+        page.wait_for_function('document.getElementById("large").dataset.key === "0 0"')
+        before = page.locator("#tokens span").count()
+        page.locator("#predictions button").first.click()
+        page.wait_for_function("n => document.querySelectorAll('#tokens span').length === n", arg=before + 1)
+        page.click('#tabs [data-view="change"]')
+        page.click("#change button")
+        page.wait_for_selector("#changed table")
+        page.get_by_role("button", name="every head, one at a time").click()
+        page.wait_for_selector("#view .scroll table")
+        for view in ("stream", "heads", "state"):
+            page.click(f'#tabs [data-view="{view}"]')
+            page.wait_for_selector("#view svg, #view table")
+        assert wrong == []
+
+
+def large(tokens: int = 1000, layers: int = 12, heads: int = 12) -> Any:
+    """A page of this size from random numbers, as cheaply as possible."""
+    import base64
+
+    import numpy as np
+
+    random, kept = np.random.default_rng(0), 20
+    pack = lambda array: base64.b64encode(array.tobytes()).decode()  # noqa: E731
+    words = [f" word{i}" for i in range(tokens)]
+    held = [[[pack(random.integers(0, tokens, (tokens, kept), np.int16)),
+              pack(random.integers(0, 255, (tokens, kept), np.uint8))] for _ in range(heads)] for _ in range(layers)]  # fmt: skip
+    maps = [{"address": f"decoder.layers.{i}.attention", "kind": "self", "heads": heads, "queries": tokens,
+             "keys": tokens, "windows": 1, "side": [40, 40], "of": "tokens",
+             "small": pack(random.integers(0, 255, (heads, 40, 40), np.uint8))} for i in range(layers)]  # fmt: skip
+    depths = ["decoder.input", *(f"decoder.layers.{i}" for i in range(layers))]
+    places = list(range(tokens - 96, tokens))
+    lines = [["biases", "biases", None]] + [[f"decoder.layers.{i}.attention head {h}", f"decoder.layers.{i}.attention", h]
+                                            for i in range(layers) for h in range(heads)]  # fmt: skip
+    return {
+        "name": "large", "tokens": words, "source": None, "media": {}, "maps": maps, "held": held, "whole": False,
+        "predictions": [[[f" p{j}", 0.1, j] for j in range(8)] for _ in words], "state": list(range(tokens)),
+        "experts": [], "other": None, "sublayers": [], "writes": True, "notes": ["random"],
+        "layers": {"address": "decoder.layers", "number": layers}, "tables": [],
+        "lens": {"depths": depths, "positions": places, "tokens": [[0] * 96 for _ in depths], "words": {"0": " x"},
+                 "chances": [[0.5] * 96 for _ in depths], "norms": [[1.0] * tokens for _ in depths]},
+        "contributions": {"lines": lines, "values": random.random((len(lines), 48)).tolist(),
+                          "positions": places[-48:], "tokens": [[0, " x"]] * 48, "scores": [1.0] * 48},
+        "heads": {"how": "", "kinds": {kind: {each["address"]: random.random(heads).tolist() for each in maps}
+                                       for kind in ("previous", "duplicate", "induction")}},
+    }  # fmt: skip
+
+
+CLICK = """async (pick) => {
+  const start = performance.now(); document.querySelector(pick).click();
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  return performance.now() - start;
+}"""
+
+
+@pytest.mark.slow
+def test_a_thousand_tokens_stay_quick(tmp_path: Path, record_property: Any) -> None:
+    with browser().opened(saved(tmp_path, large())) as (page, wrong):
+        taken = {}
+        for name, pick in (
+            ("a token", "#tokens span:nth-child(990)"), ("a far token", "#tokens span:nth-child(5)"),
+            ("the stream", '#tabs [data-view="stream"]'), ("a token in the stream", "#tokens span:nth-child(970)"),
+            ("the heads", '#tabs [data-view="heads"]'), ("a head", "#view td button"),
+        ):  # fmt: skip
+            taken[name] = page.evaluate(CLICK, pick)
+        key = page.evaluate("""async () => {
+            const maps = document.getElementById('maps'), start = performance.now();
+            maps.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft', bubbles: true }));
+            maps.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true }));
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            return (performance.now() - start) / 2; }""")
+        taken["another head"] = key
+        record_property("milliseconds", taken)
+        print(taken, file=sys.stderr)
+        assert wrong == [] and max(taken.values()) < 200

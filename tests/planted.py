@@ -1,0 +1,55 @@
+"""A model whose weights were written by hand: an induction circuit of two heads, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import anyformer as af
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.mask import Causal
+from anyformer.model import DecoderModel
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.head import LMHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position import Learned
+
+WORDS, PLACES, HEADS = 11, 24, 2
+SHARP = 40.0
+
+
+def planted() -> Any:
+    """The stream is [token, place, token before, answer], one number each. Head 1 of layer 0 looks at the place before
+    and copies its token; head 0 of layer 1 looks where the token before is the present one, and answers what stands
+    there. The other two heads see everything alike and add nothing."""
+    width, K = 3 * WORDS + PLACES, PLACES
+    spec = DecoderModel(
+        width=width, length=PLACES,
+        embedding=TextEmbedding(tokens=Tokens(vocab_size=WORDS), position=Learned(length=PLACES)),
+        decoder=Stack(layers=Block(attention=Sublayer(op=Attention(
+            num_heads=HEADS, head_width=K, bias="", mask=Causal(), scale=1.0))), depth=2),
+        head=LMHead(vocab_size=WORDS), init={"*": Normal(std=0.02)},
+    )  # fmt: skip
+    model = af.build(spec, seed=0).eval()
+    token, place = slice(0, WORDS), slice(WORDS, WORDS + PLACES)
+    before, answer = slice(WORDS + PLACES, 2 * WORDS + PLACES), slice(2 * WORDS + PLACES, width)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.tokens.weight[:, token] = torch.eye(WORDS)
+        model.embedding.position.weight[:, place] = torch.eye(PLACES)
+        first, second = (layer.attention.op for layer in model.decoder.layers)
+        one = slice(K, 2 * K)
+        first.q.weight[one, place] = SHARP * torch.eye(PLACES).roll(-1, 0)  # place p asks for p - 1
+        first.k.weight[one, place] = torch.eye(PLACES)
+        first.v.weight[K : K + WORDS, token] = torch.eye(WORDS)
+        first.o.weight[before, K : K + WORDS] = torch.eye(WORDS)
+        second.q.weight[0:WORDS, token] = SHARP * torch.eye(WORDS)
+        second.k.weight[0:WORDS, before] = torch.eye(WORDS)
+        second.k.weight[0:WORDS, WORDS] = -2  # before the first place stands nothing: it could only copy itself
+        second.v.weight[0:WORDS, token] = torch.eye(WORDS)
+        second.o.weight[answer, 0:WORDS] = torch.eye(WORDS)
+        model.head.out.weight[:, answer] = 10 * torch.eye(WORDS)
+    return model
