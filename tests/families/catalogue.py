@@ -314,6 +314,7 @@ def body(case: Case) -> tuple[Any]:
     return body_and_head(case)[:1]
 
 
+@functools.cache
 def body_and_head(case: Case) -> tuple[Any, Any]:
     """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
     the kind of head."""
