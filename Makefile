@@ -16,8 +16,9 @@ export PIP_CONSTRAINT       := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# One thread in each worker: two workers with a thread pool each are slower than one.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# One thread in each worker: two workers with a thread pool each are slower than one. Bytecode is kept, also where the
+# environment says no (many containers do): otherwise every worker and every child compiles all files anew.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Doctests of the sources are part of every run; a module that needs an extra which is not installed is passed over.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 \
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer

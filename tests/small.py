@@ -58,3 +58,16 @@ def compiled_equals_eager(function: Any, *inputs: Any, tolerance: float = 1e-6) 
     """One graph without breaks, and the same answer."""
     torch._dynamo.reset()
     close(torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs), function(*inputs), tolerance)
+
+
+class filled_with_nan:
+    """torch.empty gives NaN, so that what nobody fills shows."""
+
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        self.before = torch.utils.deterministic.fill_uninitialized_memory
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+    def __exit__(self, *error: Any) -> None:
+        torch.utils.deterministic.fill_uninitialized_memory = self.before
+        torch.use_deterministic_algorithms(False)

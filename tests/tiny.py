@@ -20,8 +20,10 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def model_of(family: str) -> torch.nn.Module:
-    model = af.build(families.find(family).read(CONFIGS[family]), seed=0).eval()
+def model_of(family: str, depth: int = 2) -> torch.nn.Module:
+    spec = families.find(family).read(CONFIGS[family])
+    stacks = [name for name in ("encoder", "decoder") if hasattr(spec, name)]
+    model = af.build(af.override(spec, {f"{name}.depth": depth for name in stacks}), seed=0).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():  # biases too

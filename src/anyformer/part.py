@@ -165,8 +165,8 @@ class Part:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, value) of every field, in order: what addresses, JSON and trees are made of."""
-        for field in dataclasses.fields(self):
-            yield field.name, getattr(self, field.name)
+        for name in hints(type(self)):
+            yield name, getattr(self, name)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other fields; unknown names raise."""
@@ -422,12 +422,16 @@ def _always(value: Any) -> Callable[[Any], Any]:
     return lambda old: value
 
 
+PLAIN = frozenset((str, int, float, bool, type(None)))  # what most fields hold, and in which nothing stands
+
+
 def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     """(address, Part) of a description and every Part in it, outermost first."""
     if isinstance(spec, Part):
         yield path, spec
     for address, child in values_in(spec, path):
-        yield from walk(child, address)
+        if type(child) not in PLAIN:
+            yield from walk(child, address)
 
 
 def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -445,7 +449,7 @@ def parts_in(node: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     for address, part in values_in(node, path):
         if isinstance(part, Part):
             yield address, part
-        else:
+        elif type(part) not in PLAIN:
             yield from parts_in(part, address)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.block import Stack
 from anyformer.parts import audio, contrast, detect, image, similarity, speaker, summary
 from anyformer.parts import head as heads
 
@@ -111,14 +112,27 @@ def folder(case: Case) -> Path:
 
 
 def ours(case: Case, **options: Any) -> Any:
-    """A fresh anyformer model of a case."""
-    return af.load(folder(case), **options)
+    """An anyformer model of a case that is the test's own: loaded with these options, or a copy of the one that was."""
+    return af.load(folder(case), **options) if options else copy.deepcopy(shared(case))
 
 
 @functools.cache
 def shared(case: Case) -> Any:
     """One anyformer model of a case, for tests that change nothing in it."""
-    return ours(case)
+    return af.load(folder(case))
+
+
+def shallow(case: Case) -> Any:
+    """A random anyformer model of a case with as few layers as show each kind once: what the dear tests of graphs run,
+    as every layer is traced anew."""
+    def enough(stack: Stack) -> int:
+        kinds = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
+        return max(map(kinds.index, kinds)) + 1
+
+    stacks = {path: part for path, part in af_walk(spec_of(case)) if isinstance(part, Stack) and part.order is None}
+    model = af.build(af.override(spec_of(case), {f"{path}.depth": enough(part) for path, part in stacks.items()}))
+    randomise(model)
+    return model.eval()
 
 
 @functools.cache
@@ -302,8 +316,18 @@ def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None 
     return pytest.mark.parametrize("case", parameters)
 
 
+def one_each(chosen: list[Case], kind: Callable[[Case], Any]) -> list[Case]:
+    """The first case of each kind."""
+    return list({kind(case): case for case in reversed(chosen)}.values())[::-1]
+
+
 def published_class(case: Case) -> tuple[str]:
     return (case.architecture,)
+
+
+def class_and_body(case: Case) -> tuple[Any, ...]:
+    """For what depends on what a class calls its tensors and fields, and on every field of a body."""
+    return (case.architecture, *body_and_head(case))
 
 
 def family(case: Case) -> tuple[str]:
@@ -321,6 +345,7 @@ def body(case: Case) -> tuple[Any]:
     return body_and_head(case)[:1]
 
 
+@functools.cache
 def body_and_head(case: Case) -> tuple[Any, Any]:
     """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
     the kind of head."""

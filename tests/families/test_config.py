@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import cases, every_case
+from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
@@ -88,7 +88,7 @@ def test_generation_settings_are_those_of_published_classes() -> None:
 def changes(family: Any, case: Any, name: str) -> bool:
     """Whether some other value of the field gives another description, or is refused."""
     config = {**case.config, "architectures": [case.architecture]}
-    spec = family.read(config).replace(source={})
+    spec = spec_of(case).replace(source={})
     for value in other_values(config.get(name, family.known[family.aliases.get(name, name)].default)):
         try:
             if family.read({**config, name: value}).replace(source={}) != spec:

@@ -22,11 +22,12 @@ def test_count_of_every_case(case: Case) -> None:
 
 
 FIRST = {next(iter(family.sizes)) for _, family in families.names()}  # of each family; the others in `make test-all`
-
-
-@pytest.mark.parametrize(
+over_names = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name, _ in families.names()]
 )
+
+
+@over_names
 def test_count_of_every_named_description(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     family = dict(families.names())[name]
@@ -81,10 +82,9 @@ def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None
     assert counted(spec_of(case)) == built(spec_of(case))
 
 
-@pytest.mark.parametrize("family", families.catalogue())
-def test_one_layer_of_each_kind_counts_for_all_in_every_name(family: str) -> None:
-    for name in families.find(family).sizes:
-        assert counted(af.spec(name)) == built(af.spec(name)), name
+@over_names
+def test_one_layer_of_each_kind_counts_for_all_in_every_name(name: str) -> None:
+    assert counted(af.spec(name)) == built(af.spec(name))
 
 
 def test_layers_that_are_not_alike_are_counted_each() -> None:

@@ -44,12 +44,13 @@ def wishes(case: Case, vocab_size: int, number: int) -> dict[str, Any]:
     return asked
 
 
+@pytest.mark.parametrize("number", [16, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_writes_what_it_writes_alone(kind: str) -> None:
+def test_each_writes_what_it_writes_alone(kind: str, number: int) -> None:
     case = case_of(KINDS[kind])
     model = ours(case)
     vocab_size = model.spec.head.vocab_size
-    asked = [wishes(case, vocab_size, number) for number in range(40)]
+    asked = [wishes(case, vocab_size, each) for each in range(number)]
     dice, running, requests = random.Random(0), Running(model), []
     joined_others = left_early = False
     while len(requests) < len(asked) or running.step():

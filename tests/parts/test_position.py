@@ -423,13 +423,13 @@ def test_a_tree_that_is_none_is_refused() -> None:
         tree.parents_of(context(3))
 
 
-def model_with(position: Any = None, absolute: Any = None, **more: Any) -> Any:
+def model_with(position: Any = None, absolute: Any = None, depth: int = 2, **more: Any) -> Any:
     kind, stack = (DecoderModel, "decoder") if more.get("mask") else (EncoderModel, "encoder")
     attention = Attention(num_heads=H, position=position, **more)
     spec = kind(
         width=D, embedding=TextEmbedding(tokens=Tokens(vocab_size=50), position=absolute),
         init={"*": Normal(std=0.5)},
-        **{stack: Stack(layers=Block(attention=Sublayer(op=attention)), depth=2)},
+        **{stack: Stack(layers=Block(attention=Sublayer(op=attention)), depth=depth)},
     )  # fmt: skip
     return af.build(spec).eval()
 
@@ -497,7 +497,7 @@ def test_decoding_step_by_step_equals_the_whole(scheme: dict[str, Any], capacity
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_one_graph(scheme: dict[str, Any]) -> None:
-    model = model_with(**scheme, mask=Causal())
+    model = model_with(**scheme, depth=1, mask=Causal())
     mask = torch.ones(2, T, dtype=torch.long)
     mask[1, :3] = 0
 
@@ -511,10 +511,10 @@ def test_one_graph(scheme: dict[str, Any]) -> None:
 def test_trees_and_convolutions_in_one_graph() -> None:
     ids = torch.arange(7)[None]
     for part in (DistanceBias(num_heads=H, before=4, tree=True), RelativeVectors(before=2, tree=True)):
-        model = model_with(part)
+        model = model_with(part, depth=1)
         with torch.no_grad():
             compiled_equals_eager(lambda i, m=model: m(input_ids=i, tree_parents=PARENTS).last_hidden_state, ids)
-    model = model_with(absolute=Convolutional(kernel=4, groups=4))
+    model = model_with(absolute=Convolutional(kernel=4, groups=4), depth=1)
     with torch.no_grad():
         compiled_equals_eager(lambda i: model(input_ids=i).last_hidden_state, ids)
 

@@ -38,16 +38,17 @@ COPIES, SHARD, TENSOR = {}, {"shard": 2}, {"tensor": 2}  # type: ignore[var-anno
 BOTH, HYBRID, WIDE = {"shard": 2, "tensor": 2}, {"replicate": 2, "shard": 2}, {"replicate": 2, "tensor": 2}
 EVERYDAY = {
     2: [*([f"{name}-shard", name, SHARD] for name in FAMILIES), ["llama-copies", "llama", COPIES],
-        ["bert-copies", "bert", COPIES], ["t5-tensor", "t5", TENSOR], ["llama-to-pieces", "llama", COPIES, TENSOR],
-        ["llama-from-pieces", "llama", SHARD, COPIES], ["killed-whole", "killed.json"],
-        ["troubles", "troubles", TENSOR]],
-    4: [[f"{name}-both", name, BOTH] for name in FAMILIES],
+        ["bert-copies", "bert", COPIES], ["t5-tensor", "t5", TENSOR], ["bert-tensor", "bert", TENSOR],
+        ["llama-to-pieces", "llama", COPIES, TENSOR], ["llama-from-pieces", "llama", SHARD, COPIES],
+        ["killed-whole", "killed.json"], ["troubles", "troubles", TENSOR]],
+    4: [["llama-both", "llama", BOTH], ["mixtral-both", "mixtral", BOTH]],
 }  # fmt: skip
 SLOW = {
     2: [[f"{name}-every-{kind}", name, mesh] for name in FAMILIES
         for kind, mesh in (("copies", COPIES), ("tensor", TENSOR))],
     4: [*([f"{name}-{kind}-of-4", name, mesh] for name in FAMILIES
-          for kind, mesh in (("copies", COPIES), ("shard", {"shard": 4}), ("hybrid", HYBRID), ("wide", WIDE))),
+          for kind, mesh in (("copies", COPIES), ("shard", {"shard": 4}), ("both", BOTH), ("hybrid", HYBRID),
+                             ("wide", WIDE))),
         ["llama-about", "llama", BOTH, HYBRID], ["mixtral-about", "mixtral", WIDE, COPIES],
         ["t5-about", "t5", COPIES, BOTH], ["bert-about", "bert", HYBRID, WIDE]],
 }  # fmt: skip
@@ -87,7 +88,7 @@ def compare(found: dict[str, Any], alone: dict[str, Any], case: str) -> None:
 
 def check_all(place: Path, found: dict[str, Any]) -> None:
     found = {case: results for case, results in found.items() if case.split("-")[0] in FAMILIES}
-    assert len(found) >= 4
+    assert len(found) >= 2
     alone = torch.load(place / "alone.pt")
     start = {name: af.build(processes.run_of(name, place, Mesh()).model, seed=0).state_dict() for name in FAMILIES}
     for case, results in found.items():

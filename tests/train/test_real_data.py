@@ -86,6 +86,7 @@ def test_films(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[
     assert 0.5 < baseline < 0.55 and found["accuracy"] > baseline + 0.08, (baseline, found)
 
 
+@pytest.mark.slow  # learns as the films do, from other columns
 def test_pairs_of_sentences(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("matthews", "accuracy", "f1")
     run = small("mrpc-scratch", shared_data, 2000, 32, train=4000, valid=500, steps=110, **{"evaluate.metrics": names})

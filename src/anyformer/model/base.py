@@ -110,13 +110,14 @@ class Model(Part):
     def check(self) -> None:
         if self.width < 1:
             raise ValueError(f"{type(self).__name__}.width is {self.width}")
-        layers = sum(part.depth for _, part in walk(self) if isinstance(part, Stack))
+        parts = [part for _, part in walk(self)]
+        layers = sum(part.depth for part in parts if isinstance(part, Stack))
         if layers > 10_000:  # a hostile file must not keep a machine busy for hours
             raise ValueError(f"{layers:,} layers; at most 10,000 can be built")
-        experts = max((part.num_experts for _, part in walk(self) if isinstance(part, MoE)), default=0)
+        experts = max((part.num_experts for part in parts if isinstance(part, MoE)), default=0)
         if layers * experts > 1_000_000:
             raise ValueError(f"{experts:,} experts in each of {layers:,} layers; at most 1,000,000 can be built")
-        routers = {(type(part.router).__name__, part.num_experts) for _, part in walk(self) if isinstance(part, MoE)}
+        routers = {(type(part.router).__name__, part.num_experts) for part in parts if isinstance(part, MoE)}
         if getattr(self.head, "balance", None) is not None and len(routers) > 1:
             found = " and ".join(f"{kind} of {count}" for kind, count in sorted(routers))
             raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")

@@ -449,7 +449,8 @@ def sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
 def seed_all(seed: int, step: int, rank: int) -> None:
     """Every generator that code may draw from, as a function of where we are: there is no random state to keep."""
     number = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
-    torch.manual_seed(number % 2**63)
+    # for a device that is not there torch.manual_seed writes the whole stack down, in every step
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(number % 2**63)
     random.seed(number)
     np.random.seed(number % 2**32)
 
