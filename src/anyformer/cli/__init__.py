@@ -28,6 +28,7 @@ VERBS = {
     "chat": "talks with a model, with a history and commands",
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
+    "fetch": "the public data of a recipe, and where it comes from",
     "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
     "completion": "what makes bash, zsh or fish complete all of this",
