@@ -82,7 +82,8 @@ def import_parts(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        missing = isinstance(error, ModuleNotFoundError)
+        why = str(error) if missing else f"{type(error).__name__}: {error}".splitlines()[0]
         raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 

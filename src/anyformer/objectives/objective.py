@@ -158,9 +158,16 @@ def language_head(model: Any) -> LMHeadModule:
     head = getattr(model, "head", None)
     head = head.lm if isinstance(head, PretrainingModule) else head
     if not isinstance(head, LMHeadModule):
-        kind = "no head" if head is None else f"another head ({type(head).__name__})"
-        raise ValueError(f"this objective predicts tokens, and the model has {kind}")
+        raise ValueError(f"this objective predicts tokens, and the model has {shown_head(model)}")
     return head
+
+
+def shown_head(model: Any) -> str:
+    """The head of a model, as its description and its published class call it."""
+    spec = getattr(model, "spec", None)
+    head = getattr(spec, "head", None)
+    of = f" ({spec.architecture})" if spec is not None and spec.architecture else ""
+    return f"{'no head' if head is None else type(head).__name__}{of}"
 
 
 def taken(model: Any, batch: Batch) -> dict[str, Any]:
@@ -188,6 +195,6 @@ def logits_of(model: Any, seen: Read, name: str = "logits") -> Tensor:
 def head_of(model: Any, kind: type, what: str) -> Any:
     head = getattr(model, "head", None)
     if not isinstance(head, kind):
-        found = "no head" if head is None else type(head).__name__
-        raise ValueError(f"{what} needs a model with a {kind.__name__}; this one has {found}")
+        wanted = f"{kind.__name__.removesuffix('Module')}Head"
+        raise ValueError(f"{what} needs a model with a {wanted}; this one has {shown_head(model)}")
     return head
