@@ -1,5 +1,5 @@
-"""Mistakes on the command line, as people type them: one line on stderr that says what is wrong in words they know, code
-2, nothing on stdout, no traceback, and nothing begun."""
+"""Mistakes on the command line, as people type them: exit code 2 and one line that says what is wrong in words they
+know, nothing on stdout, no traceback, and nothing begun."""
 
 from __future__ import annotations
 
