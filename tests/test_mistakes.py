@@ -182,6 +182,10 @@ def gpt2(**changes: Any) -> Any:
     return families.find("gpt2").read({**MODELS["writer"][1], **changes})
 
 
+def gpt2_model() -> Any:
+    return af.build(gpt2(), seed=0)
+
+
 EPS, OP = "decoder.norm.eps", "decoder.layers.feedforward.op"
 # code as a user writes it; `folder` is an empty one and `file` is a file in it
 CODE: list[tuple[str, str]] = [
@@ -235,6 +239,20 @@ CODE: list[tuple[str, str]] = [
     ("af.generate(model('classes'), ids)", "has no language-model head"),
     ("af.generate(model('writer'), ids, max_new_tokens='5')", "max_new_tokens='5': a whole number"),
     ("af.generate(model('writer'), ids, use_cache='yes')", "use_cache='yes': True or False"),
+    ("af.lora.LoRA(rank=0)", "LoRA.rank is 0; it must be at least 1"),
+    ("af.lora.apply(gpt2_model(), af.lora.LoRA(targets=('*.query',)))", "no linear layer matches '\\*.query'"),
+    ("af.lora.merge(model('writer'))", "this model has no adapters"),
+    ("af.save(model('writer'), folder, format='peft')", "this model has no adapters"),
+    ("af.load(saved, base=saved)", "base= is for an adapter"),
+    ("af.trace(model('writer'), keep=['decoder.layer.*'], input_ids=ids)", "decoder.layer"),
+    ("af.trace('gpt2', keep=['*'], input_ids=ids)", "only a model can be traced, .* got str"),
+    ("af.processor(folder)", "no tokenizer|nothing"),
+    ("af.processor(5)", "got int"),
+    ("af.tasks.write(model('writer'), 'Once')", "tokenizer"),
+    ("af.tasks.write('nowhere/at/all', 'Once')", "does not exist"),
+    ("af.tasks.write(5, 'Once')", "a model is a folder, a hub id, or one that was loaded; got int"),
+    ("af.parts.MLP(widht=3)", "widht"),
+    ("af.parts.MLP(width=3, activation='rleu')", "did you mean 'relu'"),
 ]  # fmt: skip
 
 

@@ -320,6 +320,33 @@ def test_convert_to_another_dtype(run, published: Path, tmp_path: Path) -> None:
     one_line(run("convert", published, tmp_path / "other", "--dtype", "bfloat"), "did you mean 'bfloat16'?")
 
 
+@pytest.mark.parametrize(("size", "said", "read"), [
+    (20, {"bos_token_id": 5, "eos_token_id": 7}, (5, 7)),
+    (20, {}, (None, None)),  # GPT-2's own, 50256, would be outside
+    (50257, {}, (50256, 50256)),
+], ids=str)  # fmt: skip
+def test_an_export_keeps_its_special_tokens(
+    run, tmp_path: Path, size: int, said: dict[str, int], read: tuple[int | None, int | None]
+) -> None:
+    """As transformers reads them."""
+    transformers = pytest.importorskip("transformers")
+    spec = families.find("gpt2").read({**CONFIG, "n_layer": 1, "n_embd": 4, "vocab_size": size, **said})
+    af.save(af.build(spec), tmp_path / "ours")
+    assert run("convert", tmp_path / "ours", tmp_path / "hf", "--format", "hf")[0] == 0
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
+    assert (config.bos_token_id, config.eos_token_id) == read
+
+
+def test_an_export_that_cannot_be_says_why(run, published: Path, tmp_path: Path) -> None:
+    """The first thing that no config could say, and not the last that was tried."""
+    changes = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}, "decoder.norm": {"kind": "RMSNorm"}}
+    for path, value in changes.items():
+        folder = tmp_path / path
+        af.save(af.build(af.override(af.load(published).spec, {path: value})), folder)
+        result = run("convert", folder, tmp_path / "hf", "--format", "hf")
+        one_line(result, f"{path} is {value['kind']}, and ", "format='anyformer' saves it as it is")
+
+
 def test_convert_never_writes_over_anything(run, published: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()

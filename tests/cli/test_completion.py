@@ -31,6 +31,7 @@ def test_bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert complete("") == list(VERBS)
     assert complete("ch") == ["chat"]
     assert complete("train", "--re") == ["--resume"] and "shakespeare" in complete("train", "")
+    assert complete("fetch", "shake") == ["shakespeare"]
     assert complete("count", "gpt2-x") == ["gpt2-xl"]
     assert complete("run", "fill") == ["fill-mask"] and "--max-new-tokens" in complete("run", "write", "x", "--max")
 

@@ -206,5 +206,5 @@ def test_pretraining_loss_is_the_heads() -> None:
     out = model(**inputs, labels=labels.view_as(batch["input_ids"]), next_sentence_label=batch["next"])
     close(sum(sums[name] / weights[name] for name in sums), out.loss, 1e-5)
     close(sums["next"] / 2, F.cross_entropy(out.seq_relationship_logits, batch["next"]), 1e-5)
-    with pytest.raises(ValueError, match="needs a model with a PretrainingModule"):
+    with pytest.raises(ValueError, match="needs a model with a PretrainingHead"):
         objective.module(model_of("bert"))

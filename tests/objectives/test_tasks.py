@@ -112,11 +112,11 @@ def test_heads_that_do_not_fit_are_one_line() -> None:
     numbers = model_for("BertForSequenceClassification", problem_type="regression", **labels(3))
     with pytest.raises(ValueError, match="head.problem is 'regression', and what is learnt here is 'single_label_cla"):
         Classify(labels=("a", "b", "c")).module(numbers)
-    with pytest.raises(ValueError, match="needs a model with a TagModule; this one has ClassifyModule"):
+    with pytest.raises(ValueError, match="needs a model with a TagHead; this one has ClassifyHead"):
         Tag(labels=("a", "b")).module(model)
-    with pytest.raises(ValueError, match="needs a model with a SpanModule"):
+    with pytest.raises(ValueError, match="needs a model with a SpanHead"):
         Answer().module(model)
-    with pytest.raises(ValueError, match="needs a model with a MultipleChoiceModule"):
+    with pytest.raises(ValueError, match="needs a model with a MultipleChoiceHead"):
         Choose(choices=2).module(model)
     for wrong in ({"labels": ("a",)}, {"labels": ("a", "a")}, {"labels": ("a", "b"), "low": 0.0}):
         with pytest.raises(ValueError, match="Classify"):

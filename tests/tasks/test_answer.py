@@ -109,5 +109,5 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.answer(folder, {"question": "a", "context": "a"}, stride=47)
     with pytest.raises(ValueError, match="top_k is 0"):
         af.tasks.answer(folder, {"question": "a", "context": "a"}, top_k=0)
-    with pytest.raises(ValueError, match="needs a model with a SpanModule"):
+    with pytest.raises(ValueError, match="needs a model with a SpanHead"):
         af.tasks.answer(folders("BertForMaskedLM"), {"question": "a", "context": "a"})

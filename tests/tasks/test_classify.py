@@ -88,7 +88,7 @@ def test_mistakes(folders: Folders) -> None:
     whole = af.tasks.classify(folder, {"text": "The fox" + " dog" * 30, "pair": "dog " * 36}, truncate=True)
     cut = af.tasks.classify(folder, {"text": "The fox" + " dog" * 20, "pair": "dog " * 23})
     assert [one["score"] for one in whole] == pytest.approx([one["score"] for one in cut])
-    with pytest.raises(ValueError, match="needs a model with a ClassifyModule; this one has LMHeadModule"):
+    with pytest.raises(ValueError, match="needs a model with a ClassifyHead; this one has LMHead"):
         af.tasks.classify(folders("BertForMaskedLM"), "a")
     with pytest.raises(ValueError, match="top_k is -1"):
         af.tasks.classify(folder, "a", top_k=-1)

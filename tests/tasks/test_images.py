@@ -132,7 +132,7 @@ def test_mistakes_are_one_line(models: Any, photos: Path, tmp_path: Path, capsys
         assert cli.main(["run", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
         assert match in error and len(error.strip().splitlines()) == 1
-    with pytest.raises(ValueError, match="classification needs a model with a ClassifyModule"):
+    with pytest.raises(ValueError, match="classification needs a model with a ClassifyHead"):
         af.tasks.classify_image(models("ViTModel"), photos)
     (tmp_path / "c").mkdir()
     af.save(af.load(folder), tmp_path / "grey")

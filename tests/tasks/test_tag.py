@@ -70,7 +70,7 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.tag(folder, LONG, stride=46)
     with pytest.raises(ValueError, match="^input 1: stride is -1"):
         af.tasks.tag(folder, [LONG], stride=-1)
-    with pytest.raises(ValueError, match="needs a model with a TagModule"):
+    with pytest.raises(ValueError, match="needs a model with a TagHead"):
         af.tasks.tag(folders("BertForMaskedLM"), "a")
     with pytest.raises(ValueError, match="^text is empty$"):
         af.tasks.tag(folder, " ")

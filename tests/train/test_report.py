@@ -17,6 +17,7 @@ from anyformer.train import progress
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
+from anyformer.train.start import telling
 from anyformer.train.trainer import Done
 
 
@@ -98,6 +99,30 @@ def test_nothing_moves_without_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     out, err = capsys.readouterr()
     assert (out, err) == ("a line\n", "")
     assert 1e8 < peak(torch.device("cpu"), "fp32") < 1e14
+
+
+def test_lines_of_progress_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A line now and then, of steps and of data that is made ready; none before its time, and nothing that moves."""
+    seconds = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    screen = Screen(every=30.0)
+    screen.speed.flops = 0.0
+    trainer = SimpleNamespace(steps=1000)
+    for step in range(1, 9):
+        seconds[0] += 10.0
+        screen.stepped(trainer, Done(step, 2.0 - step / 10, {}, 1.0, 0.1, 1, 100, 10.0))  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert err == "" and out.splitlines() == [
+        "step 4 of 1,000: loss 1.600, 10 tokens/s", "step 8 of 1,000: loss 1.200, 10 tokens/s"
+    ]  # fmt: skip
+    told: list[str] = []
+    with telling(told.append, "preparing the data", every=30.0) as tick:
+        for count in range(0, 2048, 256):
+            seconds[0] += 10.0
+            tick("train", count)
+    assert told == ["preparing the data: train, 768 examples", "preparing the data: train, 1,792 examples"]
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:

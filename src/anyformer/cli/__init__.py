@@ -29,6 +29,7 @@ VERBS = {
     "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
     "train": "trains a model by a recipe, or goes on with one that was stopped",
     "glue": "tunes a model for each of GLUE's nine tasks, and gives its score",
+    "fetch": "the public data of a recipe, and where it comes from",
     "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
     "look": "inside a model while it reads: attention, residual stream, changes, as a page",
@@ -83,7 +84,8 @@ def import_parts(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        missing = isinstance(error, ModuleNotFoundError)
+        why = str(error) if missing else f"{type(error).__name__}: {error}".splitlines()[0]
         raise Mistake(f"--import {module} cannot be imported ({why})") from error
 
 

@@ -58,7 +58,7 @@ def words_of(verb: str) -> list[str]:
 
 
 def names_of(verb: str) -> list[str]:
-    if verb == "train":
+    if verb in ("train", "fetch"):
         from anyformer.recipes import recipes
 
         return [*recipes()]

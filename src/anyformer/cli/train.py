@@ -67,6 +67,8 @@ def run(options: argparse.Namespace) -> None:
 
         print(to_json(description))
         return
+    if options.recipe is not None and not any(change.startswith(("data.", "model")) for change in options.set):
+        look_for(options.recipe, options.data)
     train(description, Path(options.out or out), options.resume, options.device, options.log)
 
 
@@ -109,6 +111,18 @@ def named(name: str, data: str, changes: Sequence[str], resume: bool = False) ->
         found = recipe(name, data)
         out = f"runs/{found.name}"
     return override(found, dict(setting(text) for text in changes)), out
+
+
+def look_for(name: str, data: str) -> None:
+    """FileNotFoundError where a recipe's data is not there, with what gets it."""
+    from anyformer.recipes import recipes
+    from anyformer.recipes._sources import folders_of, origin_of
+
+    for folder in folders_of(name) if name in recipes() else ():
+        if not (Path(data) / folder).exists():
+            origin = origin_of(folder)
+            how = f"`anyformer fetch {name}` gets it" if origin.public else f"it is {origin.about}"
+            raise FileNotFoundError(f"{data}/{folder} is not there: {how} (--data DIR says where it is)")
 
 
 def train(

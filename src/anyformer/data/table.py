@@ -151,6 +151,7 @@ class HFDataset(Source, called=("datasets",)):
     name: str
     config: str | None = None
     split: str = "train"
+    revision: str | None = None
 
     def _dataset(self) -> Any:
         datasets = need("datasets", "data", "a Hugging Face data set")
@@ -164,7 +165,9 @@ class HFDataset(Source, called=("datasets",)):
                         raise ValueError(f"no split {self.split!r}; {nearest(self.split, found)}")
                     return found[self.split]
                 return found
-            return datasets.load_dataset(self.name, self.config, split=self.split)
+            return datasets.load_dataset(self.name, self.config, split=self.split, revision=self.revision)
+        except ConnectionError as error:
+            raise ConnectionError(f"data set {self.name} cannot be reached: {str(error).splitlines()[0]}") from None
         except (OSError, ValueError) as error:
             raise ValueError(f"data set {self.name}: {str(error).splitlines()[0]}") from None
 

@@ -68,6 +68,8 @@ def trace(
     """Runs the model on `inputs`. Values at addresses that match a pattern of `keep` are kept; those that match one of
     `change` are replaced by what its function makes of (value, address), and are kept as changed. Where nothing is
     changed the output is exactly the model's own."""
+    if not isinstance(model, TransformerModule):
+        raise ValueError(f"only a model can be traced, as af.build and af.load give it, got {type(model).__name__}")
     listener = Tracer(model, (keep,) if isinstance(keep, str) else tuple(keep), change or {})
     handles = [
         module.register_forward_hook(listener.hook(address))

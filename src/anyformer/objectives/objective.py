@@ -164,9 +164,14 @@ def language_head(model: TransformerModule) -> LMHeadModule:
     """The head that scores the vocabulary."""
     head = model.head.lm if isinstance(model.head, PretrainingModule) else model.head
     if not isinstance(head, LMHeadModule):
-        kind = "no head" if head is None else f"another head ({type(head).__name__})"
-        raise ValueError(f"this objective predicts tokens, and the model has {kind}")
+        raise ValueError(f"this objective predicts tokens, and the model has {shown_head(model)}")
     return head
+
+
+def shown_head(model: TransformerModule) -> str:
+    """The head of a model, as its description and its published class call it."""
+    head, of = model.spec.head, f" ({model.spec.architecture})" if model.spec.architecture else ""
+    return f"{'no head' if head is None else type(head).__name__}{of}"
 
 
 def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
@@ -199,6 +204,6 @@ def answering(model: TransformerModule) -> HeadModule:
 
 def head_of(model: TransformerModule, kind: type[H], what: str) -> H:
     if not isinstance(model.head, kind):
-        found = "no head" if model.head is None else type(model.head).__name__
-        raise ValueError(f"{what} needs a model with a {kind.__name__}; this one has {found}")
+        wanted = f"{kind.__name__.removesuffix('Module')}Head"
+        raise ValueError(f"{what} needs a model with a {wanted}; this one has {shown_head(model)}")
     return model.head

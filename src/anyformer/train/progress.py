@@ -14,7 +14,7 @@ import torch
 from anyformer.model import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.accelerators import published
-from anyformer.train.trainer import DTYPES, Callback, Done, Trainer
+from anyformer.train.trainer import DTYPES, EVERY, Callback, Done, Trainer
 
 
 class Metrics(Callback):
@@ -69,7 +69,7 @@ class Screen(Callback):
     """A live bar on a terminal, and a line for each evaluation anywhere. `every` seconds without a terminal a line says
     how far it is, so that a log shows a sign of life."""
 
-    def __init__(self, every: float = 60.0) -> None:
+    def __init__(self, every: float = EVERY) -> None:
         self.every, self.speed = every, Speed()
         self.bar: Any = None
         self.told_at = time.monotonic()

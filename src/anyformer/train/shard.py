@@ -47,7 +47,8 @@ def plan(model: nn.Module, num: int) -> dict[str, ParallelStyle]:
         for name in f"{columns} {rows}".split():
             layer = getattr(module, name)
             if type(layer) is not nn.Linear:
-                raise ValueError(f"{address}.{name} is a {type(layer).__name__}, which cannot be split: mesh.tensor=1")
+                what = "no plain linear layer (it has an adapter, say)"
+                raise ValueError(f"{address}.{name} is {what}, which cannot be split: mesh.tensor=1")
             width = layer.in_features if name in rows.split() else layer.out_features
             _divides(f"{address}.{name}: {width} features", width, num)
             found[f"{address}.{name}"] = RowwiseParallel() if name in rows.split() else ColwiseParallel()

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from anyformer.train.course import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
-from anyformer.train.trainer import Callback, Trainer
+from anyformer.train.trainer import EVERY, Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.transforms.freeze import freeze
 from anyformer.weights import hub, manifest
@@ -64,6 +65,9 @@ def setup(
     with claimed(run, folder, resume) as (fresh, lock):
         tokenizer = vocabulary(run, folder, tell)
         model = make_model(run, tokenizer)
+        if run.lora is not None:
+            lora.apply(model, run.lora, seed=run.seed)
+        freeze(model, *run.freeze)
         objective = run.objective.ready(tokenizer)
         length = longest(run, model.spec)
         with telling(tell, "preparing the data") as progress:
@@ -73,9 +77,6 @@ def setup(
             tell(line)
         sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
         tell(f"data: {sizes}")
-        if run.lora is not None:
-            lora.apply(model, run.lora, seed=run.seed)
-        freeze(model, *run.freeze)
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
         model.folder = parallel.from_first(lambda: objective.write_settings(folder / "inputs")) or model.folder
@@ -289,14 +290,20 @@ def longest(run: Run, spec: Model) -> int | None:
 
 
 @contextlib.contextmanager
-def telling(tell: Tell, message: str) -> Iterator[Callable[[str, int], object]]:
-    """A moving line on a terminal while something is made."""
+def telling(tell: Tell, message: str, every: float = EVERY) -> Iterator[Callable[[str, int], object]]:
+    """A moving line on a terminal while something is made; elsewhere a line every so many seconds."""
     if not sys.stderr.isatty():
-        yield lambda name, count: None
+        told = time.monotonic()
+
+        def line(name: str, count: int) -> None:
+            nonlocal told
+            if time.monotonic() - told > every:
+                told = time.monotonic()
+                tell(f"{message}: {name}, {count:,} examples")
+
+        yield line
         return
     from rich.console import Console
 
     with Console(stderr=True).status(message) as status:
         yield lambda name, count: status.update(f"{message}: {name}, {count:,} examples")
-
-

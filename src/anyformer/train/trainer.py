@@ -41,6 +41,7 @@ from anyformer.transforms.recompute import recompute
 from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[Ready]]]  # first step -> what each step learns from
+EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -1,0 +1,206 @@
+"""Where the data of the recipes come from, and how those that are public get here: the folders of `--data`.
+
+A data set of the Hugging Face hub is read through `datasets` (the extra `data`) and written in the form that recipes
+read; a published model is copied from the hub's cache.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyformer.codec import to_json
+from anyformer.data import HFDataset
+from anyformer.recipes import recipe
+from anyformer.recipes.wnut17 import LABELS as TAGS
+from anyformer.weights import hub
+from anyformer.weights.manifest import sealed
+
+Rows = Iterable[Mapping[str, Any]]
+PARQUET = "refs/convert/parquet"  # the hub's own copy of data sets that are published as code
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Of one folder: what it is, where it is published, and how each of its files is made of that."""
+
+    about: str
+    page: str = ""  # a data set of the hub, or a model there
+    files: Mapping[str, tuple[HFDataset, Callable[[Rows], bytes]]] = dataclasses.field(default_factory=dict)
+    model: bool = False
+
+    @property
+    def public(self) -> bool:
+        return bool(self.files) or self.model
+
+
+# -- how rows are written ----------------------------------------------------------------------------------------------
+
+
+def table(*columns: str, names: tuple[str, ...] = (), mark: str = "\t") -> Callable[[Rows], bytes]:
+    """Values with `mark` between them; a column "" is empty; `names` stand in the first line."""
+
+    def write(rows: Rows) -> bytes:
+        out = io.StringIO()
+        if mark == "\t":  # as published: nothing is quoted
+            values = [[str(row[column]) if column else "" for column in columns] for row in rows]
+            lines = [[*names], *values] if names else values
+            out.writelines("\t".join(" ".join(value.split()) for value in line) + "\n" for line in lines)
+        else:
+            csv.writer(out, lineterminator="\n").writerows([row[column] for column in columns] for row in rows)
+        return out.getvalue().encode()
+
+    return write
+
+
+def lines(column: str) -> Callable[[Rows], bytes]:
+    return lambda rows: "".join(f"{' '.join(row[column].split())}\n" for row in rows).encode()
+
+
+def words(rows: Rows) -> bytes:
+    """A word and its tag a line, and an empty line between sentences."""
+    texts = (zip(row["tokens"], row["ner_tags"], strict=True) for row in rows)
+    return "\n".join("".join(f"{word}\t{TAGS[tag]}\n" for word, tag in text) for text in texts).encode()
+
+
+def questions(rows: Rows) -> bytes:
+    kept = ({"context": r["context"], "question": r["question"], "answer": r["answers"]["text"][0]} for r in rows)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
+
+
+def paragraphs(rows: Rows) -> bytes:
+    """As SQuAD's own files are."""
+    found = []
+    for row in rows:
+        pairs = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": start} for text, start in pairs]
+        question = {"id": row["id"], "question": row["question"], "answers": answers}
+        found.append({"context": row["context"], "qas": [question]})
+    return json.dumps({"data": [{"paragraphs": found}]}, ensure_ascii=False).encode()
+
+
+def pictures(rows: Rows) -> bytes:
+    """The first 12,000 to learn from and the rest, which is the published test part."""
+    rows, out = list(rows), io.BytesIO()
+    images = np.stack([np.asarray(row["image"], dtype=np.uint8) for row in rows])
+    labels = np.array([row["label"] for row in rows], dtype=np.uint8)
+    cut = max(len(rows) - 2000, len(rows) // 2)
+    np.savez_compressed(out, x_train=images[:cut], y_train=labels[:cut], x_test=images[cut:], y_test=labels[cut:])
+    return out.getvalue()
+
+
+# -- the folders -------------------------------------------------------------------------------------------------------
+
+
+def glue(config: str, split: str) -> HFDataset:
+    return HFDataset(name="nyu-mll/glue", config=config, split=split)
+
+
+def stsb(split: str) -> tuple[HFDataset, Callable[[Rows], bytes]]:
+    return HFDataset(name="mteb/stsbenchmark-sts", split=split), table("sentence1", "sentence2", "score", mark=",")
+
+
+def wnut(split: str) -> tuple[HFDataset, Callable[[Rows], bytes]]:
+    return HFDataset(name="leondz/wnut_17", revision=PARQUET, split=split), words
+
+
+def flickr(split: str, language: str) -> tuple[HFDataset, Callable[[Rows], bytes]]:
+    return HFDataset(name="bentrevett/multi30k", split=split), lines(language)
+
+
+JUDGED = table("", "label", "", "sentence")
+SAME = table("label", "idx", "idx", "sentence1", "sentence2",
+             names=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"))  # fmt: skip
+FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
+
+ORIGINS: dict[str, Origin] = {
+    "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
+    "tiny_shakespeare": Origin("1.1 MB of plays", "karpathy/tiny_shakespeare", {
+        "input.txt.gz": (HFDataset(name="karpathy/tiny_shakespeare", revision=PARQUET, split="train+validation+test"),
+                         lambda rows: "".join(row["text"] for row in rows).encode()),
+    }),
+    "glue_sst2": Origin("67,349 phrases about films", "nyu-mll/glue", {
+        "train.tsv.gz": (glue("sst2", "train"), table("label", "sentence", names=("label", "sentence"))),
+        "dev.tsv.gz": (glue("sst2", "validation"), table("label", "sentence", names=("label", "content"))),
+        # the benchmark keeps the labels of its own test part to itself
+        "test.tsv.gz": (HFDataset(name="SetFit/sst2", split="test"),
+                        table("label", "text", names=("label", "content"))),
+    }),
+    "glue_cola": Origin("8,551 sentences of linguistics", "nyu-mll/glue", {
+        "train.tsv.gz": (glue("cola", "train"), JUDGED),
+        "in_domain_dev.tsv.gz": (glue("cola", "validation[:527]"), JUDGED),
+        "out_of_domain_dev.tsv.gz": (glue("cola", "validation[527:]"), JUDGED),
+    }),
+    "glue_mrpc": Origin("5,801 pairs of news sentences", "nyu-mll/glue", {
+        "train.tsv.gz": (glue("mrpc", "train+validation"), SAME), "test.tsv.gz": (glue("mrpc", "test"), SAME),
+    }),
+    "glue_rte": Origin("2,767 texts and what follows from them", "nyu-mll/glue", {
+        "train.tsv.gz": (glue("rte", "train"), FOLLOWS), "dev.tsv.gz": (glue("rte", "validation"), FOLLOWS),
+        "test.tsv.gz": (glue("rte", "test"), FOLLOWS),
+    }),
+    "stsb": Origin("8,628 pairs of sentences with a score", "mteb/stsbenchmark-sts", {
+        f"stsb-en-{ours}.csv.gz": stsb(split)
+        for ours, split in (("train", "train"), ("dev", "validation"), ("test", "test"))
+    }),
+    "ner_wnut17": Origin("5,690 short messages with names", "leondz/wnut_17", {
+        "wnut17train.conll.gz": wnut("train"), "emerging.dev.conll.gz": wnut("validation"),
+        "emerging.test.annotated.gz": wnut("test"),
+    }),
+    "multi30k": Origin("31,014 captions in English and German", "bentrevett/multi30k", {
+        f"{ours}.{language}.gz": flickr(split, language) for language in ("en", "de")
+        for ours, split in (("train", "train"), ("val", "validation"), ("test_2016_flickr", "test"))
+    }),
+    "qa_squad11_part": Origin("4,285 questions on paragraphs", "rajpurkar/squad", {
+        "squad11_train_part.jsonl.gz": (HFDataset(name="rajpurkar/squad", split="train[:4285]"), questions),
+    }),
+    "qa_xquad": Origin("1,190 questions on paragraphs", "google/xquad", {
+        "xquad.en.json.gz": (HFDataset(name="google/xquad", config="xquad.en", split="validation"), paragraphs),
+    }),
+    "fashion_mnist_part": Origin("14,000 pictures of garments", "zalando-datasets/fashion_mnist", {
+        "fashion_mnist_12k_2k.npz": (
+            HFDataset(name="zalando-datasets/fashion_mnist", split="train[:12000]+test[:2000]"), pictures
+        ),
+    }),
+    "summ_scitldr": Origin("3,229 papers in one sentence each", "allenai/scitldr"),
+    "offline_rl_expert": Origin("600 episodes of gymnasium's CartPole-v1 by three policies in cartpole_mixed.npz, which"
+                                " you make with the arrays that `anyformer parts Episodes` names"),
+    "text": Origin("text files of your own, as many as there are"),
+}  # fmt: skip
+
+
+def folders_of(name: str) -> list[str]:
+    """The folders of `--data` that a recipe reads, models too."""
+    return [*dict.fromkeys(re.findall(r'"DATA/([^/"]+)', to_json(recipe(name, "DATA"))))]
+
+
+def origin_of(folder: str) -> Origin:
+    return ORIGINS.get(folder, Origin("data of your own"))
+
+
+def fetch(folder: str, home: Path, offline: bool = False) -> Path:
+    """Puts a folder of public data under `home`, whole or not at all."""
+    origin, target = origin_of(folder), home / folder
+    if not origin.public:
+        raise ValueError(f"{target} cannot be fetched: {origin.about}")
+    if origin.model:
+        source = hub.resolve(origin.page, offline=offline)
+        with sealed(target) as made:
+            for file in (file for file in source.iterdir() if file.is_file()):
+                shutil.copyfile(file, made / file.name)
+        return target
+    with sealed(target) as made:
+        for name, (dataset, write) in origin.files.items():
+            content = write(row.example for row in dataset.raw() if row.example is not None)
+            (made / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
+        (made / "SOURCE.md").write_text(f"{origin.about}: https://huggingface.co/datasets/{origin.page}\n")
+    return target

@@ -1,0 +1,157 @@
+"""Mistakes on the command line, as people type them: exit code 2 and one line that says what is wrong in words they
+know, nothing on stdout, no traceback, and nothing begun."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import anyformer as af
+from anyformer import cli, families
+from anyformer.codec import to_json
+from anyformer.data import Bytes
+from anyformer.recipes import recipe
+
+# what nobody has to know: classes of the inside, Python's own words for things
+INSIDE = re.compile(r"\b\w+(Error|Exception|Module|Warning)\b|NoneType|Traceback|<class|object at 0x|\bNone\b")
+
+
+def furnish(place: Path) -> None:
+    """A folder as a person has it: models, tables, texts, a run.json."""
+    small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 258}
+    af.save(af.build(families.find("gpt2").read(small)), place / "gpt2", format="hf")
+    Bytes().make([], place / "gpt2")
+    bert = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16,
+            "vocab_size": 258, "architectures": ["BertForSequenceClassification"]}  # fmt: skip
+    af.save(af.build(families.find("bert").read(bert)), place / "bert", format="hf")
+    Bytes().make([], place / "bert")
+    own = af.override(families.find("gpt2").read(small), {"decoder.layers.feedforward.op.activation": "relu"})
+    own = af.override(own, {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 8}})
+    af.save(af.build(own), place / "own")
+    (place / "texts").mkdir()
+    (place / "texts/a.txt").write_text("A text that goes on for a while.\n\nAnother one.\n" * 40)
+    (place / "empty").mkdir()
+    (place / "films.csv").write_text("text,kind\ngood,a\nbad,b\n")
+    (place / "same.csv").write_text("text,kind\ngood,a\nbad,a\n")
+    (place / "run.json").write_text(to_json(recipe("shakespeare")))
+    (place / "bad.json").write_text('{"anyformer": 1,')
+    (place / "wrong.json").write_text(json.dumps({**json.loads(to_json(recipe("sst2"))), "batch": {"example": 3}}))
+    (place / "old").mkdir()
+    (place / "old/config.json").write_text('{"model_type": "gtp2"}')
+    (place / "pickled").mkdir()
+    (place / "pickled/config.json").write_text((place / "gpt2/config.json").read_text())
+    (place / "pickled/pytorch_model.bin").write_bytes(b"\x80\x04.")
+
+
+# (what is typed, words that the line has)
+COMMANDS: list[tuple[str, ...]] = [
+    # verbs, flags, arguments
+    ("trian shakespeare", "no verb 'trian'", "did you mean 'train'?"),
+    ("--verison", "did you mean '--version'?"),
+    ("zoo --familly gpt2", "no flag '--familly'", "did you mean '--family'?"),
+    ("zoo --family lama", "did you mean 'llama'?"),
+    ("count", "NAME"),
+    ("count gpt2 bert", "nothing takes the argument 'bert'"),
+    ("count gpt2 --length many", "--length", "many"),
+    ("completion tcsh", "no shell 'tcsh'"),
+    ("schema run.json", "nothing takes the argument 'run.json'"),
+    ("zoo --import no_such_module", "--import no_such_module cannot be imported"),
+    # names
+    ("count gtp2", "no description named 'gtp2'", "did you mean 'gpt2'?"),
+    ("count ./nowhere", "./nowhere: no such file or folder"),
+    ("count empty", "no spec.json and no config.json"),
+    ("parts Rotery", "no Part is called 'Rotery'"),
+    ("parts --slot decoder.layer.attention", "did you mean 'layers'?"),
+    ("parts rotary --slot decoder", "NAME or --slot"),
+    # other values by address
+    ("count gpt2 --set decoder.dpeth=3", "did you mean 'depth'?"),
+    ("count gpt2 --set decoder.depth", "--set takes PATH=VALUE"),
+    ("count gpt2 --set decoder.depth=many", "decoder.depth: expected int, got 'many'"),
+    ("count gpt2 --set decoder.norm.eps=-1", "decoder.norm.eps is -1.0", "at least 0"),
+    ("count gpt2 --set decoder.norm=RmsNorm", "RmsNorm is no Norm", "did you mean 'RMSNorm'?"),
+    ("count gpt2 --set decoder.layers.attention.op.num_heads=0", "num_heads is 0"),
+    # plans
+    ("plan gpt2 --on H1000", "H1000", "H100"),
+    ("plan gpt2 --tokens -5", "--tokens"),
+    ("plan gpt2 --layout shrad=2", "--layout 'shrad=2'", "shard="),
+    # models
+    ("convert gpt2 gpt2", "gpt2 is not empty"),
+    ("convert gpt2 out --format onnx", "no format 'onnx'"),
+    ("convert gpt2 out --dtype float8", "dtype 'float8' is not supported"),
+    ("convert gpt2 out --format peft", "this model has no adapters"),
+    ("convert gpt2 out --base bert", "base", "is for an adapter"),
+    ("convert own out --format hf", "no longer a gpt2 that a published config can say", "feedforward.op"),
+    ("convert old out", "gtp2", "did you mean 'gpt2'?"),
+    ("convert pickled out", "pickled weights can run code and are refused", "--unpickle"),
+    ("generate nobody/nothing hello --offline", "'nobody/nothing' is not in the cache"),
+    ("generate bert hello", "no language-model head"),
+    ("generate gpt2 hello --temperature -1", "temperature"),
+    ("generate gpt2 hello --device tpu", "tpu"),
+    ("generate gpt2 hello --max-new-tokens 0", "max_new_tokens=0: a whole number from 1"),
+    ("generate gpt2 hello --chat", "template"),
+    ("chat bert", "no language-model head"),
+    # tasks
+    ("run", "give a task: fill-mask, "),
+    ("run clasify bert x", "did you mean 'classify'?"),
+    ("run fill-mask gpt2 x", "a model that sees both sides"),
+    ("run classify bert --file nowhere.txt", "nowhere.txt"),
+    ("run answer bert q c", "needs a model with a SpanHead; this one has ClassifyHead (BertForSequenceClassification)"),
+    # training
+    ("train", "give a recipe"),
+    ("train shakespear", "no recipe 'shakespear'", "did you mean 'shakespeare'?"),
+    ("train shakespeare", "data/tiny_shakespeare is not there", "anyformer fetch shakespeare"),
+    ("train ./nowhere.json", "nowhere.json: no such file"),
+    ("train bad.json", "bad.json"),
+    ("train wrong.json", "wrong.json: batch: Batch has no field 'example'; did you mean 'examples'?"),
+    ("train run.json --set steps=0", "steps is 0; it must be at least 1"),
+    ("train run.json --set optimizer.lr=fast", "optimizer.lr: expected float, got 'fast'"),
+    ("train run.json --set precision=bf17", "precision: 'bf17' is not valid; did you mean 'bf16'?"),
+    ("train nowhere --resume", "nowhere: no such file or folder; no run there could go on"),
+    ("train run.json --out empty --resume", "empty holds no run that could go on; without --resume one is started"),
+    ("train --text texts --csv films.csv", "give one of --text, --csv"),
+    ("train --text empty", "empty"),
+    ("train --csv films.csv", "--csv needs --label COLUMN"),
+    ("train --csv films.csv --label knd", "no column 'knd'; did you mean 'kind'?"),
+    ("train --csv same.csv --label kind", "column 'kind' has one value alone, 'a'"),
+    ("train --text texts --label kind", "--label goes with --csv and --jsonl"),
+    ("train --text texts --freeze embeding", "freeze: no parameter matches 'embeding'; did you mean 'embedding"),
+    ("train --text texts --log wandbb", "did you mean 'wandb'?"),
+    ("train --csv films.csv --label kind --model gpt2-xl", "gpt2-xl"),
+    ("fetch sst3", "no recipe 'sst3'; did you mean 'sst2'?"),
+    ("fetch cartpole", "data/offline_rl_expert cannot be fetched"),
+    # evaluation
+    ("eval gpt2", "give a recipe"),
+    ("eval gpt2 run.json --split dev", "dev", "valid"),
+    ("eval gpt2 run.json --metrics bleau", "bleau"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("place")
+    furnish(home)
+    return home
+
+
+def test_there_are_forty_of_them() -> None:
+    assert len({typed for typed, *_ in COMMANDS}) >= 40
+
+
+@pytest.mark.parametrize("row", COMMANDS, ids=[typed for typed, *_ in COMMANDS])
+def test_a_mistake_is_one_clear_line(
+    row: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed, *words = row
+    monkeypatch.chdir(place)
+    before = {path for path in place.rglob("*") if "runs" not in path.parts}
+    assert cli.main(shlex.split(typed)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("anyformer: ") and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert not INSIDE.search(err), err
+    assert {path for path in place.rglob("*") if "runs" not in path.parts} == before
