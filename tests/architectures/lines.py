@@ -306,7 +306,8 @@ def g2_three_and_one_are_four(model: Any) -> None:
     if not spec.writes or not isinstance(spec.head, LMHead) or not name.endswith("ids"):
         return
     inputs = inputs_of(spec)
-    given = (spec.embedding.inputs[0], "decoder_input_ids", "encoder_hidden_states", "tree_parents")
+    read = spec.embedding.row(LENGTH, spec.width)
+    given = (*read, "decoder_input_ids", "encoder_hidden_states", "tree_parents")
     inputs = {n: v[:, :5] if n == name else v for n, v in inputs.items() if n in given or "decoder_" + n == name}
     options = {"do_sample": False, "eos_token_id": []}
     if (position_limit(spec) or 8) < 8:
@@ -340,7 +341,7 @@ def t5_learns(model: Any) -> None:
     inputs, model = inputs_of(model.spec, labels=True), copy.deepcopy(fresh_model(model.spec)).eval()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-4)
     losses: list[float] = []
-    while len(losses) < 4:
+    while len(losses) < 10:
         optimizer.zero_grad()
         loss = loss_of(model, inputs)
         losses.append(float(loss.detach()))
