@@ -12,7 +12,6 @@ from catalogue import Case, close, every_case, is_encoder_decoder, ours
 import anyformer as af
 from anyformer.generation.running import Running
 from anyformer.state import declarations
-from writers import decoder, ids
 
 # one of each kind of memory
 KINDS = {
@@ -69,23 +68,6 @@ def test_each_writes_what_it_writes_alone(kind: str) -> None:
         close(request.result.log_probs, alone.log_probs)
         if alone.sequences_scores is not None:
             close(request.result.sequences_scores, alone.sequences_scores)
-
-
-@pytest.mark.parametrize("segments", [False, True])
-def test_what_is_kept_of_the_text_itself_joins_too(segments: bool) -> None:
-    """All tokens where nothing else is remembered; the segment that each prompt ended in."""
-    model, asked = decoder(), []
-    for length in (3, 5, 2):
-        own = {"token_type_ids": torch.full((1, length), 5 + length)} if segments else {"use_cache": False}
-        asked.append({"input_ids": ids(1, length, seed=length), "max_new_tokens": 4, "eos_token_id": [], **own})
-    running = Running(model)
-    requests = [running.add(**asked[0])]
-    running.step()
-    requests += [running.add(**each) for each in asked[1:]]
-    while running.step():
-        pass
-    for each, request in zip(asked, requests, strict=True):
-        assert torch.equal(request.result.sequences, af.generate(model, **each))
 
 
 def test_the_kinds_are_those_they_are_called_after() -> None:
