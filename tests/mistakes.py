@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 COMPARED = {
@@ -44,6 +46,16 @@ class Mistake:
     def put_into(self, source: bytes) -> bytes:
         return source[: self.start] + self.new.encode() + source[self.end :]
 
+    def function(self, source: bytes, path: Path) -> types.CodeType | None:
+        """With the mistake, the function in whose body it is, as a module at `path` has it; None where it is in none:
+        what a class or a module does, or a default."""
+        for node in functions(ast.parse(source).body):
+            if node.lineno < node.body[0].lineno <= self.first and self.last <= node.end_lineno:
+                first = min(each.lineno for each in (node, *node.decorator_list))
+                made = codes(compile(self.put_into(source), str(path), "exec"))
+                return next(code for code in made if (code.co_name, code.co_firstlineno) == (node.name, first))
+        return None
+
 
 def mistakes(file: str, source: bytes) -> list[Mistake]:
     lines = source.splitlines(keepends=True)
@@ -57,6 +69,22 @@ def mistakes(file: str, source: bytes) -> list[Mistake]:
         for new in others(node):
             found.append(Mistake(file, node.lineno, node.end_lineno, start, end, old, new, line))
     return found
+
+
+def functions(body: list[ast.stmt]) -> Iterator[Any]:
+    """Those of a module and of its classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node.body)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from codes(each)
 
 
 def doing(node: ast.AST) -> Iterator[Any]:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.generation import fast
+from anyformer.generation.stepper import Stepper
 from small import close
+from writers import decoder
 
 SIZES = {
     "width": 16, "decoder.depth": 1, "embedding.tokens.vocab_size": 40, "head.vocab_size": 40,
@@ -83,6 +85,18 @@ def test_the_state_that_is_given_back_is_the_callers(model: Any) -> None:
     both(model, prompt(1))  # writes over the recording's own
     for name, slot in out.past_key_values.stores.items():
         close(slot.tensors["k"], held[name])
+
+
+@torch.no_grad()
+def test_a_recorded_step_is_of_the_segment_that_the_prompt_ended_in() -> None:
+    """Each row of its own, and of another text's after it."""
+    recording, tokens = None, torch.tensor([7, 8])
+    for kinds in ([[5, 5, 6], [5, 5, 7]], [[5, 8, 9], [5, 5, 5]]):
+        stepper = Stepper(decoder(), {"token_type_ids": torch.tensor(kinds)}, use_cache=True)
+        stepper.begin(prompt(length=3), None)
+        recording = recording or fast.Recording(stepper, 8, compiled=False)
+        recording.begin(stepper)
+        close(recording.read(tokens), stepper.step(tokens), 1e-5)
 
 
 def test_what_cannot_be_recorded_says_why(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ V, P, LAST = 40, 6, 14
 def batch(length: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(length)
     return torch.randint(0, 12, (4, length), generator=generator), torch.randn(4, V, generator=generator) * 3
+
+
+def test_options_are_as_published_unless_said() -> None:
+    theirs = transformers.GenerationConfig._get_default_generation_params()
+    ours = {field.name: field.default for field in dataclasses.fields(Settings)}
+    # 20 new tokens whatever the prompt; scores wherever details are asked for
+    others = {name: value for name, value in ours.items() if name in theirs and value != theirs[name]}
+    assert others == {"max_length": None, "output_scores": None}
+    assert [name for name in ours if name not in theirs and ours[name]] == ["max_matching_ngram_size"]
 
 
 WORDS = [[3], [5, 6], [1, 2, 3], [2]]

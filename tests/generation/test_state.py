@@ -13,7 +13,7 @@ from anyformer.codec import override
 from anyformer.mask import CAUSAL, Causal, Mask, Window
 from anyformer.parts.attention import Attention
 from anyformer.parts.position import Rope
-from anyformer.state import Ring, State
+from anyformer.state import Ring, State, axis, grid, lines, placed
 from small import close
 
 SMALL = {"width": 32, "embedding.tokens.vocab_size": 50, "head.vocab_size": 50, "decoder.depth": 2}
@@ -108,6 +108,18 @@ def test_count_predicts_windows_and_memories(windowed: Any) -> None:
         pair, input_ids=torch.ones(2, 9, dtype=torch.long), max_new_tokens=4, eos_token_id=[], return_dict=True
     )
     assert out.past_key_values.nbytes == af.count(pair.spec).state(2, 4, source_length=9)
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=["a number", "a vector", "heads"])
+def test_an_index_writes_where_lines_do(shape: tuple[int, ...]) -> None:
+    """What a compiler writes through, beside the lines of a table: columns of all rows at once, or of each its own."""
+    size = placed(shape, 2, 5)
+    for columns in (torch.tensor([4, 0]), torch.tensor([[1, 3], [4, 0]])):
+        held, other, new = torch.zeros(size), torch.zeros(size), torch.randn(placed(shape, 2, 2))
+        dim = axis(shape)
+        held.index_put_(grid(held.shape[: dim + 1], columns), new)
+        other.flatten(0, dim).index_copy_(0, lines(other.shape[: dim + 1], columns), new.flatten(0, dim))
+        assert torch.equal(held, other) and held.count_nonzero() == new.numel()
 
 
 def test_truncate_says_what_it_cannot(windowed: Any) -> None:

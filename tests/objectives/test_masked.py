@@ -169,6 +169,14 @@ def test_next_rate_is_how_many_follow(rate: float) -> None:
     assert rate not in (0.0, 1.0) or len(set(found)) == 1
 
 
+def test_short_runs_have_every_length() -> None:
+    """Of sentences of one token a pair is as long as was drawn: from 2 to what there is room for, each as likely."""
+    objective, random = MaskedAndNext(known=KNOWN, length=12, short=1.0, next_rate=0.0), rng()
+    pairs = [objective.pair(document(100, 9, 1), document(500, 99, 1), random) for _ in range(600)]
+    sizes = [len(first) + len(second) for first, second, _ in pairs]
+    assert {*sizes} == {*range(2, 10)} and min(map(sizes.count, range(2, 10))) > 600 / 16
+
+
 def test_next_sentence_within_one_document_follows() -> None:
     objective = MaskedAndNext(known=KNOWN, length=64)
     assert all(objective.vary(document(100), rng(i), document(100))["next"] == FOLLOWS for i in range(50))

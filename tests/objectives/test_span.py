@@ -78,6 +78,13 @@ def test_nothing_is_lost(size: int) -> None:
     assert [t for token in source for t in spans.get(token, [token])] == ids.tolist()
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
+def test_one_token_goes_at_least_and_one_stays(rate: float) -> None:
+    for size in (2, 3, 10, 99):
+        noise, spans = SpanCorruption(rate=rate).amounts(size)
+        assert 1 <= spans <= noise < size and spans <= size - noise
+
+
 def test_labels_and_loss_as_the_model_has_them() -> None:
     known = Known(size=50, end=1, sentinels=tuple(range(49, 40, -1)))
     objective, model = SpanCorruption(known=known), model_of("t5")

@@ -139,6 +139,9 @@ def test_accelerators() -> None:
     assert published("NVIDIA A100-SXM4-80GB") == 312e12 and published("NVIDIA L40S") == 362e12
     assert published("Tesla T4") == 65e12 and published("NVIDIA H200") == 989e12 and published("GeForce 256") is None
     assert {"A100-40", "A100-80", "H100", "H200", "B200", "L4", "T4", "TPU-v4", "TPU-v5p"} <= ACCELERATORS.keys()
+    for each in ACCELERATORS.values():
+        assert 5e13 < each.flops < 5e15 and 1e10 < each.memory < 1e12
+        assert 2e10 < each.link < each.bandwidth < 1e13 < each.flops
 
 
 # -- the verb ---------------------------------------------------------------------------------------------------------

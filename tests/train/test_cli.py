@@ -114,6 +114,7 @@ def test_mistakes_in_the_command(place: Path, capsys: pytest.CaptureFixture[str]
     assert "nested too deeply" in said(capsys, "run.json", "--set", "steps=" + "[" * 100_000)
     assert "steps: expected int, got 'many'" in said(capsys, "run.json", "--set", "steps=many")
     assert "steps is 0; it must be at least 1" in said(capsys, "run.json", "--set", "steps=0")
+    assert "ema is 1.0; it must be in [0, 1)" in said(capsys, "run.json", "--set", "ema=1.0")
     assert "precision: 'bf17' is not valid; did you mean 'bf16'?" in said(capsys, "run.json", "--set", "precision=bf17")
     assert "--log tensorbord; did you mean 'tensorboard'?" in said(capsys, "run.json", "--log", "tensorbord")
     assert "elsewhere.json: no such file" in said(capsys, "elsewhere.json")

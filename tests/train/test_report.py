@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,25 @@ def test_lines_of_progress_without_a_terminal(
             seconds[0] += 10.0
             tick("train", count)
     assert told == ["preparing the data: train, 768 examples", "preparing the data: train, 1,792 examples"]
+
+
+def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the first step to the last; lines are written above it."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run = SimpleNamespace(name="small", precision="fp32")
+    trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), step=4, steps=9, reason="enough")
+    screen = Screen()
+    screen.speed.flops = 0.0
+    screen.started(trainer)
+    assert screen.bar.live.is_started and screen.bar.tasks[0].completed == 4
+    screen.stepped(trainer, Done(5, 1.25, {}, 1.0, 0.1, 1, 1, 0.1))
+    assert (screen.bar.tasks[0].completed, screen.bar.tasks[0].fields["loss"]) == (5, "loss 1.250")
+    live = screen.bar.live
+    screen.announced("a line")
+    screen.stopped(trainer)
+    assert not live.is_started and screen.bar is None
+    out, err = capsys.readouterr()
+    assert out == "small: 9 parameters, 9 steps, from step 4\nstopped after step 4: enough\n" and "a line" in err
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:
