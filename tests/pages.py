@@ -7,8 +7,8 @@
     ```text                 right below a block that runs: what that shows; elsewhere words, never a command
     ```LANGUAGE title="F"   is written to the file F
 
-Before a block, `<!-- not run: REASON -->`. Anywhere, `<!-- given: NAMES -->`: what the page takes for granted. Commands that
-would take their time get words that make them small (SMALLER).
+Before a block, `<!-- not run: REASON -->`. Anywhere, `<!-- given: NAMES -->`: what the page takes for granted. Commands
+that would take their time get words that make them small (SMALLER).
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +17,10 @@ import pytest
 
 import anyformer as af
 import vocabularies
-from anyformer import families
-from anyformer.part import Part
+from anyformer import cli, families
+from anyformer.cli.listing import listed
+from anyformer.part import Part, fitting
+from anyformer.slots import about
 from pages import Reader, Wrong
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,19 +79,27 @@ GIVEN = {
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """Someone in an empty folder. What a page declares or imports is gone afterwards."""
+    """Someone in an empty folder, who knows no Parts but ours. What a page declares or imports is gone afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    kinds, modules = {*Part.kinds}, {*sys.modules}
+    before, modules = foreign(), {*sys.modules}
+    for name, kind in before.items():
+        del Part.kinds[name]
+        monkeypatch.delitem(sys.modules, kind.__module__, raising=False)
     found = Reader(GIVEN)
     monkeypatch.setitem(sys.modules, "page", found.module)
     yield found
-    for name in {*Part.kinds} - kinds:
-        if not Part.kinds[name].__module__.startswith("anyformer."):
-            del Part.kinds[name]
+    for name in foreign():
+        del Part.kinds[name]
+    Part.kinds.update(before)
     for name in {*sys.modules} - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+def foreign() -> dict[str, type[Part]]:
+    """The Parts that other tests brought along."""
+    return {name: kind for name, kind in Part.kinds.items() if not kind.__module__.startswith("anyformer.")}
 
 
 def name_of(path: Path) -> str:
@@ -177,3 +190,74 @@ one.txt
 def test_a_page_that_is_right(reader: Reader) -> None:
     reader.follow("page.md", RIGHT)
     assert Path("own.py").is_file()
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+GENERATE = ROOT / "docs" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def site() -> Any:
+    """The hook of mkdocs, without mkdocs."""
+    module = importlib.util.spec_from_file_location("site_pages", GENERATE)
+    assert module is not None and module.loader is not None
+    found = importlib.util.module_from_spec(module)
+    module.loader.exec_module(found)
+    return found
+
+
+def test_what_the_catalogues_say(site: Any) -> None:
+    page = site.family_page(families.find("gpt2"), [row for row in listed() if row["family"] == "gpt2"], False)
+    for said in ("pre-norm decoder, learned positions", "| `gpt2` | 124,439,808 | 124,000,000 |", "- `GPT2LMHeadModel`",
+                 "op: Attention(num_heads=12", "| `n_embd` | `768` | `width` |", "| `n_ctx` | `1024` | an old name of"):  # fmt: skip
+        assert said in page, said
+    section = site.part_section(about(Part.kinds["Rope"]))
+    for said in ("## Rope\n\nRotary positions", "- Also called: rotary, RoFormer", "- Paper: Su et al. 2021",
+                 "`Attention.position`", "| `fraction` | `float` | `1.0` | of the head's channels that turn |"):  # fmt: skip
+        assert said in section, said
+    assert all(f"\n## {verb}\n" in site.commands() for verb in cli.VERBS)
+
+
+@pytest.mark.slow
+def test_the_catalogues_name_everything(site: Any) -> None:
+    pages = site.pages()
+    for name, family in families.catalogue().items():
+        page = pages[f"catalogue/families/{name}.md"]
+        assert f"(families/{name}.md)" in pages["catalogue/families.md"]
+        assert all(f"`{each}`" in page for each in (*family.architectures, *family.sizes, *family.fields))
+    kinds = [kind for kind in fitting().values() if kind.__module__.startswith("anyformer.")]
+    parts = "".join(page for path, page in pages.items() if path.startswith("catalogue/parts/"))
+    assert len(kinds) > 150 and all(f"\n## {kind.__name__}\n" in parts for kind in kinds)
+    assert {f"examples/{path.stem}.md" for path in EXAMPLES} <= pages.keys()
+
+
+def test_links_of_the_repository_become_links_of_the_site(site: Any) -> None:
+    text = "[a](docs/start.md) [b](examples/README.md#x) [c](CONTRIBUTING.md) [d](https://there.org/docs/a.md)"
+    assert site.relinked(text, "README.md", "index.md") == (
+        "[a](start.md) [b](examples/README.md#x) [c](contributing.md) [d](https://there.org/docs/a.md)"
+    )
+    assert site.relinked("[a](../../examples/lora.py)", "docs/howto/a.md", "howto/a.md") == "[a](../examples/lora.md)"
+    assert site.relinked("[a](../README.md#families)", "docs/compare.md", "compare.md") == "[a](index.md#families)"
+    assert site.plain("a_b [x](y_z) `c_d` <e>") == r"a\_b [x](y_z) `c_d` \<e\>"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8")
+    docs = [str(path.relative_to(ROOT / "docs")) for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    assert [path for path in docs if f"{path}\n" not in menu] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_is_built_and_asks_nothing_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'anyformer[docs]'")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    path = {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **path}, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    tags, elsewhere = r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=", r"[\"']?(?:https?:)?//"
+    asked = re.compile(rf"{tags}{elsewhere}|url\({elsewhere}")
+    files = [file for file in tmp_path.rglob("*") if file.suffix in (".html", ".css", ".svg")]
+    assert len(files) > 80 and [file for file in files if asked.search(file.read_text("utf-8"))] == []
