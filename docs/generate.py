@@ -25,6 +25,14 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 # -- what mkdocs calls ------------------------------------------------------------------------------------------------
 
 
+def on_config(config: Any) -> Any:
+    """Every how-to page that there is has its line in the menu."""
+    (menu,) = (each["How to"] for each in config.nav if "How to" in each)
+    found = [f"howto/{file.name}" for file in sorted((ROOT / "docs" / "howto").glob("*.md"))]
+    menu += [path for path in found if path not in menu]
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
@@ -139,7 +147,7 @@ def parts() -> Iterator[tuple[str, str]]:
     from anyformer.train.run import every_kind
 
     groups: dict[str, list[Any]] = {}
-    for kind in every_kind().values():
+    for _, kind in sorted(every_kind().items()):
         if not abstract(kind) and kind.__module__.startswith("anyformer."):
             each = about(kind)
             groups.setdefault(each.group if each.group != each.name else "Others", []).append(each)

@@ -83,6 +83,7 @@ class Reader:
 
     def __init__(self, given: Mapping[str, Callable[[Path], object]]) -> None:
         self.given, self.module = given, types.ModuleType("page")
+        self.said: dict[str, str] = {}  # command -> what it showed
 
     def follow(self, page: str, text: str) -> None:
         for name in " ".join(words for kind, words in COMMENT.findall(text) if kind == "given").split():
@@ -115,7 +116,9 @@ class Reader:
                 raise Wrong(told.getvalue())
         elif block.kind in ("bash", "console"):
             for line, wanted in commands(block):
-                compare(wanted, command(line, wanted))
+                out = command(line, wanted)
+                self.said[line] = out.getvalue()
+                compare(wanted, out)
         elif block.kind not in DATA:
             raise Wrong(f"nothing runs a block of {block.kind}")
         elif block.kind == "text" and COMMAND.search(block.text):
