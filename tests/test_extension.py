@@ -24,7 +24,7 @@ from anyformer.codec import kinds, to_json
 from anyformer.part import Part
 
 REPO = Path(__file__).resolve().parents[1]
-EXAMPLE = REPO / "docs" / "examples" / "moving_average.py"
+EXAMPLE = REPO / "examples" / "moving_average.py"
 sys.path.append(str(EXAMPLE.parent))
 import moving_average
 
@@ -61,7 +61,7 @@ def ids() -> torch.Tensor:
 
 def test_the_page_shows_the_file() -> None:
     page = (REPO / "docs" / "extending.md").read_text()
-    assert f"```python\n{EXAMPLE.read_text()}```" in page
+    assert f"```python title=\"moving_average.py\"\n{EXAMPLE.read_text()}```" in page
 
 
 # -- the mixer

@@ -147,7 +147,7 @@ def about(kind: type[Part]) -> About:
     return About(
         name=kind.__name__, group=group_of(kind).__name__, about=_sentence(text), text=text,
         paper=_papers(own) or _papers(home),
-        called=kind.called, fields=tuple(fields_of(kind)), fits=tuple(_fits(kind)), module=kind.__module__,
+        called=kind.called, fields=tuple(fields_of(kind)), fits=tuple(sorted(_fits(kind))), module=kind.__module__,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{options.slot} holds no Part, but {type_name(slot)}")
     one = [kind for kind in kinds if not abstract(kind)]
     found = [about(kind) for kind in one or fitting(kinds[0] if kinds else slot).values()]
+    found.sort(key=lambda each: (each.group, each.name))  # not as they happened to be imported
     if options.json:
         print(as_json([dataclasses.asdict(each) for each in found], indent=1))
     elif one:

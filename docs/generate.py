@@ -1,0 +1,207 @@
+"""The pages of the site that nobody writes: README and examples from the repository, the catalogues from the code.
+
+A hook of mkdocs (mkdocs.yml). `pages` needs no mkdocs, and the tests look at it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
+
+
+# -- what mkdocs calls ------------------------------------------------------------------------------------------------
+
+
+def on_config(config: Any) -> Any:
+    """Every how-to page that there is has its line in the menu."""
+    (menu,) = (each["How to"] for each in config.nav if "How to" in each)
+    found = [f"howto/{file.name}" for file in sorted((ROOT / "docs" / "howto").glob("*.md"))]
+    menu += [path for path in found if path not in menu]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for path, content in pages().items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links in the repository are links between files; here they are links between pages."""
+    back = {there: here for here, there in MOVED.items()}
+    path = page.file.src_uri
+    if path.startswith("catalogue/"):
+        return markdown
+    source = back.get(path) or (path if path.startswith("examples/") else f"docs/{path}")
+    return relinked(markdown, source, path)
+
+
+def relinked(markdown: str, source: str, path: str) -> str:
+    """The links of a file of the repository, as they are on the page of the site that it becomes."""
+
+    def moved(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[0]))
+        return posixpath.relpath(site_path(target), posixpath.dirname(path) or ".")
+
+    return LINK.sub(moved, markdown)
+
+
+def site_path(file: str) -> str:
+    """Where a file of the repository stands on the site."""
+    if file.startswith("examples/") and file.endswith(".py"):
+        return file.removesuffix(".py") + ".md"
+    return MOVED.get(file) or file.removeprefix("docs/")
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[str, str]:
+    """path on the site -> content"""
+    written = {there: (ROOT / here).read_text("utf-8") for here, there in MOVED.items()}
+    return written | dict(examples()) | dict(families()) | dict(parts()) | {"catalogue/commands.md": commands()}
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    folder = ROOT / "examples"
+    yield "examples/README.md", (folder / "README.md").read_text("utf-8")
+    for file in sorted(folder.glob("*.py")):
+        yield f"examples/{file.stem}.md", f"# {file.name}\n\n```python\n{file.read_text('utf-8')}```\n"
+
+
+def families() -> Iterator[tuple[str, str]]:
+    from anyformer import families
+    from anyformer.cli.listing import listed
+    from anyformer.cli.terminal import rounded
+
+    sizes: dict[str, list[dict[str, Any]]] = {}
+    for row in listed():
+        sizes.setdefault(row["family"], []).append(row)
+    rows = []
+    for name, family in families.catalogue().items():
+        own = sizes.get(name, [])
+        named = ", ".join(f"{row['name']} ({rounded(row['parameters'])})" for row in own)
+        rows.append((f"[{name}](families/{name}.md)", family.about, named))
+        picture = drawing(own[0]["name"] if own else family.read({}))
+        if picture:
+            yield f"catalogue/families/{name}.svg", picture
+        yield f"catalogue/families/{name}.md", family_page(family, own, bool(picture))
+    yield "catalogue/families.md", (
+        "# Families\n\nMade from the code: every file in `src/anyformer/families`. The page of a family has its sizes, "
+        f"classes and config fields.\n\n{table(('family', 'for', 'named descriptions (parameters)'), rows)}"
+    )
+
+
+def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
+    from anyformer.families.family import Field, Only
+
+    spec: Any = family.named(sizes[0]["name"]) if sizes else family.read({})
+    module = sys.modules[family.describe.__module__]
+    home = " ".join((module.__doc__ or "").split())
+    lines = [f"# {family.name}", f"{plain(home)}\n\nFor: {family.about}. In `{module.__name__}`."]
+    if drawn:
+        lines.append(f"![{family.name}]({family.name}.svg)")
+    if sizes:
+        shown = [(f"`{row['name']}`", f"{row['parameters']:,}", number(row["published"]), row["note"]) for row in sizes]
+        lines.append(f"## Sizes\n\n{table(('name', 'parameters', 'as published', ''), shown)}")
+    classes = "\n".join(f"- `{each}`" for each in family.architectures)
+    lines.append(f"## Classes\n\n{classes or 'None is published: it is saved in our own layout.'}")
+    lines.append(f"## Description\n\n```text\n{spec}\n```")
+    fields = []
+    for name, field in family.known.items():
+        if name in family.fields:  # the others are every family's
+            if isinstance(field, Field):
+                place = f"`{field.path}`" if isinstance(field.path, str) else "worked out from the description"
+            else:
+                place = f"no other value: {field.why}" if isinstance(field, Only) else field.why
+            fields.append((f"`{name}`", f"`{field.default!r}`", place))
+    lines.append(f"## Config\n\n{table(('field', 'default', 'where it stands, or why it changes nothing'), fields)}")
+    return "\n\n".join(lines) + "\n"
+
+
+def drawing(what: Any) -> str:
+    """The picture of a description, where anyformer can draw."""
+    if importlib.util.find_spec("anyformer.drawing") is None:
+        return ""
+    return importlib.import_module("anyformer.drawing").draw(what).svg
+
+
+def parts() -> Iterator[tuple[str, str]]:
+    from anyformer.part import abstract
+    from anyformer.slots import about
+    from anyformer.train.run import every_kind
+
+    groups: dict[str, list[Any]] = {}
+    for _, kind in sorted(every_kind().items()):
+        if not abstract(kind) and kind.__module__.startswith("anyformer."):
+            each = about(kind)
+            groups.setdefault(each.group if each.group != each.name else "Others", []).append(each)
+    lines = ["# Parts", "Made from the code: what `anyformer parts` lists, on pages."]
+    for group in sorted(groups, key=lambda name: (name == "Others", name)):
+        rows = [(f"[{each.name}](parts/{group}.md#{each.name.lower()})", each.about, ", ".join(each.called))
+                for each in groups[group]]  # fmt: skip
+        lines.append(f"## {group}\n\n{table(('kind', 'what it is', 'also called'), rows)}")
+        yield f"catalogue/parts/{group}.md", "\n\n".join([f"# {group}", *map(part_section, groups[group])]) + "\n"
+    yield "catalogue/parts.md", "\n\n".join(lines) + "\n"
+
+
+def part_section(each: Any) -> str:
+    facts = (("Also called", ", ".join(each.called)), ("Paper", each.paper),
+             ("Fits", ", ".join(f"`{slot}`" for slot in each.fits)), ("In", f"`{each.module}`"))  # fmt: skip
+    told = "\n".join(f"- {label}: {plain(text)}" for label, text in facts if text)
+    lines = [f"## {each.name}", plain(each.text), told]
+    if each.fields:
+        names = ("name", "type", "default")
+        rows = [(*(f"`{field[name]}`" if field[name] else "needed" for name in names), field["about"])
+                for field in each.fields]  # fmt: skip
+        lines.append(table(("field", "type", "default", ""), rows))
+    return "\n\n".join(line for line in lines if line)
+
+
+def commands() -> str:
+    from anyformer.cli import VERBS, main
+
+    lines = ["# Commands", "Made from the code: what `anyformer VERB --help` says."]
+    for verb, line in VERBS.items():
+        out = io.StringIO()
+        with mock.patch.dict(os.environ, {"COLUMNS": "112"}), contextlib.redirect_stdout(out):
+            main([verb, "--help"])
+        lines.append(f"## {verb}\n\n{plain(line[0].upper() + line[1:])}.\n\n```text\n{out.getvalue().strip()}\n```")
+    return "\n\n".join(lines) + "\n"
+
+
+# -- markdown ---------------------------------------------------------------------------------------------------------
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *(tuple(cell(value) for value in row) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def cell(text: str) -> str:
+    return plain(text).replace("|", "\\|").replace("\n", " ")
+
+
+def plain(text: str) -> str:
+    """Words of the code in a page: no letter of them is markup, outside of `code` and links."""
+    kept = re.split(r"(`[^`]*`|!?\[[^\]]*\]\([^)]*\))", text)
+    return "".join(piece if i % 2 else re.sub(r"([\\*_<>\[\]#~])", r"\\\1", piece) for i, piece in enumerate(kept))
+
+
+def number(value: float | None) -> str:
+    return f"{value:,.0f}" if value else ""

@@ -1,0 +1,297 @@
+"""README, docs and examples do what they say: every block runs, a page in a folder of its own (`pages.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anyformer as af
+import vocabularies
+from anyformer import cli, families
+from anyformer.cli.listing import listed
+from anyformer.part import Part, fitting
+from anyformer.slots import about
+from pages import Reader, Wrong, command
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
+ALONE = [path for path in PAGES if path.parent.name != "tutorial" and path != ROOT / "README.md"]
+TUTORIAL = [path for path in PAGES if path.parent.name == "tutorial"]  # one goes on where the one before ended
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+# -- what pages take for granted --------------------------------------------------------------------------------------
+
+
+def books(folder: Path) -> None:
+    """Three text files."""
+    folder.mkdir()
+    chance = random.Random(0)
+    who, did, what = ("the captain", "my sister", "an old fox"), ("saw", "never liked", "sang of"), ("the sea", "bread")
+    for name in ("one", "two", "three"):
+        said = [" ".join(map(chance.choice, (who, did, what))) for _ in range(60)]
+        (folder / f"{name}.txt").write_text("".join(f"It was night, and {line}.\n" for line in said))
+
+
+def reviews(file: Path) -> None:
+    """A table with a column `text` and a column `mood`."""
+    chance = random.Random(0)
+    words = {"happy": ("lovely", "fine", "great"), "sad": ("awful", "dull", "bad")}
+    rows = [(mood, chance.choice(words[mood])) for mood in ("happy", "sad") * 20]
+    lines = [f'"What a {word} film, number {i}",{mood}\n' for i, (mood, word) in enumerate(rows)]
+    file.write_text("".join(("text,mood\n", *lines)))
+
+
+def gpt2(folder: Path) -> None:
+    vocabularies.gpt2(folder)
+    config = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 400, "n_positions": 64}
+    published(folder, "gpt2", "GPT2LMHeadModel", config)
+
+
+def bert(folder: Path) -> None:
+    vocabularies.bert(folder)
+    config = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40,
+              "vocab_size": 300, "max_position_embeddings": 64}  # fmt: skip
+    published(folder, "bert", "BertForMaskedLM", config)
+
+
+def published(folder: Path, family: str, architecture: str, config: dict[str, Any]) -> None:
+    """A model as the hub has it, beside its vocabulary; tiny, with weights drawn by chance."""
+    spec = families.find(family).read({**config, "architectures": [architecture]})
+    af.save(af.build(spec, seed=0), folder, format="hf")
+
+
+GIVEN = {
+    "books": books, "reviews.csv": reviews,
+    "openai-community/gpt2": gpt2, "google-bert/bert-base-uncased": bert,
+}  # fmt: skip
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """Someone in an empty folder, who knows no Parts but ours. What a page declares or imports is gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before, modules = foreign(), {*sys.modules}
+    for name, kind in before.items():
+        del Part.kinds[name]
+        monkeypatch.delitem(sys.modules, kind.__module__, raising=False)
+    found = Reader(GIVEN)
+    monkeypatch.setitem(sys.modules, "page", found.module)
+    yield found
+    for name in foreign():
+        del Part.kinds[name]
+    Part.kinds.update(before)
+    for name in {*sys.modules} - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def foreign() -> dict[str, type[Part]]:
+    """The Parts that other tests brought along."""
+    return {name: kind for name, kind in Part.kinds.items() if not kind.__module__.startswith("anyformer.")}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def libraries(text: str) -> None:
+    """Skips where a page or script shows another library that is not installed."""
+    for name in re.findall(r"^(?:import|from) (transformers|lm_eval)\b", text, re.MULTILINE):
+        pytest.importorskip(name)
+
+
+@pytest.mark.parametrize("path", ALONE, ids=name_of)
+def test_every_block_of_a_page_runs(path: Path, reader: Reader) -> None:
+    text = path.read_text("utf-8")
+    libraries(text)
+    reader.follow(name_of(path), text)
+
+
+def test_the_first_screen_of_the_readme(reader: Reader) -> None:
+    """Three text files and two commands: a model that writes. A CSV and two commands: a classifier, whose exported
+    folder gives the same answers in transformers."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    first = "\n".join(text.splitlines()[:40])
+    assert "anyformer train --text books\nanyformer generate runs/books" in first
+    assert "anyformer train --csv reviews.csv --label mood\nanyformer run classify runs/reviews" in first
+    reader.follow("README.md", text)
+    assert reader.said['anyformer generate runs/books "It was"'].strip()
+    transformers = pytest.importorskip("transformers")
+    asked = ["What a lovely film!", "What a dull film"]
+    theirs = transformers.pipeline("text-classification", "exported", device="cpu", top_k=None)(asked)
+    for ours, other in zip(af.tasks.classify("runs/reviews", asked, top_k=0), theirs, strict=True):
+        assert {one["label"] for one in ours} == {"happy", "sad"}
+        assert [one["label"] for one in ours] == [one["label"] for one in other]
+        assert [one["score"] for one in ours] == pytest.approx([one["score"] for one in other], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_two_commands_as_they_are(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unshortened: what was learnt is more than how frequent each token is."""
+    monkeypatch.setattr("pages.SMALLER", {})
+    books(Path("books"))
+    said = command("anyformer train --text books", None).getvalue()
+    assert command('anyformer generate runs/books "It was"', None).getvalue().strip()
+    unigram = float(re.findall(r"unigram (\S+),", said)[0])
+    assert float(re.findall(r"validation loss ([\d.]+)", said)[-1]) < unigram / 2, said
+
+
+def test_the_tutorial_runs_from_its_first_page_to_its_last(reader: Reader) -> None:
+    pytest.importorskip("transformers")
+    for path in TUTORIAL:
+        reader.follow(name_of(path), path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_every_example_runs(path: Path, reader: Reader) -> None:
+    libraries(path.read_text("utf-8"))
+    runpy.run_path(str(path), run_name="__main__")
+    assert f"[{path.name}]({path.name})" in (path.parent / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Links between files; what stands in code is none."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.DOTALL)
+    missing = [
+        link for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        if not (path.parent / link).exists()
+    ]  # fmt: skip
+    assert not missing
+
+
+# -- pages that are wrong ---------------------------------------------------------------------------------------------
+
+WRONG = {
+    "```python\nprint(1)\n```\n\n```text\n2\n```": "it says that this is shown:\n2",
+    "```python\nx = 1\n```\n```python\nassert x == 2\n```": "page.md:4: AssertionError",
+    "```pycon\n>>> 1 + 1\n3\n```": "Expected:\n    3\nGot:\n    2",
+    "```console\n$ anyformer zoo --family gpt3\n```": "ended with 2",
+    "```console\n$ anyformer --version\nanyformer 0\n```": "and what is shown is:\nanyformer ",
+    "```bash\nanyformer --version\nanyformer nothing\n```": "no verb 'nothing'",
+    "```bash\nmake test\n```": "nothing here runs `make`",
+    "```\nanyformer zoo\n```": "a block without a language",
+    "```text\nanyformer zoo\n```": "what looks like a command must run",
+    "```ruby\nputs 1\n```": "nothing runs a block of ruby",
+    "<!-- not run: why -->\n": "with no block behind it",
+    "  ```python\n  1 / 0\n  ```": "page.md:1: ZeroDivisionError",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_page_is_found(text: str, reader: Reader) -> None:
+    with pytest.raises(Wrong) as caught:
+        reader.follow("page.md", text)
+    assert WRONG[text] in str(caught.value)
+
+
+RIGHT = """<!-- given: books -->
+
+```python title="own.py"
+print("a", end="b\\n")
+```
+```console
+$ python own.py
+ab
+$ ls books
+one.txt
+...
+```
+<!-- not run: it cannot be -->
+```python
+1 / 0
+```
+"""
+
+
+def test_a_page_that_is_right(reader: Reader) -> None:
+    reader.follow("page.md", RIGHT)
+    assert Path("own.py").is_file()
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+GENERATE = ROOT / "docs" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def site() -> Any:
+    """The hook of mkdocs, without mkdocs."""
+    module = importlib.util.spec_from_file_location("site_pages", GENERATE)
+    assert module is not None and module.loader is not None
+    found = importlib.util.module_from_spec(module)
+    module.loader.exec_module(found)
+    return found
+
+
+def test_what_the_catalogues_say(site: Any) -> None:
+    page = site.family_page(families.find("gpt2"), [row for row in listed() if row["family"] == "gpt2"], False)
+    for said in (
+        "pre-norm decoder, learned positions", "| `gpt2` | 124,439,808 | 124,000,000 |", "- `GPT2LMHeadModel`",
+        "op: Attention(num_heads=12", "| `n_embd` | `768` | `width` |", "| `n_ctx` | `1024` | an old name of",
+    ):  # fmt: skip
+        assert said in page, said
+    section = site.part_section(about(Part.kinds["Rope"]))
+    for said in (
+        "## Rope\n\nRotary positions", "- Also called: rotary, RoFormer", "- Paper: Su et al. 2021",
+        "`Attention.position`", "| `fraction` | `float` | `1.0` | of the head's channels that turn |",
+    ):  # fmt: skip
+        assert said in section, said
+    assert all(f"\n## {verb}\n" in site.commands() for verb in cli.VERBS)
+
+
+@pytest.mark.slow
+def test_the_catalogues_name_everything(site: Any) -> None:
+    pages = site.pages()
+    for name, family in families.catalogue().items():
+        page = pages[f"catalogue/families/{name}.md"]
+        assert f"(families/{name}.md)" in pages["catalogue/families.md"]
+        assert all(f"`{each}`" in page for each in (*family.architectures, *family.sizes, *family.fields))
+    kinds = [kind for kind in fitting().values() if kind.__module__.startswith("anyformer.")]
+    parts = "".join(page for path, page in pages.items() if path.startswith("catalogue/parts/"))
+    assert len(kinds) > 150 and all(f"\n## {kind.__name__}\n" in parts for kind in kinds)
+    assert {f"examples/{path.stem}.md" for path in EXAMPLES} <= pages.keys()
+
+
+def test_links_of_the_repository_become_links_of_the_site(site: Any) -> None:
+    text = "[a](docs/start.md) [b](examples/README.md#x) [c](CONTRIBUTING.md) [d](https://there.org/docs/a.md)"
+    assert site.relinked(text, "README.md", "index.md") == (
+        "[a](start.md) [b](examples/README.md#x) [c](contributing.md) [d](https://there.org/docs/a.md)"
+    )
+    assert site.relinked("[a](../../examples/lora.py)", "docs/howto/a.md", "howto/a.md") == "[a](../examples/lora.md)"
+    assert site.relinked("[a](../README.md#families)", "docs/compare.md", "compare.md") == "[a](index.md#families)"
+    assert site.plain("a_b [x](y_z) `c_d` <e>") == r"a\_b [x](y_z) `c_d` \<e\>"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8")
+    docs = [str(path.relative_to(ROOT / "docs")) for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    assert [path for path in docs if f"{path}\n" not in menu and not path.startswith("howto/")] == []  # those are found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_is_built_and_asks_nothing_of_others(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'anyformer[docs]'")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    path = {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **path}, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    tags, elsewhere = r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=", r"[\"']?(?:https?:)?//"
+    asked = re.compile(rf"{tags}{elsewhere}|url\({elsewhere}")
+    files = [file for file in tmp_path.rglob("*") if file.suffix in (".html", ".css", ".svg")]
+    assert len(files) > 80 and [file for file in files if asked.search(file.read_text("utf-8"))] == []
