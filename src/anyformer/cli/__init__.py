@@ -22,6 +22,7 @@ VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
     "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
     "count": "parameters, FLOPs and memory of a description, by part",
+    "draw": "the picture of an architecture, or of two and what differs",
     "plan": "compute, layouts, time and cost of a training",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",
@@ -55,9 +56,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         # before argparse looks: it would complain of a missing NAME first, and an unknown flag is the likelier reason
+        flags = {flag for action in self._actions for flag in action.option_strings}
         for given in arguments[: arguments.index("--") if "--" in arguments else None]:
             flag = given.partition("=")[0]
-            if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*self.flags(), "-", "-h"):
+            if flag.startswith("-") and not flag[1:2].isdecimal() and flag not in (*flags, "-"):
                 raise Mistake(f"`{self.prog}` has no flag {flag!r}; {nearest(flag, self.flags())}")
         known, left = self.parse_known_intermixed_args(arguments)  # flags may stand between arguments
         if left and "=" in left[0] and "--set" in self.flags():

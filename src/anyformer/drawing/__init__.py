@@ -1,10 +1,12 @@
-"""Pictures of architectures, drawn from descriptions alone, in the manner of [Vaswani et al. 2017]: the stream runs from
-the bottom to the top, norms stand where they are applied, and a box says what its Part is and how many parameters it has.
+"""Pictures of architectures, drawn from descriptions alone, in the manner of [Vaswani et al. 2017]: the stream runs
+from the bottom to the top, norms stand where they are applied, and a box says what its Part is and how many parameters
+it has.
 
     words     what is said of a Part            text      how wide that is
     reading   a description to an outline       outline   what there is to draw
     compose   an outline to a figure            figure    shapes that are put together
-    flow      how long the stream is            svg       figures as SVG
+    cards     the box of one Part               svg       figures as SVG
+    flow      how long the stream is            compare   two outlines side by side
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import html
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +72,21 @@ class Drawing:
         return self.svg
 
 
-def draw(*models: Any, theme: Theme = "auto") -> Drawing:
+def draw(*models: Any, theme: Theme = "auto", titles: Sequence[str] = ()) -> Drawing:
     """The picture of a description, a model, or what a name, a file or a folder describes; of two, side by side with
     what differs marked."""
     if theme not in THEMES:
         raise ValueError(f"no theme {theme!r}; {nearest(str(theme), THEMES)}")
     if not 1 <= len(models) <= 2:
         raise ValueError(f"one description is drawn, or two side by side, not {len(models)}")
-    outlines = [outline(model) for model in models]
-    titles = " and ".join(each.title for each in outlines)
+    outlines = [outline(model, title) for model, title in zip(models, (*titles, "", ""))]
     figure = of_outline(outlines[0]) if len(outlines) == 1 else side_by_side(*outlines)
-    return Drawing(titles, figure, theme)
+    return Drawing(" and ".join(each.title for each in outlines), figure, theme)
 
 
-def outline(model: Any) -> Outline:
-    title = ""
+def outline(model: Any, title: str = "") -> Outline:
     if isinstance(model, (str, Path)):
-        title = Path(model).resolve().name if Path(model).exists() else str(model)
+        title = title or (Path(model).resolve().name if Path(model).exists() else str(model))
         model = find(model)
     spec = getattr(model, "spec", model)
     if not isinstance(spec, Model):

@@ -1,7 +1,7 @@
 """Figures that are put together: marks at their places, a size, and the stream that runs through from bottom to top.
 
-A `Figure` knows nothing of models. Its stream enters at the bottom and leaves at the top, both at `axis`, and figures are
-put on top of each other, beside each other or into frames by functions that return new ones. Pixels, y downwards.
+A `Figure` knows nothing of models. Its stream enters at the bottom and leaves at the top, both at `axis`, and figures
+are put on top of each other, beside each other or into frames by functions that return new ones. Pixels, y downwards.
 """
 
 from __future__ import annotations
@@ -137,11 +137,8 @@ def upwards(figures: Sequence[Figure | str], gap: float = 16) -> Figure:
         ports.extend(there)
         y, label, last = y - each.height, "", each
     first = next(each for each in figures if isinstance(each, Figure))
-    return Figure(left + right, -y, left, *_down(marks, ports, -y), first.open)
-
-
-def _down(marks: Sequence[Mark], ports: Sequence[tuple[str, Point]], by: float) -> tuple:
-    return tuple(mark.at(0, by) for mark in marks), tuple((name, (x, y + by)) for name, (x, y) in ports)
+    moved, there = Figure(0, 0, 0, tuple(marks), tuple(ports)).at(0, -y)
+    return Figure(left + right, -y, left, moved, there, first.open)
 
 
 def beside(figures: Sequence[Figure], gap: float, axis: int | None = None) -> Figure:
@@ -182,20 +179,19 @@ def split(branches: Sequence[Figure], kind: str = "wire", gap: float = 24, arrow
     """The stream goes into each of the branches and comes together again."""
     row = beside(branches, gap)
     axes, x = [], 0.0
-    for each in branches:
-        axes.append(x + each.axis)
-        x += each.width + gap
-    rise, top = 22.0, 22.0
+    for branch in branches:
+        axes.append(x + branch.axis)
+        x += branch.width + gap
+    rise = 22.0
     axis = (axes[0] + axes[-1]) / 2
-    marks, ports = row.at(0, top)
-    height = row.height + top + rise
+    marks, ports = row.at(0, rise)
+    height = row.height + 2 * rise
     lines: list[Mark] = []
-    for each, branch in zip(axes, branches, strict=True):
-        turn = () if each == axis else ((axis, height - 8),)
-        lines.append(Line(((axis, height), *turn, *(((each, height - 8),) if turn else ()), (each, height - rise)), kind, arrow))
-        above = top + row.height - branch.height
-        out = ((axis, 8), (axis, 0)) if each != axis else ((axis, 0),)
-        lines.append(Line(((each, above), *(((each, 8),) if each != axis else ()), *out), kind))
+    for at, branch in zip(axes, branches, strict=True):
+        turns = [(axis, height - 8), (at, height - 8)] if at != axis else []
+        lines.append(Line(((axis, height), *turns, (at, height - rise)), kind, arrow))
+        turns = [(at, 8.0), (axis, 8.0)] if at != axis else []
+        lines.append(Line(((at, rise + row.height - branch.height), *turns, (axis, 0)), kind))
     return Figure(row.width, height, axis, (*lines, *marks), ports)
 
 

@@ -10,7 +10,20 @@ from anyformer.block import Block, Parallel, Stack, Stages, Steps, Sublayer
 from anyformer.counting import Count
 from anyformer.drawing.flow import Flow, entering
 from anyformer.drawing.outline import (
-    Added, Around, Card, Chain, Column, Fan, Layer, Layers, Outline, Side, Step, cards_in, changed, marked,
+    Added,
+    Around,
+    Card,
+    Chain,
+    Column,
+    Fan,
+    Layer,
+    Layers,
+    Outline,
+    Side,
+    Step,
+    cards_in,
+    changed,
+    marked,
 )  # fmt: skip
 from anyformer.drawing.words import field_words, in_words, inside, name, number, phrases, runs, short, sized
 from anyformer.funnel import Funnel
@@ -34,12 +47,12 @@ class Reader:
         self.sizes: dict[str, int] = {}  # parameters at or below an address
         self.below: dict[str, dict[str, int]] = {}  # and by the next name
         for address, size in counted.parts.items():
-            names = address.split(".")
-            for end in range(len(names)):
-                at = ".".join(names[:end])
+            at = ""
+            for each in address.split("."):
                 self.sizes[at] = self.sizes.get(at, 0) + size
                 inner = self.below.setdefault(at, {})
-                inner[names[end]] = inner.get(names[end], 0) + size
+                inner[each] = inner.get(each, 0) + size
+                at = f"{at}.{each}" if at else each
         self.tied = {tied.rpartition(".")[0]: owner.rpartition(".")[0] for tied, owner in spec.ties}
 
     def note(self, address: str) -> str:
@@ -74,8 +87,8 @@ class Reader:
     def experts(self, op: Any, address: str, width: int) -> Card:
         below = self.below.get(address, {})
         each = (sum(below.values()) - below.get("router", 0) - below.get("shared", 0)) // op.num_experts
-        told = [f"{number(op.num_experts)} experts, {op.router.top_k} active", f"each {inside('', op.expert, op, width)}"]
-        told[1:] = [f"{told[1]}, {short(each)}"] if each else told[1:]
+        one = inside("", op.expert, op, width)
+        told = [f"{number(op.num_experts)} experts, {op.router.top_k} active", f"each {one}, {short(each)}"]
         if op.shared is not None:
             told.append(f"shared {inside('', op.shared, op, width)}")
         router = in_words(type(op.router).__name__)
@@ -91,17 +104,18 @@ class Reader:
         made = [each for each in self.below.get(address, {}) if fields.get(each) not in apart or each not in fields]
         if len(made) < 2:
             return card
-        rows, told = [], []
+        rows, told = [], [*apart]
         for each in made:
             inner, at = fields.get(each), f"{address}.{each}"
             if isinstance(inner, Part):
-                row, told = self.card(inner, at, role, width), [*told, inner]
+                told.append(inner)
+                row = self.card(inner, at, role, width)
                 plain = field_words(each) in name(inner).lower()
                 rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
             else:
                 title = sized(each, inner, part, width) if isinstance(inner, int) and inner > 1 else field_words(each)
                 rows.append(Card(at, role, title, (), self.note(at)))
-        left = self.card(part, address, role, width, (*apart, *told))
+        left = self.card(part, address, role, width, tuple(told))
         inner_texts = {text for row in rows for text in row.texts}
         left = dataclasses.replace(left, phrases=tuple(text for text in left.phrases if text not in inner_texts))
         return dataclasses.replace(left, rows=tuple(rows), note=card.note)
@@ -119,9 +133,12 @@ class Reader:
                 yield self.step(step, at, width, shared)
 
     def step(self, step: Sublayer, address: str, width: int, shared: Part | None) -> Step:
-        norms = [self.norm(getattr(step, place), f"{address}.{place}") for place in ("pre_norm", "post_norm", "out_norm")]
+        before, after, out = (
+            self.norm(getattr(step, place), f"{address}.{place}") for place in ("pre_norm", "post_norm", "out_norm")
+        )
+        op = self.op(step.op, f"{address}.op", width, shared)
         join = "" if isinstance(step.residual, Add) else inside("", step.residual, step, width)
-        return Step(norms[0], self.op(step.op, f"{address}.op", width, shared), norms[1], norms[2], join, step.normed_skip)
+        return Step(before, op, after, out, join, step.normed_skip)
 
     def layers(self, stack: Stack, address: str, width: int) -> Layers:
         kinds = {"": stack.layers} if isinstance(stack.layers, Block) else dict(stack.layers)
@@ -192,26 +209,23 @@ class Reader:
             yield self.whole(part, address, "resize", width)
 
     def chain(self, part: Part, address: str, width: int, flow: Flow) -> Chain:
-        stacks: list[tuple[str, Stack, Layers, int]] = []
+        """Stacks one after another. What is common to all is drawn once; a folded one says what it has of its own."""
         shapes = [*flow.through(part, width)]
-        for at, inner in parts_in(part, address):
-            if isinstance(inner, Stack):
-                wide = shapes[len(stacks)][1] if len(stacks) < len(shapes) else width
-                stacks.append((at, inner, self.layers(inner, at, wide), wide))
-        told = [set(all_phrases(layers)) for _, _, layers, _ in stacks]
-        common = set.intersection(*told)
+        found = [(at, inner) for at, inner in parts_in(part, address) if isinstance(inner, Stack)]
+        widths = [wide for _, wide in shapes] + [width] * len(found)
+        stacks = [(at, self.layers(inner, at, wide)) for (at, inner), wide in zip(found, widths, strict=False)]
+        common = set.intersection(*(set(all_phrases(layers)) for _, layers in stacks))
         folded, details, forms = [], [], {}
-        for i, (at, stack, layers, _) in enumerate(stacks, 1):
-            title = field_words(at.removeprefix(f"{address}.").replace("stages.", "stage "))
-            title = f"stage {i}" if title.startswith("stage ") else title
+        for i, (at, layers) in enumerate(stacks, 1):
+            last = at.rpartition(".")[2]
+            title = f"stage {i}" if last.isdecimal() else field_words(last)
             form = tuple((card.role, card.title) for card in cards_in(layers))
             if form not in forms:
                 forms[form] = title
                 details.append((f"the layers of {title}", layers))
             own = [phrase for phrase in all_phrases(layers) if phrase not in common]
             like = () if forms[form] == title else (f"as {forms[form]}",)
-            count = f"× {layers.times}"
-            folded.append(Card(at, "stack", f"{title} {count}", (*like, *own), self.note(at)))
+            folded.append(Card(at, "stack", f"{title} × {layers.times}", (*like, *own), self.note(at)))
         return Chain(tuple(self.joined(part, address, folded, [label for label, _ in shapes])), tuple(details))
 
     def joined(self, part: Part, address: str, folded: list[Card], shapes: list[str]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from anyformer.drawing.figure import ARROW, PLUS, Box, Figure, Line, Mark, Plus,
 
 FONTS = "'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif"
 MARGIN = 28.0
+COLORED = ("skip", "memory", "tie", "bias")  # lines that have a colour of their own
 Theme = Literal["auto", "light", "dark"]
 THEMES: tuple[Theme, ...] = get_args(Theme)
 
@@ -21,7 +22,8 @@ LIGHT = {
     "norm": "#fbf6d3 #c7b654", "mixer": "#fde7cf #d79a4e", "cross": "#fbd3b4 #c9732b",
     "feedforward": "#dbeaf9 #6a9bd1", "experts": "#e4f0dd #7fae67", "router": "#ffffff #7fae67",
     "expert": "#ffffff #a9bfa0", "expert on": "#a5d18c #4f8a35", "head": "#e9e2f6 #9a81c9", "stack": "#eef1f5 #8a96a6",
-    "resize": "#e9ecef #939ca8", "row": "#ffffff99 #00000030", "frame": "#f7f8fa #a8b1bd", "panel": "#ffffff #c3cad3",
+    "resize": "#e9ecef #939ca8", "row": "rgba(255,255,255,.6) rgba(0,0,0,.2)",
+    "frame": "#f7f8fa #a8b1bd", "panel": "#ffffff #c3cad3",
     "kind0": "#4878a8 #4878a8", "kind1": "#d98b3a #d98b3a", "kind2": "#5f9e58 #5f9e58", "kind3": "#a35fa3 #a35fa3",
     "kind4": "#b04a4a #b04a4a", "kind5": "#6f8f93 #6f8f93",
 }  # fmt: skip
@@ -32,7 +34,8 @@ DARK = {
     "norm": "#3f3a16 #b9a94c", "mixer": "#4b3417 #d79a4e", "cross": "#5a3212 #dd8a45",
     "feedforward": "#1d3550 #6a9bd1", "experts": "#24381b #7fae67", "router": "#14181f #7fae67",
     "expert": "#14181f #6d8263", "expert on": "#4f8a35 #a5d18c", "head": "#362b4d #9a81c9", "stack": "#262d37 #8a96a6",
-    "resize": "#2b313a #939ca8", "row": "#00000040 #ffffff38", "frame": "#1a1f27 #566070", "panel": "#14181f #48515e",
+    "resize": "#2b313a #939ca8", "row": "rgba(0,0,0,.25) rgba(255,255,255,.2)",
+    "frame": "#1a1f27 #566070", "panel": "#14181f #48515e",
     "kind0": "#6ea0d2 #6ea0d2", "kind1": "#e9a55c #e9a55c", "kind2": "#7fbf77 #7fbf77", "kind3": "#c588c5 #c588c5",
     "kind4": "#d67676 #d67676", "kind5": "#93b3b7 #93b3b7",
 }  # fmt: skip
@@ -40,41 +43,30 @@ DARK = {
 
 def rules(colors: Mapping[str, str], scope: str) -> str:
     """Style sheet of one theme, for what stands under `scope` alone: pages may hold several drawings."""
-    lines = [
-        f"text{{font:15px {FONTS};fill:{colors['ink']}}}",
-        f".note,.shape{{fill:{colors['faint']}}}.shape{{font-style:italic}}.differs{{fill:{colors['differs']}}}",
-        f".ground{{fill:{colors['ground']}}}.line{{fill:none;stroke:{colors['wire']};stroke-width:1.8}}",
-        f".head-wire{{fill:{colors['wire']}}}",
-    ]
-    for kind in ("skip", "memory", "tie", "bias"):
-        lines.append(f".line.{kind}{{stroke:{colors[kind]}}}.head-{kind}{{fill:{colors[kind]}}}")
-    lines += [
-        f".line.fan{{stroke:{colors['expert'].split()[1]};stroke-width:1.2}}",
-        f".line.fan.on{{stroke:{colors['expert on'].split()[1]};stroke-width:2}}",
-        ".line.memory{stroke-width:2.4}.line.tie{stroke-dasharray:2 5}.line.bias,.line.either{stroke-dasharray:6 4}",
-        f".line.zoom{{stroke:{colors['skip']};stroke-width:1;stroke-dasharray:3 4}}",
-        f".plus{{fill:{colors['ground']};stroke:{colors['wire']};stroke-width:1.8}}",
-    ]
+    found = {
+        "text": f"font:15px {FONTS};fill:{colors['ink']}",
+        ".note": f"fill:{colors['faint']}",
+        ".shape": f"fill:{colors['faint']};font-style:italic",
+        ".differs": f"fill:{colors['differs']}",
+        ".ground": f"fill:{colors['ground']}",
+        ".line": f"fill:none;stroke:{colors['wire']};stroke-width:1.8",
+        ".plus": f"fill:{colors['ground']};stroke:{colors['wire']};stroke-width:1.8",
+        ".line.fan": f"stroke:{colors['expert'].split()[1]};stroke-width:1.2",
+        ".line.fan.on": f"stroke:{colors['expert on'].split()[1]};stroke-width:2",
+        ".line.either": "stroke-dasharray:6 4",
+        ".line.zoom": f"stroke:{colors['skip']};stroke-width:1;stroke-dasharray:3 4",
+    }
+    dashes = {"memory": ";stroke-width:2.4", "tie": ";stroke-dasharray:2 5", "bias": ";stroke-dasharray:6 4"}
+    for kind in COLORED:
+        found[f".line.{kind}"] = f"stroke:{colors[kind]}{dashes.get(kind, '')}"
+    for kind in ("wire", *COLORED):
+        found[f".head-{kind}"] = f"fill:{colors[kind]}"
     for role, pair in colors.items():
         fill, _, edge = pair.partition(" ")
         if edge:
-            lines.append(f"{''.join('.' + part for part in role.split())} > rect{{fill:{_solid(fill)};stroke:{_solid(edge)}}}")
-    lines.append(f".changed > rect{{stroke:{colors['differs']};stroke-width:2.5}}")
-    return "".join(_scoped(line, scope) for line in lines)
-
-
-def _solid(color: str) -> str:
-    """#rrggbbaa as CSS of every reader knows it."""
-    if len(color) == 7:
-        return color
-    red, green, blue, alpha = (int(color[i : i + 2], 16) for i in (1, 3, 5, 7))
-    return f"rgba({red},{green},{blue},{alpha / 255:.2f})"
-
-
-def _scoped(line: str, scope: str) -> str:
-    parts = [part for part in line.split("}") if part]
-    return "".join(f"{','.join(f'.{scope} {name}' for name in part.split('{')[0].split(','))}{{{part.split('{', 1)[1]}}}"
-                   for part in parts)  # fmt: skip
+            found[f".{role.replace(' ', '.')} > rect"] = f"fill:{fill};stroke:{edge}"
+    found[".changed > rect"] = f"stroke:{colors['differs']};stroke-width:2.5"
+    return "".join(f".{scope} {name}{{{look}}}" for name, look in found.items())
 
 
 def style(theme: Theme) -> str:
@@ -103,7 +95,8 @@ ORDER = ("frame", "panel", "line", "card", "fan", "inner", "plus", "words")
 
 def layer(mark: Mark) -> str:
     if isinstance(mark, Box):
-        return mark.kind if mark.kind in ORDER else "inner" if mark.kind in ("router", "expert", "expert on", "row") else "card"
+        kind = mark.kind.split()[0]
+        return kind if kind in ORDER else "inner" if kind in ("router", "expert", "row") else "card"
     if isinstance(mark, Line):
         return "fan" if mark.kind.startswith("fan") else "line"
     return "plus" if isinstance(mark, Plus) else "words"
@@ -112,14 +105,15 @@ def layer(mark: Mark) -> str:
 def shape(mark: Mark) -> Iterator[str]:
     if isinstance(mark, Box):
         tip = f"<title>{html.escape(mark.tip)}</title>" if mark.tip else ""
-        size = " ".join(f'{name}="{number(value)}"' for name, value in
-                        (("x", mark.x), ("y", mark.y), ("width", mark.width), ("height", mark.height), ("rx", mark.radius)))
+        sides = {"x": mark.x, "y": mark.y, "width": mark.width, "height": mark.height, "rx": mark.radius}
+        size = " ".join(f'{name}="{number(value)}"' for name, value in sides.items())
         yield f'<g class="box {mark.kind}">{tip}<rect {size}/>{"".join(map(words, mark.words))}</g>'
     elif isinstance(mark, Words):
         yield words(mark)
     elif isinstance(mark, Plus):
         x, y, r = number(mark.x), number(mark.y), number(PLUS)
-        yield f'<circle class="plus" cx="{x}" cy="{y}" r="{r}"/><path class="line" d="M{number(mark.x - 6)} {y}h12M{x} {number(mark.y - 6)}v12"/>'
+        yield f'<circle class="plus" cx="{x}" cy="{y}" r="{r}"/>'
+        yield f'<path class="line" d="M{number(mark.x - 6)} {y}h12M{x} {number(mark.y - 6)}v12"/>'
     else:
         yield from line(mark)
 
@@ -134,7 +128,8 @@ def words(mark: Words) -> str:
     if len(kinds) == 1:
         kind = f' class="{kinds.pop()}"' if kinds != {""} else ""
         return f"<text {place}{anchor}{kind}{look}>{html.escape(''.join(span for span, _ in mark.spans))}</text>"
-    spans = "".join(f'<tspan class="{kind}">{html.escape(span)}</tspan>' if kind else html.escape(span) for span, kind in mark.spans)
+    texts = [(html.escape(span), kind) for span, kind in mark.spans]
+    spans = "".join(f'<tspan class="{kind}">{span}</tspan>' if kind else span for span, kind in texts)
     return f'<text xml:space="preserve" {place}{anchor}{look}>{spans}</text>'
 
 
@@ -148,7 +143,7 @@ def line(mark: Line, radius: float = 8) -> Iterator[str]:
         points[-1] = (x - dx * ARROW * 0.8, y - dy * ARROW * 0.8)
         ends = [(x, y), (x - dx * ARROW - dy * 4.6, y - dy * ARROW + dx * 4.6),
                 (x - dx * ARROW + dy * 4.6, y - dy * ARROW - dx * 4.6)]  # fmt: skip
-        kind = mark.kind if mark.kind in ("skip", "memory", "tie", "bias") else "wire"
+        kind = mark.kind if mark.kind in COLORED else "wire"
         yield f'<path class="head-{kind}" d="M{"L".join(pair(p) for p in ends)}z"/>'
     path = f"M{pair(points[0])}"
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):

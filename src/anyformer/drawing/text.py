@@ -28,11 +28,11 @@ def wrapped(phrases: Sequence[str], room: float, size: float, between: str = " Â
     """Lines of phrases, as many in each as there is room for; one that is too long by itself is broken at its spaces,
     and where it has none, anywhere."""
     lines: list[list[str]] = []
-    for phrase in (piece for phrase in phrases for piece in broken(phrase, room, size)):
-        if lines and width(between.join([*lines[-1], phrase]), size) <= room:
-            lines[-1].append(phrase)
+    for piece in (piece for phrase in phrases for piece in broken(phrase, room, size)):
+        if lines and width(between.join([*lines[-1], piece]), size) <= room:
+            lines[-1].append(piece)
         else:
-            lines.append([phrase])
+            lines.append([piece])
     return lines
 
 

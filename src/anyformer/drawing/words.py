@@ -18,7 +18,9 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 
 # fields that change no shape and no wiring: chances, roundings, first values, bookkeeping of published checkpoints
-UNSAID = re.compile(r"(^|_)(dropout|drop|path|eps|momentum|start|jitter|balance|float32|dtype|shown|index|token|stored|offset)$")
+UNSAID = re.compile(
+    r"(^|_)(dropout|drop|path|eps|momentum|start|jitter|balance|float32|dtype|shown|index|token|stored|offset)$"
+)
 NBSP = "\N{NO-BREAK SPACE}"
 SHOWN = ("activation",)  # also where they are at their default
 
@@ -29,7 +31,7 @@ def name(part: Part) -> str:
     other, _ = also(part)
     if other and words.lower() in other.lower():  # self-attention
         return other[0].upper() + other[1:]
-    if not other or other.lower() in words.lower() or not isinstance(part, Op) and not said(part):
+    if not other or other.lower() in words.lower() or not (isinstance(part, Op) or said(part)):
         return words
     return f"{words} ({other})"
 
@@ -85,13 +87,15 @@ def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
     sizes, parts, others = [], [], []
     known, defaults = said(part), default_values(type(part))
     for field, value in part.items():
-        if field in known or UNSAID.search(field) or value in (None, 0, ()) and value is not False or value in apart:
+        nothing = value is None or (value in (0, ()) and value is not False)
+        if nothing or field in known or UNSAID.search(field) or value in apart:
             continue
         mixes, default = isinstance(part, Op), defaults.get(field)
         if isinstance(value, Part):
             parts += [inside(field, value, part, width)] if value != default or isinstance(value, Mask) else []
         elif isinstance(value, bool):
-            others += [field_words(field) if value else f"no {field_words(field)}"] if mixes and value != default else []
+            words = field_words(field) if value else f"no {field_words(field)}"
+            others += [words] if mixes and value != default else []
         elif isinstance(value, int):
             sizes += [] if value == default and not mixes else [sized(field, value, part, width)]
         elif isinstance(value, float):
