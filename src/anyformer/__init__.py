@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anyformer.codec import override
     from anyformer.construct import build
     from anyformer.counting import count
+    from anyformer.drawing import draw
     from anyformer.generation import generate
     from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
@@ -33,6 +34,7 @@ _PUBLIC = {
     "load": "anyformer.checkpoint",
     "save": "anyformer.checkpoint",
     "count": "anyformer.counting",
+    "draw": "anyformer.drawing",
     "generate": "anyformer.generation",
     "processor": "anyformer.inputs.processor",
     "tasks": "anyformer.tasks",
@@ -45,8 +47,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "__version__", "build", "count", "generate", "load", "look", "lora", "override", "parts", "processor", "save",
-    "spec", "tasks", "trace",
+    "__version__", "build", "count", "draw", "generate", "load", "look", "lora", "override", "parts", "processor",
+    "save", "spec", "tasks", "trace",
 ]  # fmt: skip
 
 

@@ -146,7 +146,7 @@ class Part:
 
     # -- what a token sees ----------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def sees(self) -> Sees | None:
         """What a token's result depends on along the text, with all that is in this Part: the token itself, what came
         before it too, or also what comes after. None where a kind does not say, which a model that writes refuses."""

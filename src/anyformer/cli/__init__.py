@@ -22,6 +22,7 @@ VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
     "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
     "count": "parameters, FLOPs and memory of a description, by part",
+    "draw": "the picture of an architecture, or of two and what differs",
     "plan": "compute, layouts, time and cost of a training",
     "convert": "a model from one layout to another: Hugging Face's or ours",
     "generate": "writes on from a prompt, and streams it",

@@ -62,7 +62,7 @@ def names_of(verb: str) -> list[str]:
         from anyformer.recipes import recipes
 
         return [*recipes()]
-    if verb == "count":
+    if verb in ("count", "draw"):
         from anyformer.cli.listing import listed
 
         return [row["name"] for row in listed()]

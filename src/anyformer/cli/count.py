@@ -56,18 +56,14 @@ def run(options: argparse.Namespace) -> None:
     if options.name is None:
         raise ValueError("give a NAME (`anyformer zoo` lists them), a model folder or a spec.json")
     changes = dict(map(setting, options.set))
-    path = Path(options.name).expanduser()
-    if not path.exists() and (path.suffix == ".json" or options.name.startswith((".", "~")) or "/" in options.name):
-        raise FileNotFoundError(f"{options.name}: no such file or folder")
 
     from anyformer.cli.terminal import working
 
     with working(f"counting {options.name}"):
         from anyformer.codec import override
         from anyformer.counting import count
-        from anyformer.names import spec as find
 
-        spec = override(described(path) if path.exists() else find(options.name), changes)
+        spec = override(described(options.name), changes)
         counted = count(spec)
         stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
         dtype = options.dtype or (stored if stored in BYTES else "float32")
@@ -226,10 +222,19 @@ def check_picture(name: str) -> None:
         raise ValueError("--picture needs matplotlib: pip install 'anyformer[train]'") from None
 
 
-def described(path: Path) -> Model:
-    """The model that a file or a folder describes; of a run the one that it trains, also before it has begun."""
+def described(name: str) -> Model:
+    """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
+    begun."""
+    path = Path(name).expanduser()
+    if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
+        raise FileNotFoundError(f"{name}: no such file or folder")
+
     from anyformer.checkpoint import read_spec
     from anyformer.names import spec as find
+
+    if not path.exists():
+        return find(name)
+
     from anyformer.train.run import Pretrained, read_run
     from anyformer.weights import hub, manifest
     from anyformer.weights.io import read_json

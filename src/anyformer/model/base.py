@@ -6,6 +6,7 @@ it stands for.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MethodType
@@ -175,6 +176,10 @@ class Model(Part):
     def __str__(self) -> str:
         return tree(self)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the picture, and the description as text behind it."""
+        return shown_in_notebook(self)
+
     # -- from a description to a module -------------------------------------------------------------------------------
 
     def skeleton(self, kind: type[Site] = Site) -> TransformerModule:
@@ -203,6 +208,15 @@ class Model(Part):
         """In the order data flows: width, embedding, stacks, then head and the rest."""
         last = Model.__annotations__.keys() - {"width", "length"}
         yield from sorted(super().items(), key=lambda item: item[0] in last)
+
+
+def shown_in_notebook(spec: Model) -> str:
+    """The picture of a description, and its text folded away; the text alone where it cannot be built."""
+    words = f"<pre>{html.escape(tree(spec))}</pre>"
+    try:
+        return f"{public('draw')(spec).svg}<details><summary>as text</summary>{words}</details>"
+    except ValueError:
+        return words
 
 
 class _Unfilled(TorchFunctionMode):
@@ -241,6 +255,9 @@ class TransformerModule(nn.Module):
         if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
+
+    def _repr_html_(self) -> str:
+        return shown_in_notebook(self.spec)
 
     # -- inputs and outputs ---------------------------------------------------------------------------------------
 

@@ -204,6 +204,9 @@ class WaveformEmbedding(Embedding, sees="all"):
     def gives(self) -> tuple[str, ...]:
         return ("a waveform",)
 
+    def vectors(self, length: int) -> int:
+        return self.stem.frames(length)
+
     def build(self, site: Site) -> nn.Module:
         return WaveformEmbeddingModule(self, site)
 
@@ -294,6 +297,12 @@ class SpectrogramEmbedding(Embedding, sees="all"):
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"input_features": (self.channels, self.frames or length)}
+
+    def vectors(self, length: int) -> int:
+        (_, frames), = self.row(length, 0).values()
+        for stride in self.strides:
+            frames = -(-frames // stride)
+        return frames
 
     @property
     def instead(self) -> str:

@@ -40,6 +40,10 @@ class Embedding(Part):
         this width."""
         return {self.inputs[0]: (length,)}
 
+    def vectors(self, length: int) -> int:
+        """How many vectors it makes of such a row."""
+        return length
+
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {

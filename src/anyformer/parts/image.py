@@ -64,6 +64,10 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"pixel_values": (self.channels, *self.image_size)}
 
+    def vectors(self, length: int) -> int:
+        sides = zip(self.image_size, self.patch_size, strict=True)
+        return math.prod((side + self.pad * (step - 1)) // step for side, step in sides) + self.prefix
+
     def check(self) -> None:
         if min(*self.patch_size, self.channels, *self.grid) < 1:
             raise ValueError(f"no patch of {self.patch_size} fits an image of {self.image_size}")
@@ -148,6 +152,10 @@ class Merge(Part, sees="all", called=("patch merging",)):
 
     pre_norm: Norm | None = None
     post_norm: Norm | None = None  # of the wider patches (Swin V2)
+
+    def coarser(self, grid: Grid) -> Grid:
+        """The grid after this step."""
+        return Grid(-(-grid.rows // 2), -(-grid.columns // 2))
 
     def build(self, site: Site) -> nn.Module:
         return MergeModule(self, site)

@@ -52,6 +52,9 @@ class TrajectoryEmbedding(Embedding, sees="itself"):
         widths = {"states": self.state_width, "actions": self.action_width, "returns_to_go": 1}
         return {**{name: (length, each) for name, each in widths.items()}, "timesteps": (length,)}
 
+    def vectors(self, length: int) -> int:
+        return KINDS * length
+
     def build(self, site: Site) -> nn.Module:
         return TrajectoryEmbeddingModule(self, site)
 

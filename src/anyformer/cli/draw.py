@@ -1,0 +1,48 @@
+"""Draws the architecture of a description, in the manner of "Attention is all you need": what stands where, how often,
+with how many parameters, and what is tied. Of two names, both side by side with what differs marked.
+
+Nothing is allocated. A .svg and a .html need nothing else; a .png needs cairosvg (pip install 'anyformer[draw]')."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from anyformer.cli.settings import setting
+
+THEMES = ("auto", "light", "dark")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    what = "a name from `anyformer zoo`, a spec.json or run.json, or the folder of a model or a run; or two of them"
+    parser.add_argument("names", metavar="NAME", nargs="+", help=what)
+    parser.add_argument("-o", "--out", metavar="FILE", help="as .svg, .png or .html; NAME.svg here unless said")
+    themes = f"{', '.join(THEMES)} (auto: as the reader prefers)"
+    parser.add_argument("--theme", metavar="NAME", default="auto", help=themes)
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
+
+
+def run(options: argparse.Namespace) -> None:
+    from anyformer.part import nearest
+
+    if options.theme not in THEMES:
+        raise ValueError(f"no theme {options.theme!r}; {nearest(options.theme, THEMES)}")
+    if len(options.names) > 2:
+        raise ValueError(f"one description is drawn, or two side by side, not {len(options.names)}")
+    changes = dict(map(setting, options.set))
+    paths = [Path(name).expanduser() for name in options.names]
+    titles = [path.resolve().name if path.exists() else str(path) for path in paths]
+    out = Path(options.out or f"{'-'.join(titles)}.svg").expanduser()
+
+    from anyformer.cli.count import described
+    from anyformer.cli.terminal import working
+
+    with working(f"drawing {' and '.join(options.names)}"):
+        from anyformer.codec import override
+        from anyformer.drawing import check_ending, converter, draw
+
+        if check_ending(out) == ".png":
+            converter()
+        specs = [override(described(name), changes) for name in options.names]
+        draw(*specs, theme=options.theme, titles=titles).save(out)
+    print(out)

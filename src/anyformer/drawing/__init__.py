@@ -1,0 +1,113 @@
+"""Pictures of architectures, drawn from descriptions alone, in the manner of [Vaswani et al. 2017]: the stream runs
+from the bottom to the top, norms stand where they are applied, and a box says what its Part is and how many parameters
+it has.
+
+    words     what is said of a Part            text      how wide that is
+    reading   a description to an outline       outline   what there is to draw
+    compose   an outline to a figure            figure    shapes that are put together
+    cards     the box of one Part               svg       figures as SVG
+    flow      how long the stream is            compare   two outlines side by side
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from anyformer.counting import count
+from anyformer.drawing.compare import side_by_side
+from anyformer.drawing.compose import of_outline
+from anyformer.drawing.figure import Figure
+from anyformer.drawing.outline import Outline
+from anyformer.drawing.reading import read
+from anyformer.drawing.svg import THEMES, Theme, to_svg
+from anyformer.model import Model
+from anyformer.names import spec as find
+from anyformer.part import nearest
+
+ENDINGS = (".svg", ".png", ".html")
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A picture; a notebook shows it."""
+
+    title: str
+    figure: Figure = dataclasses.field(repr=False)
+    theme: Theme = "auto"
+
+    @functools.cached_property
+    def svg(self) -> str:
+        return to_svg(self.figure, self.title, self.theme)
+
+    @property
+    def html(self) -> str:
+        """The picture as a page of its own."""
+        look = "body{margin:0;display:grid;place-items:center;min-height:100vh}svg{max-width:100%;max-height:100vh}"
+        scheme = {"auto": "light dark"}.get(self.theme, self.theme)
+        return (
+            f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(self.title)}</title>\n'
+            f"<style>:root{{color-scheme:{scheme}}}{look}</style>\n{self.svg}</html>\n"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """As .svg, .png or .html, by the ending of the name."""
+        ending = check_ending(path)
+        if ending == ".png":
+            Path(path).write_bytes(self.png())
+        else:
+            Path(path).write_text(self.html if ending == ".html" else self.svg, encoding="utf-8")
+
+    def png(self, scale: float = 2) -> bytes:
+        """So many pixels for each of the drawing's. Needs cairosvg."""
+        cairosvg = converter()
+        theme: Theme = "light" if self.theme == "auto" else self.theme  # a png cannot ask what the reader prefers
+        return cairosvg.svg2png(to_svg(self.figure, self.title, theme).encode(), scale=scale)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def draw(*models: Any, theme: Theme = "auto", titles: Sequence[str] = ()) -> Drawing:
+    """The picture of a description, a model, or what a name, a file or a folder describes; of two, side by side with
+    what differs marked."""
+    if theme not in THEMES:
+        raise ValueError(f"no theme {theme!r}; {nearest(str(theme), THEMES)}")
+    if not 1 <= len(models) <= 2:
+        raise ValueError(f"one description is drawn, or two side by side, not {len(models)}")
+    outlines = [outline(model, title) for model, title in zip(models, (*titles, "", ""))]
+    figure = of_outline(outlines[0]) if len(outlines) == 1 else side_by_side(*outlines)
+    return Drawing(" and ".join(each.title for each in outlines), figure, theme)
+
+
+def outline(model: Any, title: str = "") -> Outline:
+    if isinstance(model, (str, Path)):
+        title = title or (Path(model).resolve().name if Path(model).exists() else str(model))
+        model = find(model)
+    spec = getattr(model, "spec", model)
+    if not isinstance(spec, Model):
+        kind = type(model).__name__
+        raise ValueError(f"a description or a model is drawn, or the name of one, not a {kind}")
+    return read(spec, title or spec.architecture or spec.family or type(spec).__name__, count(spec))
+
+
+def check_ending(path: str | Path) -> str:
+    """The ending of a name that a picture can be saved under."""
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise ValueError(f"{path}: a drawing is saved as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    return ending
+
+
+def converter() -> Any:
+    """What makes a png of an SVG."""
+    try:
+        import cairosvg
+    except (ImportError, OSError) as error:  # the package, or the library that it calls
+        why = "" if isinstance(error, ImportError) else f" ({str(error).splitlines()[0]})"
+        raise ValueError(f"a .png needs cairosvg: pip install 'anyformer[draw]'{why}; .svg and .html do not") from None
+    return cairosvg

@@ -1,0 +1,339 @@
+"""From a description to an outline of its picture, by the kinds of its Parts and their places alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anyformer.block import Block, Parallel, Stack, Stages, Steps, Sublayer
+from anyformer.counting import Count
+from anyformer.drawing.flow import Flow, entering
+from anyformer.drawing.outline import (
+    Added,
+    Around,
+    Card,
+    Chain,
+    Column,
+    Fan,
+    Layer,
+    Layers,
+    Outline,
+    Side,
+    Step,
+    cards_in,
+    changed,
+    marked,
+)  # fmt: skip
+from anyformer.drawing.words import field_words, in_words, inside, name, number, phrases, runs, short, sized
+from anyformer.funnel import Funnel
+from anyformer.model import Model
+from anyformer.part import Part, parts_in, walk
+from anyformer.parts.embed import Embedding
+from anyformer.parts.head import Head
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op
+from anyformer.parts.position import AbsolutePosition
+from anyformer.parts.residual import Add
+
+STACKS = (Stack, Stages, Funnel)
+
+
+class Reader:
+    """A description and what was counted of it. Addresses are those of modules: layer 3 is `layers.3`."""
+
+    def __init__(self, spec: Model, counted: Count) -> None:
+        self.spec, self.counted = spec, counted
+        self.sizes: dict[str, int] = {}  # parameters at or below an address
+        self.below: dict[str, dict[str, int]] = {}  # and by the next name
+        for address, size in counted.parts.items():
+            at = ""
+            for each in address.split("."):
+                self.sizes[at] = self.sizes.get(at, 0) + size
+                inner = self.below.setdefault(at, {})
+                inner[each] = inner.get(each, 0) + size
+                at = f"{at}.{each}" if at else each
+        self.tied = {tied.rpartition(".")[0]: owner.rpartition(".")[0] for tied, owner in spec.ties}
+
+    def note(self, address: str) -> str:
+        size = self.sizes.get(address, 0)
+        return short(size) if size else ""
+
+    # -- cards --------------------------------------------------------------------------------------------------------
+
+    def card(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
+        """A Part with its phrases; what is tied says to what."""
+        told = phrases(part, width, apart)
+        ties = [f"tied to {owner}" for tied, owner in self.tied.items() if f"{tied}.".startswith(f"{address}.")]
+        kind = type(part).__name__
+        return Card(address, role, name(part), (*told, *dict.fromkeys(ties)), self.note(address), kind=kind)
+
+    def norm(self, part: Norm | None, address: str) -> tuple[Card, ...]:
+        return () if part is None else (self.card(part, address, "norm", 0),)
+
+    def op(self, op: Part, address: str, width: int, shared: Part | None) -> Card:
+        """A mixer or a feed-forward; mixers in it are rows of its card, experts a fan."""
+        if getattr(op, "routes", False):
+            return self.experts(op, address, width)
+        inner = [(at, part) for at, part in parts_in(op, address) if isinstance(part, Op)]
+        card = self.card(op, address, role_of(op), width, tuple(part for _, part in inner))
+        rows = tuple(self.op(part, at, width, shared) for at, part in inner)
+        memory, biased = getattr(op, "memory", False), shared is not None and getattr(op, "takes_bias", False)
+        told = [phrase for phrase in card.phrases if not (memory and phrase.endswith(" mask"))]
+        told += [f"with {name(shared)}"] if biased and shared is not None else []
+        port = "memory" if memory else "bias" if biased else ""
+        return dataclasses.replace(card, phrases=tuple(told), rows=rows, port=port)
+
+    def experts(self, op: Any, address: str, width: int) -> Card:
+        below = self.below.get(address, {})
+        each = (sum(below.values()) - below.get("router", 0) - below.get("shared", 0)) // op.num_experts
+        one = inside("", op.expert, op, width)
+        told = [f"{number(op.num_experts)} experts, {op.router.top_k} active", f"each {one}, {short(each)}"]
+        if op.shared is not None:
+            told.append(f"shared {inside('', op.shared, op, width)}")
+        router = in_words(type(op.router).__name__)
+        fan = Fan(op.num_experts, op.router.top_k, router, op.shared is not None)
+        return Card(address, "experts", name(op), tuple(told), self.note(address), fan=fan, kind=type(op).__name__)
+
+    def whole(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
+        """An embedding or a head: what it is made of in rows, those of its modules that are no Parts too."""
+        card, fields = self.card(part, address, role, width, apart), dict(part.items())
+        others = sum(self.sizes.get(f"{address}.{each}", 0) for each, value in fields.items() if value in apart)
+        own = self.sizes.get(address, 0) - others
+        card = dataclasses.replace(card, note=short(own) if own else "")
+        made = [each for each in self.below.get(address, {}) if fields.get(each) not in apart or each not in fields]
+        if len(made) < 2:
+            return card
+        rows, told = [], [*apart]
+        for each in made:
+            inner, at = fields.get(each), f"{address}.{each}"
+            if isinstance(inner, Part):
+                told.append(inner)
+                row = self.card(inner, at, role, width)
+                plain = field_words(each) in name(inner).lower()
+                rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
+            else:
+                title = sized(each, inner, part, width) if isinstance(inner, int) and inner > 1 else field_words(each)
+                rows.append(Card(at, role, title, (), self.note(at)))
+        left = self.card(part, address, role, width, tuple(told))
+        inner_texts = {text for row in rows for text in row.texts}
+        left = dataclasses.replace(left, phrases=tuple(text for text in left.phrases if text not in inner_texts))
+        return dataclasses.replace(left, rows=tuple(rows), note=card.note)
+
+    # -- layers -------------------------------------------------------------------------------------------------------
+
+    def steps(self, block: Steps, address: str, width: int, shared: Part | None) -> Iterator[Step | Side]:
+        for each, step in block.items():
+            at = f"{address}.{each}"
+            if isinstance(step, Parallel):
+                yield Side(tuple(self.step(inner, f"{at}.{key}", width, shared) for key, inner in step.items()))
+            elif isinstance(step, Steps):
+                yield from self.steps(step, at, width, shared)
+            else:
+                yield self.step(step, at, width, shared)
+
+    def step(self, step: Sublayer, address: str, width: int, shared: Part | None) -> Step:
+        before, after, out = (
+            self.norm(getattr(step, place), f"{address}.{place}") for place in ("pre_norm", "post_norm", "out_norm")
+        )
+        op = self.op(step.op, f"{address}.op", width, shared)
+        join = "" if isinstance(step.residual, Add) else inside("", step.residual, step, width)
+        return Step(before, op, after, out, join, step.normed_skip)
+
+    def layers(self, stack: Stack, address: str, width: int) -> Layers:
+        kinds = {"": stack.layers} if isinstance(stack.layers, Block) else dict(stack.layers)
+        order = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
+        used = [kind for kind in dict.fromkeys(order)]
+        found = []
+        for kind in used:
+            places = [i for i, each in enumerate(order) if each == kind]
+            at = f"{address}.layers.{places[0]}"
+            steps = tuple(self.steps(kinds[kind], at, width, stack.position))
+            found.append(Layer(field_words(kind), steps, listed_places(places), self.note(at)))
+        if len(found) > 1:
+            found = [self.unlike(layer, found) for layer in found]
+        notes = [f"{address.split('.')[0]} layers"] if "." not in address else ["layers"]
+        notes += [] if len(stack.steps) == stack.depth else [f"weights of {stack.depth}"]
+        if len(found) == 1 and found[0].note:
+            notes.append(f"{found[0].note} each")
+        shared = None
+        if stack.position is not None:
+            card = self.card(stack.position, f"{address}.position", "position", width)
+            shared = dataclasses.replace(card, phrases=("shared by all layers", *card.phrases))
+        pattern = tuple(used.index(kind) for kind in order)
+        return Layers(address, tuple(found), pattern, len(stack.steps), tuple(notes), shared)
+
+    def unlike(self, layer: Layer, all_kinds: Sequence[Layer]) -> Layer:
+        """A kind of layer, with what not all the others have marked."""
+        compared = [marked(layer, other, within) for other in all_kinds if other is not layer]
+        found = [[*cards_in(each)] for each in compared]
+        cards = {all_of[0].address: all_of for all_of in zip(*found, strict=True)}
+
+        def join(card: Card) -> Card:
+            versions = cards[card.address]
+            new = frozenset(text for each in versions for text in each.marked)
+            return dataclasses.replace(card, marked=new, unlike=any(each.unlike for each in versions))
+
+        return changed(layer, join)
+
+    # -- from the embedding to the head -------------------------------------------------------------------------------
+
+    def embedding(self, part: Embedding, address: str, width: int, flow: Flow) -> Iterator[Any]:
+        """What is read, the card, and above it the norms and positions that follow, in the order of the fields."""
+        later = tuple(value for _, value in part.items() if isinstance(value, (Norm, AbsolutePosition)))
+        yield Card(f"{address}.inputs", "input", flow.title, flow.phrases, flow.note)
+        yield self.whole(part, address, "embedding", width, later)
+        for each, value in part.items():
+            at = f"{address}.{each}"
+            if isinstance(value, Norm):
+                yield from self.norm(value, at)
+            elif isinstance(value, AbsolutePosition):
+                card = self.card(value, at, "position", width)
+                plain = "position" in card.title.lower()
+                yield Added(card if plain else dataclasses.replace(card, title=f"{card.title} positions"))
+
+    def trunk(self, part: Part, address: str, width: int, flow: Flow) -> Iterator[Any]:
+        """Stacks, and what else the stream goes through."""
+        if isinstance(part, Stack):
+            yield self.layers(part, address, width)
+            yield from self.norm(part.norm, f"{address}.norm")
+            if part.project is not None:
+                at = f"{address}.project"
+                yield Card(at, "resize", "Linear", (f"{width} → {part.project}",), self.note(at))
+            if part.neck is not None:
+                yield self.whole(part.neck, f"{address}.neck", "resize", width)
+        elif any(isinstance(inner, Stack) for _, inner in walk(part)):
+            yield self.chain(part, address, width, flow)
+            yield from self.norm(getattr(part, "norm", None), f"{address}.norm")
+        else:
+            yield self.whole(part, address, "resize", width)
+
+    def chain(self, part: Part, address: str, width: int, flow: Flow) -> Chain:
+        """Stacks one after another. What is common to all is drawn once; a folded one says what it has of its own."""
+        shapes = [*flow.through(part, width)]
+        found = [(at, inner) for at, inner in parts_in(part, address) if isinstance(inner, Stack)]
+        widths = [wide for _, wide in shapes] + [width] * len(found)
+        stacks = [(at, self.layers(inner, at, wide)) for (at, inner), wide in zip(found, widths, strict=False)]
+        common = set.intersection(*(set(all_phrases(layers)) for _, layers in stacks))
+        folded, details, forms = [], [], {}
+        for i, (at, layers) in enumerate(stacks, 1):
+            last = at.rpartition(".")[2]
+            title = f"stage {i}" if last.isdecimal() else field_words(last)
+            form = tuple((card.role, card.title) for card in cards_in(layers))
+            if form not in forms:
+                forms[form] = title
+                details.append((f"the layers of {title}", layers))
+            own = [phrase for phrase in all_phrases(layers) if phrase not in common]
+            like = () if forms[form] == title else (f"as {forms[form]}",)
+            folded.append(Card(at, "stack", f"{title} × {layers.times}", (*like, *own), self.note(at)))
+        return Chain(tuple(self.joined(part, address, folded, [label for label, _ in shapes])), tuple(details))
+
+    def joined(self, part: Part, address: str, folded: list[Card], shapes: list[str]) -> Iterator[Any]:
+        """Folded stacks with what stands between them."""
+        if isinstance(part, Funnel):
+            between = [Card(f"{address}.pool", "resize", name(part.pool), ("T → T/2",))] * (len(part.stages) - 1)
+            top = folded[len(part.stages) :]
+            items = [*alternating(folded[: len(part.stages)], between, shapes)]
+            if top:
+                back = Card(f"{address}.top.lengthen", "resize", "Repeat", ("each token for all it was made of",))
+                items = [items[0], Around((*items[1:], back)), *top]
+            yield from items
+            return
+        others = [(at, each) for at, each in parts_in(part, address) if not isinstance(each, (Stack, Norm))]
+        between = [self.card(each, at, "resize", 0) for at, each in others]
+        yield from alternating(folded, between, shapes)
+
+
+def alternating(stacks: Sequence[Card], between: Sequence[Card], shapes: Sequence[str]) -> Iterator[Any]:
+    """One of these, one of those; what is left of the second kind stands at the end."""
+    for i, stack in enumerate(stacks):
+        yield stack
+        if i < len(between):
+            yield between[i]
+        if i + 1 < len(shapes):
+            yield shapes[i + 1]
+    yield from between[len(stacks) :]
+
+
+def role_of(op: Part) -> str:
+    return "cross" if getattr(op, "memory", False) else "feedforward" if op.sees == "itself" else "mixer"
+
+
+def within(card: Card) -> str:
+    """Where in its layer a card stands."""
+    _, _, rest = card.address.partition(".layers.")
+    return rest.partition(".")[2] or card.address
+
+
+def all_phrases(layers: Layers) -> list[str]:
+    return [*dict.fromkeys(phrase for card in cards_in(layers) for phrase in card.phrases)]
+
+
+def listed_places(places: Sequence[int]) -> str:
+    """(0, 1, 2, 7) -> layers 0–2, 7"""
+    lines = [*runs(tuple(place - i for i, place in enumerate(places)))]
+    texts = [f"{places[a]}–{places[b]}" if b > a else str(places[a]) for _, a, b in lines]
+    if len(texts) > 3:
+        texts = [*texts[:2], "…", texts[-1]]
+    return f"layer{'s' * (len(places) > 1)} {', '.join(texts).replace(', …,', ' …')}"
+
+
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+def read(spec: Model, title: str, counted: Count) -> Outline:
+    """The outline of a model."""
+    reader = Reader(spec, counted)
+    columns, top = columns_of(reader, spec, "", spec.width)
+    return Outline(title, about(spec, counted), tuple(map(Column, columns)), tuple(top), spec.pair, spec.ties)
+
+
+def columns_of(reader: Reader, spec: Model, prefix: str, width: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """A column for each embedding and all that follows it, and what stands over them where there are several."""
+    columns: list[list[Any]] = []
+    top: list[Any] = []
+    flow = Flow("", (), "", "T", None)
+    out = wide = width
+    fields = [(each, part) for each, part in spec.items() if isinstance(part, Part) and each != "head"]
+    for each, part in fields:
+        address = f"{prefix}{each}"
+        if isinstance(part, Model):
+            inner, above = columns_of(reader, part, f"{address}.", part.width)
+            columns += [[*items, *(above if len(inner) == 1 else ())] for items in inner]
+        elif isinstance(part, Embedding):
+            source = spec.pair and not columns
+            flow = entering(part, width, "S" if source else "T", "decoder_" if spec.pair and columns else "")
+            columns.append([*reader.embedding(part, address, width, flow), flow.shape(width)])
+            wide = width
+        else:
+            columns = columns or [[]]
+            columns[-1] += reader.trunk(part, address, wide, flow)
+            wide = getattr(part, "out_width", lambda w: w)(wide)
+            out = wide
+            flow = flow.after(part)
+            columns[-1].append(flow.shape(wide))
+    head = [] if spec.head is None else [reader.whole(spec.head, f"{prefix}head", "head", out), scores(spec.head, flow)]
+    if len(columns) == 1 or spec.pair:
+        columns[-1] += head
+        return [tuple(column) for column in columns], top
+    return [tuple(column) for column in columns], head
+
+
+def scores(head: Any, flow: Flow) -> str:
+    """The shape of what a head says, where its fields tell."""
+    many = getattr(head, "vocab_size", None) or getattr(head, "num_labels", None)
+    inner = [part for _, part in parts_in(head) if isinstance(part, Head)]
+    if many is None:
+        return scores(inner[0], flow) if inner else ""
+    return number(many) if getattr(head, "pool", None) is not None else f"{flow.length} × {number(many)}"
+
+
+def about(spec: Model, counted: Count) -> str:
+    """One line on the whole model."""
+    depth = " + ".join(str(sum(len(s.steps) for _, s in walk(part) if isinstance(s, Stack)))
+                       for _, part in parts_in(spec) if isinstance(part, STACKS))  # fmt: skip
+    words = [spec.architecture, f"{depth} layers" if depth else "", f"width {number(spec.width)}"]
+    words.append(f"{short(counted.parameters)} parameters")
+    if counted.active < counted.parameters:
+        words[-1] += f", {short(counted.active)} active"
+    return " · ".join(word for word in words if word)

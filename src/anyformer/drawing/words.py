@@ -1,0 +1,195 @@
+"""What a picture says of a Part: its name and a few short phrases, by rules over its class and fields alone.
+
+>>> from anyformer.parts.feedforward import GatedMLP
+>>> name(GatedMLP(width=256)), phrases(GatedMLP(width=256), 64)
+('Gated MLP (SwiGLU)', ['64\xa0→\xa0256\xa0→\xa064'])
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.mask import Mask, Several
+from anyformer.part import Part, default_values, values_in
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op
+
+# fields that change no shape and no wiring: chances, roundings, first values, bookkeeping of published checkpoints
+UNSAID = re.compile(
+    r"(^|_)(dropout|drop|path|eps|momentum|start|jitter|balance|float32|dtype|shown|index|token|stored|offset)$"
+)
+NBSP = "\N{NO-BREAK SPACE}"
+SHOWN = ("activation",)  # also where they are at their default
+
+
+def name(part: Part) -> str:
+    """The kind in words, and the other name by which it is known with these fields: "Latent Attention (MLA)"."""
+    words = in_words(type(part).__name__, part)
+    other, _ = also(part)
+    if other and words.lower() in other.lower():  # self-attention
+        return other[0].upper() + other[1:]
+    if not other or other.lower() in words.lower() or not (isinstance(part, Op) or said(part)):
+        return words
+    return f"{words} ({other})"
+
+
+def in_words(kind: str, part: Part | None = None) -> str:
+    """LatentAttention -> Latent Attention; LayerNorm and RMSNorm are words already."""
+    if isinstance(part, Norm):
+        return kind
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z]|[A-Z]{2})|(?<=[A-Z])(?=[A-Z][a-z])", " ", kind)
+
+
+def also(part: Part) -> tuple[str, dict[str, Any]]:
+    """The name among `called` that says most of this Part, with the fields that make it so."""
+    best: tuple[int, str, dict[str, Any]] = (-1, "", {})
+    for other in type(part).called:
+        text, _, how = other.partition(" (")
+        wanted = dict(pair.split("=", 1) for pair in how.removesuffix(")").split(", ") if "=" in pair)
+        exact = {field: value for field, value in wanted.items() if _is(getattr(part, field, None), value)}
+        loose = {field for field in wanted if _set(part, field) and _literal(wanted[field]) is ...}
+        if len(exact) + len(loose) == len(wanted):
+            rank = 2 * len(exact) + len(loose)
+            best = max(best, (rank, text, exact), key=lambda found: found[0])
+    return best[1], best[2]
+
+
+def said(part: Part) -> dict[str, Any]:
+    """The fields whose values the name already says."""
+    return also(part)[1]
+
+
+def _literal(text: str) -> Any:
+    """The value that `called` writes; ... where any that is not the default will do ("skip=alpha")."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text if text in Part.kinds else ...
+
+
+def _is(value: Any, text: str) -> bool:
+    wanted = _literal(text)
+    return wanted is not ... and (type(value).__name__ == wanted if isinstance(value, Part) else value == wanted)
+
+
+def _set(part: Part, field: str) -> bool:
+    return getattr(part, field, None) != default_values(type(part)).get(field)
+
+
+# -- phrases ----------------------------------------------------------------------------------------------------------
+
+
+def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
+    """What its fields say, the most telling first. Parts in `apart` are drawn by themselves."""
+    sizes, parts, others = [], [], []
+    known, defaults = said(part), default_values(type(part))
+    for field, value in part.items():
+        nothing = value is None or (value in (0, ()) and value is not False)
+        if nothing or field in known or UNSAID.search(field) or value in apart:
+            continue
+        mixes, default = isinstance(part, Op), defaults.get(field)
+        if isinstance(value, Part):
+            parts += [inside(field, value, part, width)] if value != default or isinstance(value, Mask) else []
+        elif isinstance(value, bool):
+            words = field_words(field) if value else f"no {field_words(field)}"
+            others += [words] if mixes and value != default else []
+        elif isinstance(value, int):
+            sizes += [] if value == default and not mixes else [sized(field, value, part, width)]
+        elif isinstance(value, float):
+            others += [f"{field_words(field)} {number(value)}"] if value != default else []
+        elif isinstance(value, str):
+            others += [stringed(field, value)] if value != default or field in SHOWN else []
+        elif isinstance(value, tuple) and value != default and not any(isinstance(v, str) for v in value):
+            sizes += [f"{field_words(field)} {listed(value)}"] if not _holds_parts(value) else []
+    found = [*sizes, *parts, *others]
+    return [phrase for phrase in dict.fromkeys(found) if phrase]
+
+
+def sized(field: str, value: int, part: Part, width: int) -> str:
+    """A whole number with what it counts."""
+    if field == "num_heads":
+        each = getattr(part, "head_width", None) or (width // value if width % value == 0 else None)
+        heads = counted(value, "heads")
+        return f"{heads} × {each}" if each and isinstance(part, Op) else heads
+    if field == "head_width" and hasattr(part, "num_heads"):
+        return ""
+    if field == "width" and isinstance(part, Op):
+        return f"{width} → {value} → {width}".replace(" ", NBSP)
+    if field.startswith("num_"):
+        return counted(value, field_words(field[4:]))
+    return f"{field_words(field)} {number(value)}"
+
+
+def counted(value: int, what: str) -> str:
+    return f"{number(value)} {what if value != 1 else what.removesuffix('s')}"
+
+
+def field_words(field: str) -> str:
+    return field.replace("_", " ").replace("kv ", "KV ")
+
+
+def stringed(field: str, value: str) -> str:
+    if field in SHOWN:
+        return value.replace("_", " ") if value != "identity" else ""
+    return f"{field_words(field)} {value}" if value else f"no {field_words(field)}"
+
+
+def listed(values: tuple[Any, ...]) -> str:
+    """(16, 16) -> 16 × 16; longer ones as they are, what repeats once"""
+    if len(values) == 2:
+        return " × ".join(map(number, values))
+    if len({*values}) == 1:
+        return f"{number(values[0])} ({len(values)} times)"
+    return ", ".join(map(number, values))
+
+
+def number(value: Any) -> str:
+    if isinstance(value, float):
+        return number(int(value)) if value.is_integer() else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def inside(field: str, part: Part, owner: Part, width: int) -> str:
+    """A Part in a Part, in a few words."""
+    if isinstance(part, Mask):
+        return f"{masked(part)} mask"
+    told = [phrase for phrase in phrases(part, width) if phrase not in phrases_of_heads(owner)]
+    text = ", ".join([name(part), *told[:2]])
+    return f"{field_words(field)}: {text}" if isinstance(part, Norm) else text
+
+
+def phrases_of_heads(owner: Part) -> set[str]:
+    heads = getattr(owner, "num_heads", None)
+    return {counted(heads, "heads")} if heads else set()
+
+
+def masked(mask: Part) -> str:
+    """Causal & Window 512"""
+    if isinstance(mask, Several):
+        return mask.sign.join(f"({masked(m)})" if isinstance(m, Several) else masked(m) for m in mask.masks)
+    words = [f"not {masked(v)}" if isinstance(v, Part) else number(v) for _, v in values_in(mask, "") if v is not False]
+    return " ".join([in_words(type(mask).__name__), *words])
+
+
+def _holds_parts(value: tuple[Any, ...]) -> bool:
+    return any(isinstance(item, Part) for item in value)
+
+
+def short(count: int) -> str:
+    """124439808 -> 124.4M"""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{unit}" if count < 1000 * size else f"{count / size:,.0f}{unit}"
+    return str(count)
+
+
+def runs(values: tuple[Any, ...]) -> Iterator[tuple[Any, int, int]]:
+    """(value, first place, last place) of what stands together."""
+    first = 0
+    for place in range(1, len(values) + 1):
+        if place == len(values) or values[place] != values[first]:
+            yield values[first], first, place - 1
+            first = place
