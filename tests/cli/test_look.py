@@ -126,6 +126,14 @@ def test_a_picture_and_a_recording(run: Run, made: Any, tmp_path: Path) -> None:
     assert data["maps"][0]["keys"] == len(data["tokens"]) > 5
 
 
+def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("--picture", "vit", made("vit"), picture(tmp_path)) == (0, "vit.png\n", "")
+    assert run("--picture", "walk", made("gpt2"), "The fox", "-o", "x.svg") == (0, "x.svg\n", "")
+    code, _, err = run("--picture", "vit", made("gpt2"), "The fox")
+    assert code == 2 and "a model that reads images" in err
+
+
 def test_mistakes(run: Run, made: Any, tmp_path: Path) -> None:
     image = picture(tmp_path)
     for arguments, line in (

@@ -28,7 +28,8 @@ def opened(address: str | Path, *, scheme: str = "light", width: int = 1480) -> 
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
         home = url.split("/api")[0].rstrip("/")
-        page.on("request", lambda request: None if request.url.startswith((home, "data:")) else wrong.append(request.url))
+        here = (home, "data:")
+        page.on("request", lambda asked: None if asked.url.startswith(here) else wrong.append(asked.url))
         try:
             page.goto(url)
             yield page, wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import re
@@ -15,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import inputs_of, model_of
 
 import anyformer as af
 from anyformer.look.inside import Inside, Scene
 from anyformer.look.page import assembled, whole
 from anyformer.look.serve import Server
+from tiny import inputs_of, model_of
 
 EVIL = ['<script>document.title="run"</script>', "<img src=x onerror=alert(1)>", "</script><b>", "&lt;", "{{data}}"]
 
@@ -77,14 +78,14 @@ def test_what_the_page_says_is_what_the_model_does() -> None:
     best = run.output.logits[0, -1].softmax(-1).max()
     assert data["predictions"][-1][0][1] == pytest.approx(float(best), abs=1e-5)
     weights = af.look.attention(run).maps[1].weights[0, 2]
-    bytes_ = torch.frombuffer(bytearray(__import__("base64").b64decode(data["held"][1][2])), dtype=torch.uint8)
+    bytes_ = torch.frombuffer(bytearray(base64.b64decode(data["held"][1][2])), dtype=torch.uint8)
     assert float(((bytes_.view(9, 9) / 255) ** 2 - weights).abs().max()) < 1 / 255
     assert data["lens"]["tokens"][-1][-1] == int(run.output.logits[0, -1].argmax())
     assert data["tables"][2]["by"] == "position" and len(data["tables"][2]["values"]) == 3
     changed = inside.change("decoder.layers.1.attention", "zero", [0], None, place=8)
     after = af.look.patch(run, at="decoder.layers.1.attention", heads=[0]).output.logits[0, 8].softmax(-1)
-    assert changed["rows"][0][2] == pytest.approx(float(after[[word(i) for i in range(50)].index(changed["rows"][0][0])]),
-                                                  abs=1e-4)  # fmt: skip
+    number = [word(i) for i in range(50)].index(changed["rows"][0][0])
+    assert changed["rows"][0][2] == pytest.approx(float(after[number]), abs=1e-4)
 
 
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_a_model_without_attention_has_the_rest() -> None:
     assert "no attention" in data["heads"]["why"] and "no heads" in data["tables"][0]["why"]
 
 
-# -- over HTTP ----------------------------------------------------------------------------------------------------------
+# -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -117,9 +118,9 @@ def server() -> Iterator[Server]:
     made.server_close()
 
 
-def post(server: Server, name: str, question: Any, **headers: str) -> Any:
+def post(server: Server, name: str, question: Any) -> Any:
     body = json.dumps(question).encode()
-    request = urllib.request.Request(f"{server.address}api/{name}", body, {"Content-Type": "application/json", **headers})
+    request = urllib.request.Request(f"{server.address}api/{name}", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.loads(answer.read())
 
@@ -137,7 +138,8 @@ def test_served(server: Server) -> None:
     assert "kinds" in post(server, "heads", {})
     longer = post(server, "write", {"position": 3, "number": 12})
     assert longer["tokens"] == [*(word(i) for i in (5, 6, 7, 8)), " w12"]
-    expected = model_of("gpt2")(input_ids=torch.tensor([[5, 6, 7, 8, 12]])).logits[0, -1].softmax(-1).max()
+    with torch.no_grad():
+        expected = model_of("gpt2")(input_ids=torch.tensor([[5, 6, 7, 8, 12]])).logits[0, -1].softmax(-1).max()
     assert longer["predictions"][-1][0][1] == pytest.approx(float(expected), abs=1e-4)
 
 
@@ -192,7 +194,7 @@ def test_the_file_in_a_browser(tmp_path: Path) -> None:
         page.focus("#maps")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowRight")
-        page.wait_for_function('document.getElementById("large").dataset.key === "1 1"')
+        page.wait_for_function('() => document.getElementById("large")?.dataset.key === "1 1"')
         page.focus('#tabs [aria-selected="true"]')
         for text in ("logit lens", "without each head", "copy of the token", "what is remembered"):
             page.keyboard.press("ArrowRight")
@@ -241,7 +243,7 @@ def test_dark_and_light(tmp_path: Path, scheme: str) -> None:
 @pytest.mark.slow
 def test_served_in_a_browser(server: Server) -> None:
     with browser().opened(server.address) as (page, wrong):
-        page.wait_for_function('document.getElementById("large").dataset.key === "0 0"')
+        page.wait_for_function('() => document.getElementById("large")?.dataset.key === "0 0"')
         before = page.locator("#tokens span").count()
         page.locator("#predictions button").first.click()
         page.wait_for_function("n => document.querySelectorAll('#tokens span').length === n", arg=before + 1)
@@ -258,31 +260,29 @@ def test_served_in_a_browser(server: Server) -> None:
 
 def large(tokens: int = 1000, layers: int = 12, heads: int = 12) -> Any:
     """A page of this size from random numbers, as cheaply as possible."""
-    import base64
-
     import numpy as np
 
     random, kept = np.random.default_rng(0), 20
     pack = lambda array: base64.b64encode(array.tobytes()).decode()  # noqa: E731
     words = [f" word{i}" for i in range(tokens)]
-    held = [[[pack(random.integers(0, tokens, (tokens, kept), np.int16)),
-              pack(random.integers(0, 255, (tokens, kept), np.uint8))] for _ in range(heads)] for _ in range(layers)]  # fmt: skip
+    places = random.integers(0, tokens, (tokens, kept), np.int16)
+    shares = random.integers(0, 255, (tokens, kept), np.uint8)
+    held = [[[pack(places), pack(shares)] for _ in range(heads)] for _ in range(layers)]
     maps = [{"address": f"decoder.layers.{i}.attention", "kind": "self", "heads": heads, "queries": tokens,
              "keys": tokens, "windows": 1, "side": [40, 40], "of": "tokens",
              "small": pack(random.integers(0, 255, (heads, 40, 40), np.uint8))} for i in range(layers)]  # fmt: skip
     depths = ["decoder.input", *(f"decoder.layers.{i}" for i in range(layers))]
-    places = list(range(tokens - 96, tokens))
-    lines = [["biases", "biases", None]] + [[f"decoder.layers.{i}.attention head {h}", f"decoder.layers.{i}.attention", h]
-                                            for i in range(layers) for h in range(heads)]  # fmt: skip
+    last = list(range(tokens - 96, tokens))
+    lines = [[f"{each['address']} head {h}", each["address"], h] for each in maps for h in range(heads)]
     return {
         "name": "large", "tokens": words, "source": None, "media": {}, "maps": maps, "held": held, "whole": False,
         "predictions": [[[f" p{j}", 0.1, j] for j in range(8)] for _ in words], "state": list(range(tokens)),
         "experts": [], "other": None, "sublayers": [], "writes": True, "notes": ["random"],
         "layers": {"address": "decoder.layers", "number": layers}, "tables": [],
-        "lens": {"depths": depths, "positions": places, "tokens": [[0] * 96 for _ in depths], "words": {"0": " x"},
+        "lens": {"depths": depths, "positions": last, "tokens": [[0] * 96 for _ in depths], "words": {"0": " x"},
                  "chances": [[0.5] * 96 for _ in depths], "norms": [[1.0] * tokens for _ in depths]},
         "contributions": {"lines": lines, "values": random.random((len(lines), 48)).tolist(),
-                          "positions": places[-48:], "tokens": [[0, " x"]] * 48, "scores": [1.0] * 48},
+                          "positions": last[-48:], "tokens": [[0, " x"]] * 48, "scores": [1.0] * 48},
         "heads": {"how": "", "kinds": {kind: {each["address"]: random.random(heads).tolist() for each in maps}
                                        for kind in ("previous", "duplicate", "induction")}},
     }  # fmt: skip

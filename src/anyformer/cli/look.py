@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from anyformer.cli import Mistake
@@ -28,13 +30,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="TEXT", help="of an encoder and a decoder: what the decoder reads")
     parser.add_argument("--serve", action="store_true", help="a page of this machine in place of a file")
     parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; {PORT}")
+    parser.add_argument("--picture", metavar="NAME", help="a picture of the lectures as PNG, SVG or PDF; see --list")
+    parser.add_argument("--list", action="store_true", help="every picture of the lectures")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
 
 
 def run(options: argparse.Namespace) -> None:
-    check(options)
+    from anyformer.look.lectures import PICTURES
+
+    if options.list:
+        print("\n".join(f"{name:10} {picture.about}" for name, picture in PICTURES.items()))
+        return
+    check(options, PICTURES)
+    if options.picture is not None and not PICTURES[options.picture].needs:
+        draw(PICTURES[options.picture].draw(), options)
+        return
 
     from anyformer.cli.terminal import working
 
@@ -44,12 +56,25 @@ def run(options: argparse.Namespace) -> None:
 
         shown = scene(options.model, options.input, other=options.other, target=options.target,
                       device=machine.device(options.device), dtype=options.dtype, offline=options.offline)  # fmt: skip
-    serve(shown, PORT if options.port is None else options.port) if options.serve else save(shown, options.output)
+    if options.picture is not None:
+        needs = PICTURES[options.picture].needs
+        if needs != ("image" if "grid" in shown.media and "places" in shown.media else "text"):
+            raise ValueError(f"--picture {options.picture} is of a model that reads {needs}s")
+        draw(PICTURES[options.picture].draw(shown), options)
+    elif options.serve:
+        serve(shown, PORT if options.port is None else options.port)
+    else:
+        save(shown, options.output)
 
 
-def check(options: argparse.Namespace) -> None:
+def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
     """What can be said to be wrong before anything is read."""
-    if options.model is None or options.input is None:
+    if options.picture is not None and options.picture not in pictures:
+        raise ValueError(f"no picture {options.picture!r}; {nearest(options.picture, pictures)}")
+    alone = options.picture is not None and not pictures[options.picture].needs
+    if alone and options.model is not None:
+        raise Mistake(f"--picture {options.picture} needs no model")
+    if not alone and (options.model is None or options.input is None):
         raise Mistake("give MODEL and INPUT (see `anyformer look --help`)")
     if options.dtype not in DTYPES:
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
@@ -61,6 +86,16 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--port is {options.port}; ports go up to 65535")
     if options.output is not None and os.path.isdir(options.output):
         raise ValueError(f"{options.output} is a folder; give the name of a file")
+
+
+def draw(figure: Any, options: argparse.Namespace) -> None:
+    file = options.output or f"{options.picture}.png"
+    if not file.endswith((".png", ".svg", ".pdf")):
+        raise ValueError(f"{file}: a picture is .png, .svg or .pdf")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that matplotlib has no letters of
+        figure.savefig(file, dpi=130)
+    print(file)
 
 
 def save(shown: Any, output: str | None) -> None:

@@ -18,8 +18,12 @@ def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4) ->
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def heat_maps(maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens: list[str] | None = None) -> Any:
-    """Several maps of one scale side by side, in rows of up to four."""
+def heat_maps(
+    maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens: list[str] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Any:  # fmt: skip
+    """Several maps side by side, in rows of up to four; colours go from each one's least to its most unless said."""
+    low, high = limits or (None, None)
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
     figure, axes = new(columns, rows, 2.6 * columns + 0.6, 2.4 * rows + 0.5)
@@ -27,7 +31,7 @@ def heat_maps(maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens:
         if i >= len(maps):
             axis.axis("off")
             continue
-        axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", cmap="viridis", interpolation="nearest")
+        axis.imshow(maps[i].detach().cpu().numpy(), aspect="auto", interpolation="nearest", vmin=low, vmax=high)
         axis.set_title(titles[i], fontsize=9)
         axis.tick_params(labelsize=7)
         if tokens is not None and len(tokens) <= 24:
@@ -69,5 +73,5 @@ def bars(lines: Sequence[tuple[str, float]], title: str) -> Any:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not read as mathematics."""
-    return text.replace("$", r"\$")
+    """Text that matplotlib can draw and does not read as mathematics."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text).replace("$", r"\$")

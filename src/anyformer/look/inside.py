@@ -53,7 +53,7 @@ class Inside:
         self.shapes: dict[str, tuple[int, ...]] = {}
         seen = {f"{address}.weights": self.glance for address in self.mixers}
         with torch.no_grad():
-            found = trace(self.model, change=seen, **scene.inputs)
+            found = trace(self.model, keep=f"{body(self.model).last.address}.input", change=seen, **scene.inputs)
         self.run = dataclasses.replace(found, change={})
         self.said = main_tensor(dict(self.run.output))[0]
         self.other: Trace | None = None
@@ -112,8 +112,7 @@ class Inside:
 
     @property
     def length(self) -> int:
-        stack = body(self.model).last
-        return self.run.keeping(f"{stack.address}.input").kept[f"{stack.address}.input"][0].shape[1]
+        return self.run.kept[f"{body(self.model).last.address}.input"][0].shape[1]
 
     def predictions(self) -> list[list[Any]]:
         """At each place the likeliest [word, probability, number]; one list where a head speaks for the whole."""
@@ -137,8 +136,12 @@ class Inside:
         return {
             "address": short(address), "kind": self.mixers[address], "heads": heads, "queries": queries, "keys": keys,
             "windows": rows, "side": list(small.shape[1:]), "small": packed(small),
-            "of": "source" if address.startswith("encoder") and self.model.spec.pair else "tokens",
+            "of": self.side(address),
         }  # fmt: skip
+
+    def side(self, address: str) -> str:
+        """Whose places a module is about: of what the encoder of a pair read, or of the text that is scored."""
+        return "source" if self.model.spec.pair and address.startswith("encoder") else "tokens"
 
     def experts(self) -> list[Data]:
         if not routers(self.model):
@@ -146,8 +149,10 @@ class Inside:
         shown = []
         for each in routing(self.run):
             shares = [[round(float(w), 4) for w in line] for line in each.weights.reshape(each.experts.shape)]
-            shown.append({"address": short(each.address.removesuffix(".router")), "number": each.num_experts,
-                          "experts": each.experts.tolist(), "weights": shares})  # fmt: skip
+            shown.append({
+                "address": short(each.address.removesuffix(".router")), "of": self.side(each.address),
+                "number": each.num_experts, "experts": each.experts.tolist(), "weights": shares,
+            })  # fmt: skip
         return shown
 
     def state_sizes(self) -> list[int]:

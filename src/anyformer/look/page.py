@@ -19,7 +19,7 @@ SCRIPTS = ("base.js", "draw.js", "views.js", "stream.js", "start.js")
 HELD = 3_000_000  # attention weights that a file holds; of longer texts the strongest of every row
 LENS = 96  # places whose lens a file holds
 SHARES = 48  # places whose contributions a file holds
-TRIED = 2e13  # multiply-adds that a file's table of changes may take
+TRIED = 1e12  # multiply-adds that a file's table of changes may take
 
 
 def resource(name: str) -> str:
@@ -52,8 +52,9 @@ def whole(inside: Inside) -> Data:
     length = inside.length
     data["lens"] = attempt(lambda: inside.lens(range(max(length - LENS, 0), length)))
     data["contributions"] = attempt(lambda: inside.contributions(range(max(length - SHARES, 0), length)))
-    if length > SHARES:
-        notes.append(f"the lens is of the last {min(length, LENS)} places and contributions of the last {SHARES}")
+    for name, most in (("lens", LENS), ("contributions", SHARES)):
+        if length > most and "why" not in data[name] and not data["whole"]:
+            notes.append(f"{name}: of the last {most} places")
     data["heads"] = attempt(inside.head_kinds)
     data["tables"], note = tables(inside)
     return {**data, "notes": notes + note}

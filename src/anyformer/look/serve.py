@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -29,6 +30,11 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise ValueError(f"port {port} cannot be used ({error.strerror}); give another with --port") from None
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

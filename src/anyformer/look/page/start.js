@@ -56,7 +56,7 @@ function begin() {
   source.hidden = !data.source;
   if (data.source) textView(source, data.source, "place");
   textView(document.getElementById("tokens"), data.tokens, "position");
-  chosen.position = data.tokens.length - 1;
+  chosen.position = data.whole ? 0 : data.tokens.length - 1;
   chosen.place = 0;
   if (chosen.map >= data.maps.length) chosen.map = chosen.head = 0;
   if (!data.maps.length && chosen.view === "attention") chosen.view = "stream";

@@ -106,7 +106,8 @@ function attentionView(view) {
     Object.assign(frame.style, { left: `${chosen.head * CELL}px`, top: `${chosen.map * CELL}px`, width: `${CELL}px`,
       height: `${CELL}px` });
     const cross = map.kind === "cross" ? ", from the text to what the encoder read" : "";
-    about.textContent = `${map.address}, head ${chosen.head}${cross}: rows look at columns`;
+    const windows = map.windows > 1 ? `, ${map.windows} windows one below the other` : "";
+    about.textContent = `${map.address}, head ${chosen.head}${cross}${windows}: rows look at columns`;
     const key = `${chosen.map} ${chosen.head}`, found = mapBytes(chosen.map, chosen.head);
     const bytes = found instanceof Uint8Array ? found : await found;
     if (key !== `${chosen.map} ${chosen.head}` || chosen.view !== "attention") return;
@@ -150,16 +151,17 @@ function overlay(media, line) {
 function expertsView(view) {
   if (!data.experts.length) return view.replaceChildren(why("this model has no experts"));
   view.refresh = () => {
-    const from = Math.max(Math.min(chosen.position - 12, data.tokens.length - 24), 0), to = from + 24;
     const tables = data.experts.map((layer) => {
-      const words = fitted(data.tokens, layer.experts.length).slice(from, to);
+      const name = layer.of === "source" ? "place" : "position", here = chosen[name];
+      const all = fitted(layer.of === "source" ? data.source : data.tokens, layer.experts.length);
+      const from = Math.max(Math.min(here - 12, all.length - 24), 0), to = from + 24, words = all.slice(from, to);
       const ways = layer.experts[0].map((_, k) => layer.experts.slice(from, to).map((each, i) => {
         const dropped = each[k] >= layer.number;
         const cell = make("td", { className: "cell", title: dropped ? "no room: dropped" : `expert ${each[k]}`,
-          onclick: () => choose({ position: from + i }) }, dropped ? "×" : String(each[k]));
+          onclick: () => choose({ [name]: from + i }) }, dropped ? "×" : String(each[k]));
         const share = layer.weights[from + i][k];
         if (!dropped) cell.style.background = `hsl(${(360 * each[k]) / layer.number} 60% 55% / ${0.2 + 0.6 * share})`;
-        if (from + i === chosen.position) cell.classList.add("chosen");
+        if (from + i === here) cell.classList.add("chosen");
         return cell;
       }));
       return make("div", { className: "scroll" }, make("h2", {}, `${layer.address}: ${layer.number} experts`),
