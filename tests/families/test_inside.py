@@ -46,6 +46,8 @@ def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
 @over_catalogue("I1", everyday=family_and_head)
 def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     traced, model = run(case, batch=2), shared(case)
+    if model.spec.towers:
+        return one_line_of_towers(traced)
     neck = body(model).last.part.neck
     if model.spec.head is None:
         with pytest.raises(ValueError, match="has no head"):
@@ -60,9 +62,17 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
         assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
 
 
+def one_line_of_towers(traced: Any) -> None:
+    for function in (af.look.logit_lens, af.look.contributions, af.look.stream_norms):
+        with pytest.raises(ValueError, match="two towers, each with a stream of its own"):
+            function(traced)
+
+
 @over_catalogue("I1", everyday=family_and_head)
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
+    if spec.towers:
+        return one_line_of_towers(traced)
     if body(shared(case)).last.part.neck is not None:
         reason = "stands between the stream and the head"
     else:

@@ -32,6 +32,8 @@ def routers(model: TransformerModule) -> list[str]:
 
 def body(model: TransformerModule) -> Any:
     """The stack, or what has several, that the head reads."""
+    if model.spec.towers:
+        raise ValueError("this model has two towers, each with a stream of its own: look at model.text or model.image")
     names: Sequence[str] = model.spec.left_to_right or ("encoder",)
     return getattr(model, names[-1])
 
@@ -45,7 +47,7 @@ class Step(NamedTuple):
     """One residual step of a stack, in the order they run."""
 
     sublayer: SublayerModule
-    time: int  # the how manieth time it runs, where layers run more than once
+    time: int  # 0 for its first run, where layers run more than once
     branch: str  # the address of what it adds
     layer: str  # the address of its layer
 
