@@ -48,6 +48,7 @@ class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
     asks each text for its image among those of the batch, and each image for its text."""
 
     inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
+    needs: ClassVar[tuple[str, ...]] = ("two towers",)
 
     scale: float = 2.6592
 
