@@ -18,7 +18,9 @@ from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomi
 from torch import Tensor
 
 import anyformer as af
+from anyformer.block import Stages
 from anyformer.codec import decode, encode
+from anyformer.funnel import Funnel
 from anyformer.model import position_limit
 from anyformer.part import walk
 from anyformer.parts.audio import FrameHead
@@ -138,6 +140,11 @@ def lives(spec: Any) -> bool:
 def mixes(spec: Any) -> bool:
     """Whether a token sees others."""
     return spec.pair or (spec.decoder if is_causal(spec) else spec.encoder).sees != "itself"
+
+
+def shortens(spec: Any) -> bool:
+    """Whether a few tokens are left in the end, of what was read."""
+    return any(isinstance(part, (Stages, Funnel)) for _, part in walk(spec))
 
 
 def learns(model: Any) -> bool:
@@ -388,6 +395,10 @@ EXCUSED = (
     Excused("XVectorHead", ("N4",), "its taps reach pads beside the last frames, as published"),
     Excused("ConvolutionAdapter", ("N4",), "its taps reach pads beside the last frames, as published",
             lambda part, _: part.depth > 0 and part.kernel > 2),
+    Excused("CompressedAttention", ("N8",), "of fewer tokens than taps no key is made, and nothing is learnt of them",
+            lambda part, spec: part.kernel > 2 and shortens(spec)),
+    Excused("Pool", ("G1",), "the vector is that of one token, which a piece of a text may not have",
+            lambda part, _: part.take == "token"),
     Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),
     Excused("Funnel", ("N4",), "the published pooling joins the neighbours of a row and leaves its last token out"),
     Excused("MultipleChoiceHead", ("T5",), "told apart by a token that all choices have and that sees no other, they"
