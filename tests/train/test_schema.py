@@ -134,9 +134,11 @@ def test_a_value_out_of_its_range(path: str, value: Any, line: str, judge: Any, 
     assert line in str(caught.value)
 
 
-def test_the_verb_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
+    assert cli.main(["schema", "--out", str(tmp_path / "run.schema.json")]) == 0 and capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "run.schema.json").read_text()) == printed
     assert printed["properties"].keys() == schema()["properties"].keys()
     adam = printed["$defs"]["AdamW"]
     assert adam["properties"]["weight_decay"]["default"] == 0.1 and "Loshchilov and Hutter" in adam["description"]
