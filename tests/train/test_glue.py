@@ -14,8 +14,9 @@ import torch
 import anyformer as af
 from anyformer import cli
 from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.examples import label_of
 from anyformer.recipes._encoder import vocabulary
-from anyformer.recipes._glue import TASKS, score
+from anyformer.recipes._glue import TASKS, score, table
 
 transformers = pytest.importorskip("transformers")
 sklearn = pytest.importorskip("sklearn.metrics")
@@ -99,10 +100,10 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
-def answers(run: Path, table: Path, kind: str) -> tuple[list[float], list[float]]:
+def answers(run: Path, file: Path, kind: str) -> tuple[list[float], list[float]]:
     """What a tuned model says of a file, read here in another way, and what is right."""
     _, header, texts, labels = LAYOUT[kind]
-    lines = [line.split("\t") for line in table.read_text("utf-8-sig").splitlines()]
+    lines = [line.split("\t") for line in file.read_text("utf-8-sig").splitlines()]
     names = list(header) if kind == "CoLA" else lines.pop(0)
     lines = [line for line in lines if len(line) == len(names)]
     columns = [[line[names.index(name)] for line in lines] for name in texts]
@@ -141,6 +142,21 @@ def test_nine_tasks_and_their_score(
     assert set(found["tasks"]["mnli"]) == {"accuracy, matched", "accuracy, mismatched", "lr"}
     each = [sum(metrics.values()) / len(metrics) for metrics in expected.values()]
     assert found["glue"] == found["mean"] == pytest.approx(100 * sum(each) / 9, abs=0.01)
+
+
+def test_the_columns_are_those_of_real_files(shared_data: Path) -> None:
+    """Where other people's copies have GLUE's columns: as many examples as are published, each with a label."""
+    def labels(name: str, folder: str, file: str) -> list[int]:
+        task = TASKS[name]
+        found = [row.example for row in table(task, shared_data / folder, file).rows(("text", "label"))]
+        assert all(example is not None and example["text"] for example in found)
+        return [label_of(example, "label", task.labels) for example in found if example is not None]
+
+    dev = labels("rte", "glue_rte", "dev")
+    assert len(labels("rte", "glue_rte", "train")) == 2490 and (dev.count(0), dev.count(1)) == (146, 131)
+    assert len(labels("cola", "glue_cola", "train")) == 8551
+    paraphrases = labels("mrpc", "glue_mrpc", "test")
+    assert (len(paraphrases), sum(paraphrases)) == (1725, 1147)
 
 
 def test_the_score_is_the_one_of_the_leaderboard() -> None:
