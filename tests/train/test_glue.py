@@ -160,7 +160,7 @@ def test_texts_pairs_and_labels_are_found(name: str, glue: Path) -> None:
     assert row.example is not None
     assert [row.example[column] for column in run.objective.columns] == [line[header.index(c)] for c in columns]
     if task.labels:
-        assert task.labels == labels or labels == ("0", "1") and len(task.labels) == 2
+        assert task.labels == labels or (labels == ("0", "1") and len(task.labels) == 2)
 
 
 def test_the_columns_are_those_of_real_files(shared_data: Path) -> None:
