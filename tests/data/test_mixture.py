@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from anyformer.codec import from_json, to_json
-from anyformer.data import Loader, Mixture, Share, TextFiles, TextToText, plan_of
+from anyformer.data import First, Loader, Mixture, Share, TextFiles, TextToText, plan_of
 from anyformer.data.mixed import BLOCK, MixedPlan
 from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, prepare
@@ -187,7 +187,8 @@ def test_a_mixture_is_a_source_and_a_description(tmp_path: Path) -> None:
     (lambda a, b: Mixture(shares=(a.replace(weight=1.0),), limit=3), "are for shares without weights"),
     (lambda a, b: Mixture(shares=(a,), columns={"text": "x"}), "columns belong to the sources"),
     (lambda a, b: Share(name="m", source=Mixture(shares=(a,))), "the share 'm' is a mixture itself"),
-], ids=range(10))  # fmt: skip
+    (lambda a, b: Data(train=First(source=Mixture(shares=(a, b)), count=3)), "data.train: a mixture has its weights"),
+], ids=range(11))  # fmt: skip
 def test_mistakes_are_one_line(make: Any, why: str) -> None:
     a, b = mixture(a=None, b=None).shares
     with pytest.raises(ValueError, match=re.escape(why)) as caught:

@@ -14,8 +14,10 @@ import torch
 import anyformer as af
 from anyformer import cli
 from anyformer.inputs.text import Tokenizer
+from anyformer.objectives.examples import label_of
 from anyformer.recipes._encoder import vocabulary
-from anyformer.recipes._glue import TASKS, score
+from anyformer.recipes._glue import TASKS, run_of, score, table
+from anyformer.train.run import Pretrained
 
 transformers = pytest.importorskip("transformers")
 sklearn = pytest.importorskip("sklearn.metrics")
@@ -80,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     config = transformers.BertConfig(
         vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=96,
+        max_position_embeddings=96, initializer_range=0.6,  # so that it says something about a text
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(folder)
@@ -99,10 +101,10 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
-def answers(run: Path, table: Path, kind: str) -> tuple[list[float], list[float]]:
+def answers(run: Path, file: Path, kind: str) -> tuple[list[float], list[float]]:
     """What a tuned model says of a file, read here in another way, and what is right."""
     _, header, texts, labels = LAYOUT[kind]
-    lines = [line.split("\t") for line in table.read_text("utf-8-sig").splitlines()]
+    lines = [line.split("\t") for line in file.read_text("utf-8-sig").splitlines()]
     names = list(header) if kind == "CoLA" else lines.pop(0)
     lines = [line for line in lines if len(line) == len(names)]
     columns = [[line[names.index(name)] for line in lines] for name in texts]
@@ -135,12 +137,45 @@ def test_nine_tasks_and_their_score(
                 if task.folder in ("MRPC", "QQP"):
                     right["f1"] = sklearn.f1_score(wanted, said, zero_division=0)
                 right[f"accuracy{kind}"] = sklearn.accuracy_score(wanted, said)
+            assert len(set(said)) > 1
         metrics = {metric: value for metric, value in found["tasks"][name].items() if metric != "lr"}
         assert metrics == pytest.approx(right, abs=1e-4), name
         expected[name] = right
     assert set(found["tasks"]["mnli"]) == {"accuracy, matched", "accuracy, mismatched", "lr"}
     each = [sum(metrics.values()) / len(metrics) for metrics in expected.values()]
     assert found["glue"] == found["mean"] == pytest.approx(100 * sum(each) / 9, abs=0.01)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_texts_pairs_and_labels_are_found(name: str, glue: Path) -> None:
+    task = TASKS[name]
+    files, header, texts, labels = LAYOUT[task.folder]
+    assert files == task.valid
+    run = run_of(name, glue / task.folder, Pretrained(path="x"), 18)
+    assert run.steps == 2 and run.objective.pair == (len(texts) == 2)
+    row = next(run.data.train.rows(run.objective.columns))
+    lines = (glue / task.folder / "train.tsv").read_text("utf-8-sig").splitlines()
+    line = lines[0 if name == "cola" else 1].split("\t")
+    columns = (*texts, {"CoLA": "label", "MRPC": "Quality"}.get(task.folder, header[-1]))
+    assert row.example is not None
+    assert [row.example[column] for column in run.objective.columns] == [line[header.index(c)] for c in columns]
+    if task.labels:
+        assert task.labels == labels or (labels == ("0", "1") and len(task.labels) == 2)
+
+
+def test_the_columns_are_those_of_real_files(shared_data: Path) -> None:
+    """Where other people's copies have GLUE's columns: as many examples as are published, each with a label."""
+    def labels(name: str, folder: str, file: str) -> list[int]:
+        task = TASKS[name]
+        found = [row.example for row in table(task, shared_data / folder, file).rows(("text", "label"))]
+        assert all(example is not None and example["text"] for example in found)
+        return [label_of(example, "label", task.labels) for example in found if example is not None]
+
+    dev = labels("rte", "glue_rte", "dev")
+    assert len(labels("rte", "glue_rte", "train")) == 2490 and (dev.count(0), dev.count(1)) == (146, 131)
+    assert len(labels("cola", "glue_cola", "train")) == 8551
+    paraphrases = labels("mrpc", "glue_mrpc", "test")
+    assert (len(paraphrases), sum(paraphrases)) == (1725, 1147)
 
 
 def test_the_score_is_the_one_of_the_leaderboard() -> None:

@@ -20,7 +20,7 @@ import torch
 
 import anyformer as af
 from anyformer.codec import override
-from anyformer.data import Bytes, TextFiles, TrainedBPE
+from anyformer.data import Bytes, Plan, TextFiles, TrainedBPE
 from anyformer.train.checkpoint import read
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
@@ -93,8 +93,7 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
 def test_t2_epochs_are_where_the_kills_were_meant_to_be(tmp_path: Path) -> None:
     texts = runs.write_texts(tmp_path / "texts")
     trainer = setup(runs.run_of(texts), tmp_path / "run")
-    with trainer.feed(0) as loader:
-        assert len(loader.plan) == 7  # type: ignore[attr-defined]
+    assert len(Plan(trainer.splits.train, examples=6, length=runs.LENGTH, packs=True)) == 7
 
 
 def test_a_stop_is_a_checkpoint(tmp_path: Path, nursery: runs.Nursery) -> None:

@@ -80,6 +80,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
         device = machine.device(options.device)
+        if names is None:  # the usual ones, and what the run looks at itself
+            usual = Evaluation(source, description.objective, None).names
+            names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = checkpoint_of(home, options)

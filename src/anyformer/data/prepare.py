@@ -14,10 +14,11 @@ from typing import Any, Literal
 from anyformer.codec import encode
 from anyformer.data.encode import Encoded, encoded
 from anyformer.data.lock import only_one
+from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Source
 from anyformer.objectives.objective import Objective
-from anyformer.part import Part
+from anyformer.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
 
@@ -32,6 +33,10 @@ class Data(Part):
     valid: Source | None = None
     test: Source | None = None
     unfit: Literal["error", "skip"] = "error"
+
+    def check(self) -> None:
+        if any(isinstance(part, Mixture) and path for path, part in walk(self.train)):
+            raise ValueError("data.train: a mixture has its weights where it is all of it; choose rows in its sources")
 
 
 @dataclasses.dataclass(frozen=True)
