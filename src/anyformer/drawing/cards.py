@@ -98,7 +98,8 @@ def of_fan(fan: Fan, width: float) -> Figure:
     labels = expert_labels(fan.experts, width - 2 * PAD - (shared + 12 if fan.shared else 0))
     side = expert_side(labels)
     order = sorted((i for i, label in enumerate(labels) if label), key=lambda i: (i * 5 + 1) % len(labels))
-    active = {*order[: fan.active]}
+    full = fan.active if len(labels) == fan.experts else min(fan.active, 2)  # where most are not shown, few of them
+    active = {*order[:full]}
     boxes: list[Mark] = [Plus(axis, PLUS), inner_box(axis - router / 2, 90, router, "router", fan.router)]
     lines: list[Mark] = [Line(((axis, 132), (axis, 118)), "fan on")]
     x = axis - (len(labels) * (side + 6) - 6 + (shared + 12 if fan.shared else 0)) / 2

@@ -53,6 +53,7 @@ class Reader:
                 inner = self.below.setdefault(at, {})
                 inner[each] = inner.get(each, 0) + size
                 at = f"{at}.{each}" if at else each
+            self.sizes[address] = size
         self.tied = {tied.rpartition(".")[0]: owner.rpartition(".")[0] for tied, owner in spec.ties}
 
     def note(self, address: str) -> str:
@@ -113,7 +114,8 @@ class Reader:
                 plain = field_words(each) in name(inner).lower()
                 rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
             else:
-                title = sized(each, inner, part, width) if isinstance(inner, int) and inner > 1 else field_words(each)
+                counts = isinstance(inner, int) and not isinstance(inner, bool)
+                title = sized(each, inner, part, width) if counts else field_words(each)
                 rows.append(Card(at, role, title, (), self.note(at)))
         left = self.card(part, address, role, width, tuple(told))
         inner_texts = {text for row in rows for text in row.texts}

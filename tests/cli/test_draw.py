@@ -1,0 +1,101 @@
+"""`anyformer draw`: a picture in a file, and one clear line where there can be none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import anyformer as af
+from anyformer import cli
+from anyformer.codec import to_json
+
+SMALL = {"decoder.depth": 2, "width": 24, "decoder.layers.attention.op.num_heads": 3,
+         "decoder.layers.attention.op.head_width": 8}  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["draw", *arguments])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_a_picture_in_each_form(run, tmp_path: Path) -> None:
+    assert run("gpt2", "-o", "a.svg") == (0, "a.svg\n", "")
+    picture = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert picture.tag.endswith("svg") and "gpt2" in "".join(picture.itertext())
+    assert run("gpt2", "--out", "b.html", "--theme", "dark")[0] == 0
+    page = (tmp_path / "b.html").read_text()
+    assert page.startswith("<!doctype html>") and page.count("<svg") == 1 and "af-dark" in page
+    assert run("gpt2") == (0, "gpt2.svg\n", "") and (tmp_path / "gpt2.svg").is_file()
+
+
+def test_a_png(run, tmp_path: Path) -> None:
+    pytest.importorskip("cairosvg", exc_type=ImportError)
+    from PIL import Image
+
+    assert run("gpt2", "-o", "a.png")[0] == 0
+    image = Image.open(tmp_path / "a.png").convert("RGB")
+    assert image.width > 1000 and image.getpixel((1, 1)) == (255, 255, 255)
+    assert len(image.resize((200, 200)).getcolors(40_000)) > 20, "colours reach a reader that knows little CSS"
+    assert run("gpt2", "-o", "b.png", "--theme", "dark")[0] == 0
+    assert Image.open(tmp_path / "b.png").convert("RGB").getpixel((1, 1)) == (0x14, 0x18, 0x1F)
+
+
+def test_files_folders_and_other_values(run, tmp_path: Path) -> None:
+    spec = af.override(af.spec("gpt2"), SMALL)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "spec.json").write_text(to_json(spec))
+    assert run("mine/spec.json", "-o", "a.svg")[0] == 0 and "× 2" in (tmp_path / "a.svg").read_text()
+    af.save(af.build(spec), tmp_path / "model")
+    assert run("model")[1] == "model.svg\n" and ">model<" in (tmp_path / "model.svg").read_text()
+    assert run("gpt2", "--set", "decoder.depth=7", "-o", "b.svg")[0] == 0 and "× 7" in (tmp_path / "b.svg").read_text()
+
+
+def test_two(run, tmp_path: Path) -> None:
+    assert run("gpt2", "llama3-8b") == (0, "gpt2-llama3-8b.svg\n", "")
+    text = (tmp_path / "gpt2-llama3-8b.svg").read_text()
+    assert "what the other one does not have" in text and "RMSNorm" in text and "LayerNorm" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["gtp2"], "did you mean 'gpt2'?"),
+        (["nowhere/spec.json"], "nowhere/spec.json: no such file or folder"),
+        (["wrong.json"], "unknown kind 'Decodr'"),
+        (["broken.json"], "broken.json"),
+        (["gpt2", "-o", "x.gif"], "x.gif: a drawing is saved as .svg, .png or .html"),
+        (["gpt2", "-o", "x"], "x: a drawing is saved as .svg, .png or .html"),
+        (["gpt2", "-o", "no/folder/x.svg"], "no/folder/x.svg"),
+        (["gpt2", "llama3-8b", "vit-b16"], "one description is drawn, or two side by side, not 3"),
+        (["gpt2", "--theme", "dull"], "no theme 'dull'"),
+        (["gpt2", "--them", "dark"], "did you mean '--theme'?"),
+        (["gpt2", "-p", "x.svg"], "has no flag '-p'"),
+        (["gpt2", "--set", "decoder.dept=3"], "did you mean 'depth'?"),
+        ([], "NAME"),
+    ],
+    ids=["name", "file", "kind", "json", "ending", "no ending", "folder", "three", "theme", "flag", "short flag", "set",
+         "nothing"],
+)  # fmt: skip
+def test_mistakes(run, tmp_path: Path, arguments: list[str], line: str) -> None:
+    (tmp_path / "wrong.json").write_text(json.dumps({"anyformer": 1, "kind": "Decodr"}))
+    (tmp_path / "broken.json").write_text('{"anyformer": 1,')
+    code, out, err = run(*arguments)
+    assert code == 2 and out == "" and err.count("\n") == 1 and line in err
+    assert not [*tmp_path.glob("*.svg")]
+
+
+def test_a_png_without_its_converter(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    code, out, err = run("gpt2", "-o", "x.png")
+    assert code == 2 and out == "" and err.count("\n") == 1 and "pip install 'anyformer[draw]'" in err
+    assert not (tmp_path / "x.png").exists()

@@ -1,0 +1,377 @@
+"""Pictures of descriptions: every one draws, nothing overlaps, and what is drawn is what is described."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from catalogue import every_case, spec_of
+
+import anyformer as af
+from anyformer.block import Parallel, Sublayer
+from anyformer.cli.listing import listed
+from anyformer.drawing import draw, outline
+from anyformer.drawing.compose import of_outline
+from anyformer.drawing.figure import Box, Figure, Line, Plus, Words, lines_of
+from anyformer.drawing.outline import Card, Column, Outline, cards_in
+from anyformer.drawing.svg import MARGIN
+from anyformer.drawing.text import broken, width, wrapped
+from anyformer.kernels.recording import recorded
+from anyformer.part import Site
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.given import NUMBERS
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.residual import Scaled
+from tiny import model_of
+
+Bounds = tuple[float, float, float, float]
+NAMES = [row["name"] for row in listed()]
+
+
+def meet(a: Bounds, b: Bounds, by: float = 0.5) -> bool:
+    return a[0] < b[2] - by and b[0] < a[2] - by and a[1] < b[3] - by and b[1] < a[3] - by
+
+
+def inside(a: Bounds, b: Bounds, by: float = 0.5) -> bool:
+    return a[0] >= b[0] - by and a[1] >= b[1] - by and a[2] <= b[2] + by and a[3] <= b[3] + by
+
+
+def said(words: Words) -> str:
+    return "".join(span for span, _ in words.spans)
+
+
+def faults(figure: Figure) -> Iterator[str]:
+    """What cannot be read: text that leaves its box or the picture, or lies on other text, on a box or on a line."""
+    boxes = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Box)]
+    words = [(each.bounds, each) for each in lines_of(figure.marks)]
+    free = [(mark.bounds, mark) for mark in figure.marks if isinstance(mark, Words)]
+    whole = (-MARGIN, -MARGIN, figure.width + MARGIN, figure.height + MARGIN)
+    for at, box in boxes:
+        yield from (f"{said(each)!r} leaves its box" for each in box.words if not inside(each.bounds, at))
+    for at, mark in (*boxes, *words):
+        if not inside(at, whole):
+            yield f"{mark} leaves the picture"
+    for (a, one), (b, other) in itertools.combinations(words, 2):
+        if meet(a, b):
+            yield f"{said(one)!r} on {said(other)!r}"
+    leaves = [(at, box) for at, box in boxes if box.kind not in ("frame", "panel") and box.words]
+    for (a, one), (b, two) in itertools.combinations(leaves, 2):
+        if meet(a, b) and not inside(a, b) and not inside(b, a):
+            yield f"boxes {one.tip or one.kind} and {two.tip or two.kind} overlap"
+    for (a, each), (b, _) in itertools.product(free, leaves):
+        if meet(a, b) and not inside(a, b):
+            yield f"{said(each)!r} on a box"
+    for line in (mark for mark in figure.marks if isinstance(mark, Line)):
+        for (ax, ay), (bx, by) in itertools.pairwise(line.points):
+            if ax == bx or ay == by:  # the straight ones
+                bounds = (min(ax, bx) - 1, min(ay, by) - 1, max(ax, bx) + 1, max(ay, by) + 1)
+                yield from (f"a line through {said(each)!r}" for at, each in free if meet(at, bounds, 0))
+
+
+def letters(figure: Figure) -> float:
+    """The smallest text in pixels, where the picture fills a slide of 1920 x 1080."""
+    scale = min(1920 / (figure.width + 2 * MARGIN), 1080 / (figure.height + 2 * MARGIN))
+    return min(each.size for each in lines_of(figure.marks)) * scale
+
+
+# -- every description ------------------------------------------------------------------------------------------------
+
+
+def test_every_named_description_draws() -> None:
+    for name in NAMES:
+        drawing = draw(name)
+        found = [*faults(drawing.figure)]
+        assert not found, (name, found[:5])
+        assert ElementTree.fromstring(drawing.svg).get("viewBox") and len(drawing.svg) < 60_000
+        assert letters(drawing.figure) >= (10 if name.startswith("switch") else 13.5), name  # four panels side by side
+
+
+def test_every_family_draws() -> None:
+    """A tiny case of each, with unusual values."""
+    for case in {case.model_type: case for case in every_case()}.values():
+        found = [*faults(draw(spec_of(case)).figure)]
+        assert not found, (case.id, found[:5])
+
+
+@pytest.mark.slow
+def test_every_case_of_every_family_draws() -> None:
+    for case in every_case():
+        found = [*faults(draw(spec_of(case)).figure)]
+        assert not found, (case.id, found[:5])
+
+
+def test_how_many_vectors_an_embedding_makes() -> None:
+    """The lengths on the wires are those that the embedding's module gives."""
+    seen: dict[str, set[int]] = {}
+    for case in every_case():
+        part, length = spec_of(case).embedding, 1000 if "wav2vec2" in case.model_type else 16
+        if len(seen.setdefault(type(part).__name__, set())) < 3:
+            given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, 8).items()}
+            given |= {name: value.long() for name, value in given.items() if name in NUMBERS}
+            with torch.no_grad(), recorded():  # nothing is asked of the zeros
+                x, _ = part.build(Site(width=8)).eval()(given, None)
+            assert part.vectors(length) == x.shape[1], case.id
+            seen[type(part).__name__].add(x.shape[1])
+    wanted = {"TextEmbedding", "PatchEmbedding", "WaveformEmbedding", "SpectrogramEmbedding", "TrajectoryEmbedding"}
+    assert wanted <= {*seen}
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+SMALL = {"decoder.depth": 3, "width": 24, "decoder.layers.attention.op.num_heads": 3,
+         "decoder.layers.attention.op.head_width": 8}  # fmt: skip
+
+
+def gpt2(**changes: Any) -> Any:
+    others = {path.replace("__", "."): value for path, value in changes.items()}
+    return af.override(af.spec("gpt2"), {**SMALL, **others})
+
+
+def heights(figure: Figure, step: str) -> list[str]:
+    """What one step is made of, from the bottom to the top."""
+    at = f"decoder.layers.0.{step}."
+    found = [mark for mark in figure.marks if isinstance(mark, Box) and mark.tip.startswith(at)]
+    boxes = [(box.y, box.tip.removeprefix(at)) for box in found]
+    ends = [min(boxes)[0] - 60, max(box.y + box.height for box in found)]
+    sums = [(mark.y, "+") for mark in figure.marks if isinstance(mark, Plus) and ends[0] < mark.y < ends[1]]
+    return [name for _, name in sorted([*boxes, *sums], reverse=True)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "order"),
+    [
+        ({"pre_norm": LayerNorm()}, ["pre_norm", "op", "+"]),
+        ({"out_norm": LayerNorm()}, ["op", "+", "out_norm"]),
+        ({"pre_norm": LayerNorm(), "post_norm": LayerNorm()}, ["pre_norm", "op", "post_norm", "+"]),
+        ({"pre_norm": LayerNorm(), "normed_skip": True}, ["pre_norm", "op", "+"]),
+        ({}, ["op", "+"]),
+    ],
+    ids=["pre", "post", "sandwich", "normed skip", "none"],
+)
+def test_norms_stand_where_they_are_applied(fields: dict[str, Any], order: list[str]) -> None:
+    figure = draw(gpt2(decoder__layers__feedforward=Sublayer(op=MLP(width=48), **fields))).figure
+    assert heights(figure, "feedforward") == order and not [*faults(figure)]
+    # the stream that goes past starts below the first thing that it goes past
+    skips = [mark.points for mark in figure.marks if isinstance(mark, Line) and mark.kind == "skip"]
+    boxes = {mark.tip: mark for mark in figure.marks if isinstance(mark, Box)}
+    first = "op" if fields.get("normed_skip") or "pre_norm" not in fields else "pre_norm"
+    passed = boxes[f"decoder.layers.0.feedforward.{first}"]
+    start = min((points[0][1] for points in skips if points[0][1] > passed.y), default=0)
+    assert 0 < start - (passed.y + passed.height) < 30
+    if fields.get("normed_skip"):
+        assert start < boxes["decoder.layers.0.feedforward.pre_norm"].y
+
+
+def test_a_residual_that_is_no_plain_sum_is_told() -> None:
+    spec = gpt2(decoder__layers__feedforward__residual=Scaled(branch=0.5))
+    assert "Scaled (half-step)" in [said(each) for each in lines_of(draw(spec).figure.marks)]
+
+
+def test_steps_side_by_side() -> None:
+    figure = draw("pythia-70m").figure
+    boxes = {mark.tip.rpartition("both.")[2]: mark for mark in figure.marks if isinstance(mark, Box)}
+    assert boxes["attention.op"].x + boxes["attention.op"].width < boxes["feedforward.op"].x
+    assert isinstance(dict(af.spec("pythia-70m").decoder.layers.items())["both"], Parallel)
+    assert sum(isinstance(mark, Plus) for mark in figure.marks) == 1
+
+
+def texts(drawn: Any) -> dict[str, Card]:
+    return {card.address: card for card in cards_in(outline(drawn))}
+
+
+def test_parameters_and_shapes() -> None:
+    """From the published sizes of GPT-2: 768 x 3072 x 2 with biases, twelve heads of 64."""
+    cards = texts("gpt2")
+    assert cards["decoder.layers.0.attention.op"].phrases == ("12 heads × 64", "Causal mask")
+    assert cards["decoder.layers.0.feedforward.op"].note == "4.7M" == f"{(2 * 768 * 3072 + 768 + 3072) / 1e6:.1f}M"
+    assert cards["embedding.position"].note == f"{1024 * 768 / 1e3:.1f}K" and cards["embedding"].note == "38.6M"
+    assert cards["head"].phrases == ("vocab size 50,257", "tied to embedding.tokens") and cards["head"].note == ""
+    shown = [said(each) for each in lines_of(draw("gpt2").figure.marks)]
+    assert "× 12" in shown and shown.count("T × 768") == 2 and "T × 50,257" in shown
+    assert "GPT2LMHeadModel · 12 layers · width 768 · 124.4M parameters" in shown
+
+
+def test_lengths_that_the_input_decides() -> None:
+    swin = [said(each) for each in lines_of(draw("swin-tiny").figure.marks)]
+    assert [each for each in swin if each in ("3136 × 96", "784 × 192", "196 × 384", "49 × 768")][:1] == ["3136 × 96"]
+    assert {"784 × 192", "196 × 384", "49 × 768", "3 × 224 × 224"} <= {*swin}
+    assert "197 × 768" in [said(each) for each in lines_of(draw("vit-b16").figure.marks)]
+    assert "1500 × 384" in [said(each) for each in lines_of(draw("whisper-tiny").figure.marks)]
+    assert "T/320 × 768" in [said(each) for each in lines_of(draw("wav2vec2-base").figure.marks)]
+    assert "3 T × 128" in [said(each) for each in lines_of(draw("decision-transformer-gym").figure.marks)]
+
+
+def test_kinds_of_layers_and_their_order() -> None:
+    figure = draw("deepseek-v3").figure
+    cells = sorted((-mark.y, mark.kind) for mark in figure.marks if isinstance(mark, Box) and mark.height < 14.5
+                   and mark.kind.startswith("kind"))  # fmt: skip
+    assert [kind for _, kind in cells] == ["kind0"] * 3 + ["kind1"] * 58
+    shown = [said(each) for each in lines_of(figure.marks)]
+    assert {"dense", "sparse", "layers 0–2", "layers 3–60", "× 61"} <= {*shown}
+    cards = texts("deepseek-v3")
+    assert cards["decoder.layers.3.feedforward.op"].unlike and not cards["decoder.layers.3.attention.op"].marked
+
+
+def test_experts() -> None:
+    card = texts("mixtral-8x7b")["decoder.layers.0.feedforward.op"]
+    assert card.phrases[0] == "8 experts, 2 active" and "176.2M" in card.phrases[1]
+    figure = draw("mixtral-8x7b").figure
+    experts = [mark for mark in figure.marks if isinstance(mark, Box) and mark.kind.startswith("expert ")]
+    assert len([mark for mark in figure.marks if isinstance(mark, Box) and mark.kind.split()[0] == "expert"]) == 8
+    assert len(experts) == 2
+    assert "46.7B parameters, 12.9B active" in draw("mixtral-8x7b").svg
+
+
+def test_the_decoder_looks_at_the_encoder() -> None:
+    for name in ("t5-small", "switch-base-8"):
+        figure = draw(name).figure
+        crosses = [mark for mark in figure.marks if isinstance(mark, Box) and mark.kind.split()[0] == "cross"]
+        ends = [mark.points[-1] for mark in figure.marks if isinstance(mark, Line) and mark.kind == "memory"]
+        assert len(crosses) == len(ends) == (2 if name.startswith("switch") else 1)
+        for cross, (x, y) in zip(sorted(crosses, key=lambda box: box.x), sorted(ends), strict=True):
+            assert math.isclose(x, cross.x) and cross.y < y < cross.y + cross.height
+
+
+def test_tied_weights() -> None:
+    ties = [mark for mark in draw("gpt2").figure.marks if isinstance(mark, Line) and mark.kind == "tie"]
+    assert len(ties) == 1 and not [m for m in draw("llama3-8b").figure.marks if getattr(m, "kind", "") == "tie"]
+
+
+def test_a_shared_layer_and_a_shared_bias() -> None:
+    assert "weights of 1" in draw("albert-base").svg
+    cards = texts("t5-small")
+    assert cards["encoder.position"].phrases[0] == "shared by all layers"
+    assert "with Bucketed Bias" in cards["encoder.layers.0.attention.op"].phrases
+
+
+def test_no_family_has_code_here() -> None:
+    """The picture follows from the Parts: another family's name changes the line under the title alone."""
+    for name in ("t5-small", "swin-tiny"):
+        spec = af.spec(name)
+        one = draw(spec.replace(architecture="A"), titles=["x"]).figure
+        other = draw(spec.replace(family="", architecture="A"), titles=["x"]).figure
+        assert one == other
+
+
+def test_towers() -> None:
+    """Several embeddings that meet under one head: two columns, one card above both."""
+    card = Card("a", "embedding", "Text Embedding")
+    columns = (Column((card, "T × 8")), Column((card, "N × 8")))
+    towers = Outline("two", "towers", columns, (Card("h", "head", "Contrast"),))
+    figure = of_outline(towers)
+    boxes = sorted((mark for mark in figure.marks if isinstance(mark, Box)), key=lambda box: box.y)
+    assert boxes[0].tip == "h" and boxes[1].x != boxes[2].x and not [*faults(figure)]
+
+
+# -- two --------------------------------------------------------------------------------------------------------------
+
+
+def test_two_side_by_side() -> None:
+    drawing = draw("gpt2", "llama3-8b")
+    marked = {said(each) for each in lines_of(drawing.figure.marks) if any(kind == "differs" for _, kind in each.spans)}
+    assert {"LayerNorm", "RMSNorm", "MLP (FFN)", "Gated MLP (SwiGLU)", "Attention (GQA)", "vocab size 50,257"} <= marked
+    assert "LM Head" not in marked and not [*faults(drawing.figure)] and drawing.title == "gpt2 and llama3-8b"
+    unlike = [mark.tip for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
+    assert "embedding.position" in unlike and "embedding" not in unlike, "other numbers are no other structure"
+
+
+def test_what_is_the_same_is_not_marked() -> None:
+    drawing = draw("bert-base", "bert-base")
+    words = lines_of(drawing.figure.marks)
+    assert [said(w) for w in words if any(kind == "differs" for _, kind in w.spans)] == [said(words[-1])]  # the legend
+    assert not [mark for mark in drawing.figure.marks if isinstance(mark, Box) and "changed" in mark.kind]
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_widths_are_no_less_than_those_of_a_wide_font() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    from matplotlib.ft2font import FT2Font, LoadFlags
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    shown = {said(each) for name in ("gpt2", "deepseek-v3", "swin-tiny", "t5-small") for each in
+             lines_of(draw(name).figure.marks)}  # fmt: skip
+    for file, bold in (("DejaVuSans.ttf", False), ("DejaVuSans-Bold.ttf", True)):
+        font = FT2Font(str(folder / file))
+        font.set_size(100, 72)
+        glyphs = {c: font.load_char(ord(c), flags=LoadFlags.NO_HINTING) for c in {*"".join(shown)}}
+        advance = {letter: glyph.linearHoriAdvance / 65536 for letter, glyph in glyphs.items()}
+        for text in shown:
+            assert sum(advance[letter] for letter in text) <= width(text, 100, bold), text
+            if not bold:
+                assert width(text, 100) < 1.25 * sum(advance[letter] for letter in text) + 5, "not much more, either"
+
+
+def test_lines_are_broken_where_they_must_be() -> None:
+    assert broken("as it is", 1000, 15) == ["as it is"]
+    assert all(width(piece, 15) <= 60 for piece in broken("words and averyveryverylongone", 60, 15))
+    assert "".join(broken("averyveryverylongone", 60, 15)) == "averyveryverylongone"
+    lines = wrapped(["12 heads × 64", "Causal mask", "no bias"], 190, 15)
+    assert lines == [["12 heads × 64"], ["Causal mask", "no bias"]]
+    assert broken("", 10, 15) == [""] and broken("x", 0, 15) == ["x"]
+
+
+def test_text_of_other_people_is_shown_and_not_run() -> None:
+    spec = gpt2()
+    kinds = {"<script>alert(1)</script>": spec.decoder.layers, "b": spec.decoder.layers}
+    spec = spec.replace(decoder=spec.decoder.replace(layers=kinds, pattern=tuple(kinds)), architecture="</svg><b>&")
+    drawing = draw(spec)
+    assert "<script" not in drawing.html and "<b>" not in drawing.html and "&lt;script&gt;" in drawing.svg
+    ElementTree.fromstring(drawing.svg)
+    assert not [*faults(drawing.figure)]
+
+
+# -- where it is shown ------------------------------------------------------------------------------------------------
+
+
+def test_themes() -> None:
+    auto, light, dark = (draw(gpt2(), theme=theme).svg for theme in ("auto", "light", "dark"))
+    assert "prefers-color-scheme:dark" in auto and "prefers-color-scheme" not in light + dark
+    assert "fill:#ffffff" in light and "fill:#ffffff" not in dark and "#14181f" in dark
+    assert "http" not in auto.replace("http://www.w3.org/2000/svg", "") and "@font-face" not in auto
+
+
+def test_a_notebook_shows_the_picture_and_print_the_text() -> None:
+    spec, model = gpt2(), model_of("gpt2")
+    page = spec._repr_html_()
+    assert page.startswith("<svg") and "DecoderModel(width=24" in page
+    assert str(spec).startswith("DecoderModel(width=24") and "svg" not in repr(spec) + str(spec) + repr(model)
+    assert model._repr_html_().startswith("<svg") and draw(model).svg == draw(model.spec)._repr_svg_()
+
+
+def test_a_notebook_shows_the_text_of_what_cannot_be_built() -> None:
+    spec = af.spec("gpt2")
+    op = "decoder.layers.attention.op"
+    odd = af.override(spec, {f"{op}.num_heads": 7, f"{op}.head_width": None})
+    with pytest.raises(ValueError, match="not a multiple of 7 heads"):
+        draw(odd)
+    assert odd._repr_html_().startswith("<pre>")
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "line"),
+    [
+        (("gtp2",), {}, "did you mean 'gpt2'?"),
+        ((3,), {}, "a description or a model is drawn"),
+        ((), {}, "one description is drawn, or two"),
+        (("gpt2", "gpt2", "gpt2"), {}, "not 3"),
+        (("gpt2",), {"theme": "drak"}, "did you mean 'dark'?"),
+    ],
+    ids=["name", "kind", "none", "three", "theme"],
+)
+def test_mistakes(models: tuple[Any, ...], options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line.replace("?", r"\?")):
+        draw(*models, **options)
+
+
+def test_the_same_every_time() -> None:
+    assert draw("swin-tiny").svg == draw("swin-tiny").svg
+    assert dataclasses.replace(draw("gpt2"), theme="dark").svg == draw("gpt2", theme="dark").svg
