@@ -14,10 +14,11 @@ from anyformer.block import StagesModule
 from anyformer.funnel import FunnelModule
 from anyformer.look.roles import attending, body
 from anyformer.look.trace import main_tensor
+from anyformer.parts.audio import FrameHead
 from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
 from anyformer.parts.summary import DoubleHead
 
-SCORES_TOKENS = (LMHead, VocabularyOutput, PretrainingHead, DoubleHead, TagHead, CTCHead)
+SCORES_TOKENS = (LMHead, VocabularyOutput, PretrainingHead, DoubleHead, TagHead, CTCHead, FrameHead)
 
 
 def run(case: Case, seed: int = 0, batch: int = 1) -> Any:
@@ -43,7 +44,7 @@ def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
     assert all(each.weights.dim() == 4 for each in found.maps)
 
 
-@over_catalogue("I1", everyday=family_and_head)
+@over_catalogue("I1", everyday=family)
 def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     traced, model = run(case, batch=2), shared(case)
     if model.spec.towers:
@@ -71,11 +72,9 @@ def one_line_of_towers(traced: Any) -> None:
 @over_catalogue("I1", everyday=family_and_head)
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
-    if not spec.towers and body(shared(case)).last.part.neck is not None:
-        reason = "stands between the stream and the head"
-    else:
-        reason = None if isinstance(spec.head, SCORES_TOKENS) else "this model has"
-    if reason is not None:
+    neck = None if spec.towers else body(shared(case)).last.part.neck
+    between = None if neck is None else "stands between the stream and the head"
+    if (reason := between if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
         with pytest.raises(ValueError, match=reason):
             af.look.contributions(traced)
         return

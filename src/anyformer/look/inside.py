@@ -28,6 +28,7 @@ Data = dict[str, Any]
 
 SMALL = 40  # places a side of a small map
 TOP = 8  # words shown at each place
+HOLD = 200_000_000  # bytes of maps that are kept from the first run; others are computed again when one is asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Inside:
         self.scene, self.model = scene, scene.model
         self.mixers = attending(self.model)
         self.small: dict[str, Tensor] = {}
+        self.held: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         seen = {f"{address}.weights": self.glance for address in self.mixers}
         with torch.no_grad():
@@ -62,11 +64,13 @@ class Inside:
                 self.other = trace(self.model, **scene.other)
 
     def glance(self, weights: Tensor, address: str) -> Tensor:
-        """Sees a map on its way and keeps it small: (H, n, n)."""
+        """Sees a map on its way and keeps it small: (H, n, n); as it is too, while there is room."""
         if address not in self.small:
             size = tuple(min(side, SMALL) for side in weights.shape[-2:])
             self.small[address] = quantised(F.adaptive_max_pool2d(weights[0].float(), size))
             self.shapes[address] = tuple(weights.shape)
+            if weights.numel() + sum(each.numel() for each in self.held.values()) <= HOLD:
+                self.held[address.removesuffix(".weights")] = rows_of(weights)
         return weights
 
     # -- what the page opens with -------------------------------------------------------------------------------------
@@ -120,11 +124,15 @@ class Inside:
             return []
         if self.model.spec.head is None:
             return []
-        return [self.best(scores) for scores in (self.said[:1] if self.said.dim() == 2 else self.said[0])]
+        return self.best(self.said[:1] if self.said.dim() == 2 else self.said[0])
 
-    def best(self, scores: Tensor) -> list[Any]:
-        found = scores.float().softmax(-1).topk(min(TOP, scores.shape[-1]))
-        return [[self.word(int(i)), round(float(p), 5), int(i)] for p, i in zip(found.values, found.indices)]
+    def best(self, scores: Tensor) -> list[list[Any]]:
+        """(T, V) -> for each row [word, probability, number] of the likeliest."""
+        scores = scores.float()
+        found = scores.topk(min(TOP, scores.shape[-1]))
+        shares = (found.values - scores.logsumexp(-1, keepdim=True)).exp().tolist()
+        rows = zip(shares, found.indices.tolist())
+        return [[[self.word(i), round(share, 5), i] for share, i in zip(*row)] for row in rows]
 
     def word(self, number: int) -> str:
         labels = self.model.spec.labels
@@ -169,16 +177,21 @@ class Inside:
     def weights(self, index: int) -> Tensor:
         """(H, T, S) of one mixer, quantised; windows one below the other."""
         address = [a for a in self.mixers if a in self.seen][index]
-        kept = self.run.keeping(f"{address}.weights").kept[f"{address}.weights"][0]
-        return quantised(kept.transpose(0, 1).flatten(1, 2))
+        if address not in self.held:
+            return rows_of(self.run.keeping(f"{address}.weights").kept[f"{address}.weights"][0])
+        return self.held[address]
 
     def every_map(self, visit: Callable[[str, Tensor], None]) -> None:
-        """Hands every map (H, T, S) over as it is computed: never all are held."""
+        """Hands every map (H, T, S) over; those that are not held as they are computed once more, one by one."""
 
         def change(weights: Tensor, address: str) -> Tensor:
-            visit(address.removesuffix(".weights"), quantised(weights.transpose(0, 1).flatten(1, 2)))
+            visit(address.removesuffix(".weights"), rows_of(weights))
             return weights
 
+        if self.held.keys() == self.seen:
+            for address, maps in self.held.items():
+                visit(address, maps)
+            return
         with torch.no_grad():
             trace(self.model, change={f"{a}.weights": change for a in self.mixers}, **self.scene.inputs)
 
@@ -221,7 +234,7 @@ class Inside:
         after = main_tensor(dict(changed.output))[0]
         assert after is not None
         old, new = ((s[0] if s.dim() == 2 else s[0, place]).float().softmax(-1) for s in (self.said, after))
-        words = dict.fromkeys(number for shares in (old, new) for _, _, number in self.best(shares.log()))
+        words = dict.fromkeys(number for shares in (old, new) for _, _, number in self.best(shares.log()[None])[0])
         rows = [[self.word(i), round(float(old[i]), 5), round(float(new[i]), 5)] for i in words]
         return {"rows": sorted(rows, key=lambda row: -abs(row[2] - row[1]))}
 
@@ -267,6 +280,11 @@ class Inside:
 def quantised(weights: Tensor) -> Tensor:
     """Shares from 0 to 1 as bytes: 255 times the square root, so that small ones stay apart."""
     return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
+
+
+def rows_of(weights: Tensor) -> Tensor:
+    """(B, H, T, S) -> (H, B T, S) as bytes: windows one below the other."""
+    return quantised(weights.transpose(0, 1).flatten(1, 2))
 
 
 def packed(values: Tensor) -> str:

@@ -66,17 +66,19 @@ def held_maps(inside: Inside) -> tuple[list[list[Any]], list[str]]:
     total = sum(rows * heads * queries * keys for rows, heads, queries, keys in shapes)
     lines = sum(rows * heads * queries for rows, heads, queries, _ in shapes)
     number = None if total <= HELD else max(HELD // max(lines, 1), 4)
-    found: list[list[Any]] = []
+    found: dict[str, list[Any]] = {}
 
     def visit(address: str, maps: Tensor) -> None:
+        if address in found:  # a layer that runs again
+            return
         if number is None:
-            found.append([packed(head) for head in maps])
+            found[address] = [packed(head) for head in maps]
         else:
-            found.append([[packed(places), packed(values)] for places, values in strongest(maps, number)])
+            found[address] = [[packed(places), packed(values)] for places, values in strongest(maps, number)]
 
     inside.every_map(visit)
     note = f"of each row of attention the {number} largest weights are kept; --serve shows all"
-    return found, [] if number is None else [note]
+    return [found[address] for address in inside.mixers if address in found], [] if number is None else [note]
 
 
 def tables(inside: Inside) -> tuple[list[Data], list[str]]:

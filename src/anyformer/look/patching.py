@@ -144,9 +144,8 @@ def patch_table(
     theirs = None if other is None else other.keeping(*asked)
     values = torch.full((len(names), len(columns)), float("nan"))
     flat = [(i, j, cell) for i, line in enumerate(cells) for j, cell in enumerate(line) if cell is not None]
-    size = 1 if any(getattr(module, "routes", False) for module in run.model.modules()) else ROWS
-    for start in range(0, len(flat), size):
-        some = flat[start : start + size]
+    for start in range(0, len(flat), ROWS):
+        some = flat[start : start + ROWS]
         out = _tried(run, theirs, [cell for _, _, cell in some], scale, position)
         for (i, j, _), scores in zip(some, out):
             values[i, j] = scores.log_softmax(-1)[token] - before
