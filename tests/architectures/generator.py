@@ -490,10 +490,11 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
 
 
 OPS = kinds(Op)
-
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
+BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
 NEVER_DRAWN = {
-    name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__
-}  # fmt: skip
+    **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
+    **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+}
