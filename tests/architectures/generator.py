@@ -98,10 +98,18 @@ def part(draw: Draw, base: type, place: Place) -> dict[str, Any]:
 
 def fitting(names: list[str], place: Place) -> list[str]:
     """Those that find what they need, and see no future where a model writes; all of them where one is careless."""
-    if place.careless:
-        return names
-    found = [name for name in names if set(needs(name)) <= set(place.gives)]
-    return [name for name in found if not place.writes or not looks_ahead(Part.kinds[name])] or names
+    return [name for name in names if fits(name, place)] or names
+
+
+def fits(name: str, place: Place) -> bool:
+    found = set(needs(name)) <= set(place.gives) and not (place.writes and looks_ahead(Part.kinds[name]))
+    return found or place.careless
+
+
+def possible(hint: Any, place: Place) -> bool:
+    """Whether there is something of this type that fits."""
+    bases = list(_mentioned(hint))
+    return not bases or any(fits(name, place) for base in bases for name in kinds(base))
 
 
 def looks_ahead(kind: type[Part]) -> bool:
@@ -151,6 +159,7 @@ def value_of(draw: Draw, hint: Any, place: Place) -> Any:
     """Any small value of a type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        args = tuple(arg for arg in args if possible(arg, place)) or args
         return value_of(draw, draw(st.sampled_from(sorted(args, key=lambda a: a is not type(None)))), place)
     if origin is Literal:
         return draw(st.sampled_from(args))
@@ -481,10 +490,11 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
 
 
 OPS = kinds(Op)
-
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
+BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
 NEVER_DRAWN = {
-    name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__
-}  # fmt: skip
+    **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
+    **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+}
