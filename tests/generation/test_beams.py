@@ -144,6 +144,18 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return model, transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+def test_the_first_group_goes_on_when_another_has_ended() -> None:
+    """It knows nothing of the others: its texts are those of a search of its own."""
+    options = {"max_new_tokens": 9, "eos_token_id": [7, 9, 13], "early_stopping": True, "pad_token_id": 0}
+    options["sequence_bias"] = [[[7], 2.0], [[9], 2.0], [[13], 2.0]]  # texts end early
+    groups = {"num_beams": 4, "num_return_sequences": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}
+    for row in ids(8, 4, seed=3).split(1):
+        alone = af.generate(decoder(), row, num_beams=2, num_return_sequences=2, **options)
+        found = af.generate(decoder(), row, **groups, **options)
+        texts = [[token for token in text if token] for text in found.tolist()]
+        assert all([token for token in text if token] in texts for text in alone.tolist())
+
+
 def test_sampled_beams_draw_anew_in_each_step() -> None:
     """Where all tokens are as likely, chance alone chooses: what is written differs from step to step."""
     flat = copy.deepcopy(decoder())

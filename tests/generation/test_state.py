@@ -15,6 +15,8 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.position import Rope
 from anyformer.state import Ring, State, axis, grid, lines, placed
 from small import close
+from writers import ids as words
+from writers import pair
 
 SMALL = {"width": 32, "embedding.tokens.vocab_size": 50, "head.vocab_size": 50, "decoder.depth": 2}
 
@@ -164,6 +166,18 @@ def test_a_static_state_is_cut_by_its_length() -> None:
     state.truncate(5)
     for each in (state, fork):
         close(model(input_ids=ids[:, 5:], past_key_values=each).logits, expected[:, 5:], 1e-5)
+
+
+@torch.no_grad()
+def test_the_state_of_a_pair_is_cut_back() -> None:
+    """What was made of its memory stays as it is."""
+    model, source, text = pair(), words(2, 5), words(2, 7, seed=1)
+    state = model.new_state()
+    model(input_ids=source, decoder_input_ids=text[:, :6], past_key_values=state)
+    assert state.can_truncate
+    state.truncate(4)
+    expected = model(input_ids=source, decoder_input_ids=text, use_cache=False).logits
+    close(model(decoder_input_ids=text[:, 4:], past_key_values=state).logits, expected[:, 4:], 1e-5)
 
 
 @pytest.mark.parametrize("capacity", [None, 16], ids=["growing", "static"])
