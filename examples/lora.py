@@ -4,7 +4,6 @@ import torch
 
 import anyformer as af
 from anyformer.transforms import lora
-from anyformer.transforms.adapters import save_adapter
 
 # in the place of af.load("openai-community/gpt2"), so that this runs without a network
 small = {"width": 48, "decoder.depth": 2, "decoder.layers.attention.op.head_width": 4}
@@ -23,6 +22,6 @@ for step in range(10):
     optimizer.zero_grad()
     print(f"step {step}: {loss.item():.3f}")
 
-save_adapter(model, "adapter")  # what was learnt, and nothing of the base model; PEFT reads it too
+af.save(model, "adapter", format="peft")  # what was learnt, and nothing of the base model; PEFT reads it too
 lora.merge(model)  # or into the weights: a plain model again
 af.save(model, "merged", format="hf")

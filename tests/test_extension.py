@@ -190,7 +190,7 @@ def test_its_fields_are_overridden_and_checked(spec: Any) -> None:
     assert af.override(spec, {f"{OP}.width": 8}).decoder.layer(0).steps["attention"].op.width == 8
     one = af.override(spec, {"decoder.layers.1.attention.op": {"kind": "MovingAverage"}})
     assert af.count(one).parts["decoder.layers.1.attention.op.pace"] == 24
-    with pytest.raises(ValueError, match="MovingAverage.width is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=f"{OP}.width is 0; it must be at least 1"):
         af.override(spec, {f"{OP}.width": 0})
     with pytest.raises(ValueError, match="MovingAverage has no 'with'; did you mean 'width'"):
         af.override(spec, {f"{OP}.with": 3})

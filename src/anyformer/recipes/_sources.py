@@ -122,6 +122,7 @@ JUDGED = table("", "label", "", "sentence")
 SAME = table("label", "idx", "idx", "sentence1", "sentence2",
              names=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"))  # fmt: skip
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
+ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 
 ORIGINS: dict[str, Origin] = {
     "all-MiniLM-L6-v2": Origin("a small encoder for sentences", "sentence-transformers/all-MiniLM-L6-v2", model=True),
@@ -147,6 +148,9 @@ ORIGINS: dict[str, Origin] = {
     "glue_rte": Origin("2,767 texts and what follows from them", "nyu-mll/glue", {
         "train.tsv.gz": (glue("rte", "train"), FOLLOWS), "dev.tsv.gz": (glue("rte", "validation"), FOLLOWS),
         "test.tsv.gz": (glue("rte", "test"), FOLLOWS),
+    }),
+    "QNLI": Origin("110,206 questions and sentences", "nyu-mll/glue", {
+        "train.tsv.gz": (glue("qnli", "train"), ANSWERED), "dev.tsv.gz": (glue("qnli", "validation"), ANSWERED),
     }),
     "stsb": Origin("8,628 pairs of sentences with a score", "mteb/stsbenchmark-sts", {
         f"stsb-en-{ours}.csv.gz": stsb(split)
@@ -175,6 +179,11 @@ ORIGINS: dict[str, Origin] = {
     "offline_rl_expert": Origin("600 episodes of gymnasium's CartPole-v1 by three policies in cartpole_mixed.npz, which"
                                 " you make with the arrays that `anyformer parts Episodes` names"),
     "text": Origin("text files of your own, as many as there are"),
+    "books": Origin("text files of books, which are published in no one place any more"),
+    "wikipedia": Origin("text files of Wikipedia's articles, made from a dump of dumps.wikimedia.org"),
+    "gpt3": Origin("a folder of text files for each source of GPT-3, none of which is published"),
+    "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
+    "image_text_emoji": Origin("1,903 pictures of emoji with their names, which you draw from an emoji font"),
 }  # fmt: skip
 
 
