@@ -66,7 +66,7 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 docs: $(STAMP)  ## the site, into build/site; `python -m http.server -d build/site` shows it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 bench: $(STAMP)  ## every script in benchmarks/, one after another
 	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done

@@ -26,11 +26,29 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
 def on_config(config: Any) -> Any:
-    """Every how-to page that there is has its line in the menu."""
-    (menu,) = (each["How to"] for each in config.nav if "How to" in each)
-    found = [f"howto/{file.name}" for file in sorted((ROOT / "docs" / "howto").glob("*.md"))]
-    menu += [path for path in found if path not in menu]
+    """Every page that there is has a line in the menu, whether mkdocs.yml gives it a place or not."""
+    for title, paths in unlisted(config.nav).items():
+        menu(config.nav, title).extend(paths)
     return config
+
+
+def unlisted(nav: Any) -> dict[str, list[str]]:
+    """Title of a menu -> the pages of docs/ that it has yet to name."""
+    docs = ROOT / "docs"
+    found = [file.relative_to(docs).as_posix() for file in sorted(docs.rglob("*.md"))]
+    missing = [path for path in found if f"'{path}'" not in repr(nav)]
+    results = [path for path in missing if path.startswith("results/")]
+    return {"Results": results, "How to": [path for path in missing if path not in results]}
+
+
+def menu(nav: Any, title: str) -> Any:
+    """The menu of this title, wherever it stands."""
+    for name, below in ((name, below) for each in nav if isinstance(each, dict) for name, below in each.items()):
+        if name == title:
+            return below
+        if isinstance(below, list) and (found := menu(below, title)) is not None:
+            return found
+    return None
 
 
 def on_files(files: Any, config: Any) -> Any:
