@@ -18,7 +18,8 @@ WIDE, HIGH, GAP, LEFT, TOP = 330, 26, 8, 20, 20
 ABOUT = {
     "quickstart": "a tour that runs", "cli": "one verb a file", "tasks": "what a person does with a model",
     "train": "trainer, optimisers, checkpoints, many processes", "evaluate": "metrics",
-    "data": "sources, shards, order", "objectives": "what is learnt", "drawing": "pictures of descriptions", "inputs": "raw data; changes from outside",
+    "data": "sources, shards, order", "objectives": "what is learnt",
+    "drawing": "pictures of descriptions", "inputs": "raw data; changes from outside",
     "names": "a description by name", "checkpoint": "load and save", "families": "published configs and weights",
     "weights": "rules and files", "construct": "building; JSON", "slots": "every kind of Part, and where it fits",
     "model": "shapes of models",
