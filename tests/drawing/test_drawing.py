@@ -245,10 +245,29 @@ def test_tied_weights() -> None:
 
 
 def test_a_shared_layer_and_a_shared_bias() -> None:
-    assert "weights of 1" in draw("albert-base").svg
+    shown = [said(each) for each in lines_of(draw("albert-base").figure.marks)]
+    assert shown[shown.index("× 12") + 1 :][:3] == ["encoder layers", "share 7.1M", "of 1 layer"]
     cards = texts("t5-small")
     assert cards["encoder.position"].phrases[0] == "shared by all layers"
     assert "with Bucketed Bias" in cards["encoder.layers.0.attention.op"].phrases
+
+
+def test_an_embedding_is_drawn_in_its_order() -> None:
+    """ALBERT's narrow vectors are projected after positions and norm, OPT's before positions join."""
+    albert, opt = ([item for item in outline(name).columns[0].items if not isinstance(item, str)][1:5]
+                   for name in ("albert-base", "opt-350m"))  # fmt: skip
+    addresses = [getattr(item, "card", item).address for item in albert]
+    assert addresses == ["embedding", "embedding.position", "embedding.norm", "embedding.project"]
+    assert [row.title for row in opt[0].rows] == ["Tokens", "project"]
+
+
+def test_kinds_are_compared_by_the_place_of_their_steps() -> None:
+    """A step may have another name in another kind of layer; the same norm in it is the same."""
+    spec, mamba = gpt2(), af.spec("mamba-130m").decoder.layers
+    norm = dict(spec.decoder.layers.items())["attention"].pre_norm
+    kinds = {"a": spec.decoder.layers, "b": mamba.edit(("mixer", "pre_norm"), lambda _: norm)}
+    cards = texts(spec.replace(decoder=spec.decoder.replace(layers=kinds, pattern=("a", "b"))))
+    assert not cards["decoder.layers.1.mixer.pre_norm"].marked and cards["decoder.layers.1.mixer.op"].unlike
 
 
 def test_no_family_has_code_here() -> None:

@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> None:
     if options.name is None:
         raise ValueError("give a NAME (`anyformer zoo` lists them), a model folder or a spec.json")
     changes = dict(map(setting, options.set))
+    check_there(options.name)
 
     from anyformer.cli.terminal import working
 
@@ -222,12 +223,17 @@ def check_picture(name: str) -> None:
         raise ValueError("--picture needs matplotlib: pip install 'anyformer[train]'") from None
 
 
+def check_there(name: str) -> None:
+    """What is written like a path must be one; that is said before anything is imported."""
+    path = Path(name).expanduser()
+    if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
+        raise FileNotFoundError(f"{name}: no such file or folder")
+
+
 def described(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
     path = Path(name).expanduser()
-    if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
-        raise FileNotFoundError(f"{name}: no such file or folder")
 
     from anyformer.checkpoint import read_spec
     from anyformer.names import spec as find

@@ -34,8 +34,11 @@ def run(options: argparse.Namespace) -> None:
     titles = [path.resolve().name if path.exists() else str(path) for path in paths]
     out = Path(options.out or f"{'-'.join(titles)}.svg").expanduser()
 
-    from anyformer.cli.count import described
+    from anyformer.cli.count import check_there, described
     from anyformer.cli.terminal import working
+
+    for name in options.names:
+        check_there(name)
 
     with working(f"drawing {' and '.join(options.names)}"):
         from anyformer.codec import override

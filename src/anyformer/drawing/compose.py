@@ -24,7 +24,7 @@ from anyformer.drawing.figure import (
     plus,
     split,
     upwards,
-)  # fmt: skip
+)
 from anyformer.drawing.outline import Added, Around, Card, Chain, Column, Layer, Layers, Outline, Side, Step
 
 GAP = 14.0  # in which an arrow stands

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,16 +124,31 @@ class Outline:
     ties: tuple[tuple[str, str], ...] = ()
 
 
-def cards_in(node: Any) -> Iterator[Card]:
-    """Every card in an outline or a piece of one."""
-    if isinstance(node, Card):
+def every(kind: type[Item], node: Any) -> Iterator[Item]:
+    """All of this kind in an outline or a piece of one."""
+    if isinstance(node, kind):
         yield node
     if isinstance(node, tuple):
         for item in node:
-            yield from cards_in(item)
+            yield from every(kind, item)
     elif dataclasses.is_dataclass(node) and not isinstance(node, type):
         for field in dataclasses.fields(node):
-            yield from cards_in(getattr(node, field.name))
+            yield from every(kind, getattr(node, field.name))
+
+
+def cards_in(node: Any) -> Iterator[Card]:
+    return every(Card, node)
+
+
+def in_steps(node: Any) -> dict[str, str]:
+    """Address of each card in a layer -> its place there, by the number of the step, whatever that is called."""
+    found = {}
+    for layer in every(Layer, node):
+        for i, step in enumerate(layer.steps):
+            for card in cards_in(step):
+                _, _, rest = card.address.rpartition(".layers.")  # 3.attention.op
+                found[card.address] = f"{i}.{rest.split('.', 2)[2]}"
+    return found
 
 
 def changed(node: Any, change: Callable[[Card], Card]) -> Any:

@@ -23,9 +23,10 @@ from anyformer.drawing.outline import (
     Step,
     cards_in,
     changed,
+    in_steps,
     marked,
-)  # fmt: skip
-from anyformer.drawing.words import field_words, in_words, inside, name, number, phrases, runs, short, sized
+)
+from anyformer.drawing.words import counted, field_words, in_words, inside, name, number, phrases, runs, short, sized
 from anyformer.funnel import Funnel
 from anyformer.model import Model
 from anyformer.part import Part, parts_in, walk
@@ -42,11 +43,10 @@ STACKS = (Stack, Stages, Funnel)
 class Reader:
     """A description and what was counted of it. Addresses are those of modules: layer 3 is `layers.3`."""
 
-    def __init__(self, spec: Model, counted: Count) -> None:
-        self.spec, self.counted = spec, counted
+    def __init__(self, spec: Model, count: Count) -> None:
         self.sizes: dict[str, int] = {}  # parameters at or below an address
         self.below: dict[str, dict[str, int]] = {}  # and by the next name
-        for address, size in counted.parts.items():
+        for address, size in count.parts.items():
             at = ""
             for each in address.split("."):
                 self.sizes[at] = self.sizes.get(at, 0) + size
@@ -96,13 +96,15 @@ class Reader:
         fan = Fan(op.num_experts, op.router.top_k, router, op.shared is not None)
         return Card(address, "experts", name(op), tuple(told), self.note(address), fan=fan, kind=type(op).__name__)
 
-    def whole(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
-        """An embedding or a head: what it is made of in rows, those of its modules that are no Parts too."""
+    def whole(
+        self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = (), names: tuple[str, ...] = ()
+    ) -> Card:
+        """An embedding or a head: what it is made of in rows, those of its modules that are no Parts too. What is drawn
+        by itself (`apart`, at these names) is left out."""
         card, fields = self.card(part, address, role, width, apart), dict(part.items())
-        others = sum(self.sizes.get(f"{address}.{each}", 0) for each, value in fields.items() if value in apart)
-        own = self.sizes.get(address, 0) - others
+        own = self.sizes.get(address, 0) - sum(self.sizes.get(f"{address}.{each}", 0) for each in names)
         card = dataclasses.replace(card, note=short(own) if own else "")
-        made = [each for each in self.below.get(address, {}) if fields.get(each) not in apart or each not in fields]
+        made = [each for each in self.below.get(address, {}) if each not in names]
         if len(made) < 2:
             return card
         rows, told = [], [*apart]
@@ -114,8 +116,7 @@ class Reader:
                 plain = field_words(each) in name(inner).lower()
                 rows.append(row if plain else dataclasses.replace(row, title=f"{field_words(each)}: {row.title}"))
             else:
-                number = inner if isinstance(inner, int) and not isinstance(inner, bool) else None
-                title = field_words(each) if number is None else sized(each, number, part, width)
+                title = sized(each, inner, part, width) if type(inner) is int else field_words(each)
                 rows.append(Card(at, role, title, (), self.note(at)))
         left = self.card(part, address, role, width, tuple(told))
         inner_texts = {text for row in rows for text in row.texts}
@@ -155,8 +156,9 @@ class Reader:
         if len(found) > 1:
             found = [self.unlike(layer, found) for layer in found]
         notes = [f"{address.split('.')[0]} layers"] if "." not in address else ["layers"]
-        notes += [] if len(stack.steps) == stack.depth else [f"weights of {stack.depth}"]
-        if len(found) == 1 and found[0].note:
+        if len(stack.steps) != stack.depth:
+            notes += [f"share {self.note(f'{address}.layers')}", f"of {counted(stack.depth, 'layers')}"]
+        elif len(found) == 1 and found[0].note:
             notes.append(f"{found[0].note} each")
         shared = None
         if stack.position is not None:
@@ -167,7 +169,9 @@ class Reader:
 
     def unlike(self, layer: Layer, all_kinds: Sequence[Layer]) -> Layer:
         """A kind of layer, with what not all the others have marked."""
-        compared = [marked(layer, other, within) for other in all_kinds if other is not layer]
+        places = in_steps(tuple(all_kinds))
+        others = [other for other in all_kinds if other is not layer]
+        compared = [marked(layer, other, lambda card: places[card.address]) for other in others]
         found = [[*cards_in(each)] for each in compared]
         cards = {all_of[0].address: all_of for all_of in zip(*found, strict=True)}
 
@@ -182,12 +186,20 @@ class Reader:
 
     def embedding(self, part: Embedding, address: str, width: int, flow: Flow) -> Iterator[Any]:
         """What is read, the card, and above it the norms and positions that follow, in the order of the fields."""
-        later = tuple(value for _, value in part.items() if isinstance(value, (Norm, AbsolutePosition)))
+        fields = dict(part.items())
+        apart = [each for each, value in fields.items() if isinstance(value, (Norm, AbsolutePosition))]
+        steps = dict.fromkeys((*getattr(part, "order", ()), *apart))
+        order = [each for each in steps if each in apart or each in self.below.get(address, {})]
+        while order and order[0] not in apart:  # what comes before the first of them stays in the card
+            order.pop(0)
+        card = self.whole(part, address, "embedding", width, tuple(fields[each] for each in apart), tuple(order))
         yield Card(f"{address}.inputs", "input", flow.title, flow.phrases, flow.note)
-        yield self.whole(part, address, "embedding", width, later)
-        for each, value in part.items():
-            at = f"{address}.{each}"
-            if isinstance(value, Norm):
+        yield card
+        for each in order:
+            at, value = f"{address}.{each}", fields.get(each)
+            if each not in apart:
+                yield Card(at, "resize", field_words(each), (), self.note(at))
+            elif isinstance(value, Norm):
                 yield from self.norm(value, at)
             elif isinstance(value, AbsolutePosition):
                 card = self.card(value, at, "position", width)
@@ -261,12 +273,6 @@ def role_of(op: Part) -> str:
     return "cross" if getattr(op, "memory", False) else "feedforward" if op.sees == "itself" else "mixer"
 
 
-def within(card: Card) -> str:
-    """Where in its layer a card stands."""
-    _, _, rest = card.address.partition(".layers.")
-    return rest.partition(".")[2] or card.address
-
-
 def all_phrases(layers: Layers) -> list[str]:
     return [*dict.fromkeys(phrase for card in cards_in(layers) for phrase in card.phrases)]
 
@@ -283,11 +289,11 @@ def listed_places(places: Sequence[int]) -> str:
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
-def read(spec: Model, title: str, counted: Count) -> Outline:
+def read(spec: Model, title: str, count: Count) -> Outline:
     """The outline of a model."""
-    reader = Reader(spec, counted)
+    reader = Reader(spec, count)
     columns, top = columns_of(reader, spec, "", spec.width)
-    return Outline(title, about(spec, counted), tuple(map(Column, columns)), tuple(top), spec.pair, spec.ties)
+    return Outline(title, about(spec, count), tuple(map(Column, columns)), tuple(top), spec.pair, spec.ties)
 
 
 def columns_of(reader: Reader, spec: Model, prefix: str, width: int) -> tuple[list[tuple[Any, ...]], list[Any]]:
@@ -330,12 +336,12 @@ def scores(head: Any, flow: Flow) -> str:
     return number(many) if getattr(head, "pool", None) is not None else f"{flow.length} × {number(many)}"
 
 
-def about(spec: Model, counted: Count) -> str:
+def about(spec: Model, count: Count) -> str:
     """One line on the whole model."""
     depth = " + ".join(str(sum(len(s.steps) for _, s in walk(part) if isinstance(s, Stack)))
                        for _, part in parts_in(spec) if isinstance(part, STACKS))  # fmt: skip
     words = [spec.architecture, f"{depth} layers" if depth else "", f"width {number(spec.width)}"]
-    words.append(f"{short(counted.parameters)} parameters")
-    if counted.active < counted.parameters:
-        words[-1] += f", {short(counted.active)} active"
+    words.append(f"{short(count.parameters)} parameters")
+    if count.active < count.parameters:
+        words[-1] += f", {short(count.active)} active"
     return " · ".join(word for word in words if word)
