@@ -36,6 +36,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                      "conv_dim": [8, 8], "conv_stride": [40, 8], "conv_kernel": [60, 9], "vocab_size": 9,
                      "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer",
                      "architectures": ["Wav2Vec2ForCTC"]},
+        "clip": {"projection_dim": 12, "text_config": {
+            "vocab_size": 400, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "bos_token_id": 0,
+            "intermediate_size": 24, "max_position_embeddings": 32, "eos_token_id": 0, "pad_token_id": 0},
+                 "vision_config": {"image_size": 16, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1,
+                                   "num_attention_heads": 2, "intermediate_size": 24}, "architectures": ["CLIPModel"]},
         "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 400, "architectures": ["MambaForCausalLM"]},
     }  # fmt: skip
     base = tmp_path_factory.mktemp("models")
@@ -44,14 +49,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         folder = base / family
         if not folder.exists():
             af.save(af.build(families.find(family).read(configs[family]), seed=1), folder, format="hf")
-            if family in ("gpt2", "mamba"):
+            if family in ("gpt2", "mamba", "clip"):
                 gpt2(folder)
-            elif family == "t5":
+            if family == "t5":
                 t5(folder)
-            elif family == "vit":
+            if family in ("vit", "clip"):
                 write(folder, "preprocessor_config.json", {"image_processor_type": "ViTImageProcessor",
                                                            "size": {"height": 16, "width": 16}})  # fmt: skip
-            else:
+            if family == "wav2vec2":
                 write(folder, "preprocessor_config.json", {"feature_extractor_type": "Wav2Vec2FeatureExtractor",
                                                            "sampling_rate": 8000})  # fmt: skip
         return folder
@@ -124,6 +129,14 @@ def test_a_picture_and_a_recording(run: Run, made: Any, tmp_path: Path) -> None:
     assert run(made("wav2vec2"), sound(tmp_path))[0] == 0
     data = data_of(tmp_path / "look.html")
     assert data["maps"][0]["keys"] == len(data["tokens"]) > 5
+
+
+def test_each_of_two_towers(run: Run, made: Any, tmp_path: Path) -> None:
+    for given, places in (("The fox", 2), (picture(tmp_path), 17)):
+        assert run(made("clip"), given) == (0, "look.html\n", "")
+        data = data_of(tmp_path / "look.html")
+        assert len(data["tokens"]) == places == data["maps"][0]["keys"]
+        assert data["predictions"] == [] and "scores nothing" in data["lens"]["why"]
 
 
 def test_pictures_of_a_model(run: Run, made: Any, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class Inside:
         with torch.no_grad():
             found = trace(self.model, keep=f"{body(self.model).last.address}.input", change=seen, **scene.inputs)
         self.run = dataclasses.replace(found, change={})
-        self.said = main_tensor(dict(self.run.output))[0]
+        scores = any("logits" in name for name in self.run.output)  # vectors of a body, or to compare, are no scores
+        self.said = main_tensor(dict(self.run.output))[0] if scores else None
         self.other: Trace | None = None
         if scene.other is not None:
             with torch.no_grad():
@@ -120,9 +121,7 @@ class Inside:
 
     def predictions(self) -> list[list[Any]]:
         """At each place the likeliest [word, probability, number]; one list where a head speaks for the whole."""
-        if self.said is None or self.said.dim() not in (2, 3) or not self.said.is_floating_point():
-            return []
-        if self.model.spec.head is None:
+        if self.said is None or self.said.dim() not in (2, 3):
             return []
         return self.best(self.said[:1] if self.said.dim() == 2 else self.said[0])
 
@@ -198,11 +197,12 @@ class Inside:
     # -- the residual stream ------------------------------------------------------------------------------------------
 
     def lens(self, positions: Sequence[int]) -> Data:
+        if self.said is None:
+            raise ValueError("this model scores nothing: there is nothing that a layer could be read as")
         found = logit_lens(self.run)
         if found.states[0].shape[1] > max(positions, default=0):
             narrow = tuple(state[:, list(positions)] for state in found.states)
-            found = found if self.said is not None and self.said.dim() == 2 else dataclasses.replace(
-                found, states=narrow)  # fmt: skip
+            found = found if self.said.dim() == 2 else dataclasses.replace(found, states=narrow)
         names, chances = (value[:, 0] for value in found.top(1))
         names, chances = (value.reshape(len(found), -1) for value in (names, chances))
         words = {int(i): self.word(int(i)) for i in names.unique()}
@@ -240,6 +240,8 @@ class Inside:
 
     def table(self, by: str, place: int = -1) -> Data:
         pasted = by == "position"
+        if self.said is None:
+            raise ValueError("this model scores nothing, so no change can be measured")
         if pasted and self.other is None:
             raise ValueError("places are pasted from another text: start with --other TEXT")
         found = patch_table(self.run, self.other if pasted else None, by=by, position=place)  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ def contributions(
     run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
 ) -> Contributions:
     """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
+    model, stack = run.model, body(run.model).last
     logits = scored(run)[row]  # (T, V)
     wanted = [position] if isinstance(position, int) else list(position)
     for place in wanted:
@@ -78,7 +79,6 @@ def contributions(
         tokens = torch.tensor([token] * len(wanted) if isinstance(token, int) else list(token))
     if len(tokens) != len(positions) or not bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()):
         raise ValueError(f"give one token for each position, from 0 to {logits.shape[-1] - 1}")
-    model, stack = run.model, body(run.model).last
     if stack.part.neck is not None:
         raise ValueError(f"{stack.address}.neck stands between the stream and the head, and no sum goes through it")
     ways = list(steps(stack))

@@ -34,7 +34,9 @@ def scene(
     paste from. `target` is what the decoder of a pair reads, by default what it writes itself."""
     folder = hub.resolve(source, offline=offline)
     read = processor(folder)
-    model = load(folder, device=device, dtype=dtype)
+    model: Any = load(folder, device=device, dtype=dtype)
+    if model.spec.towers:  # each is a model of its own: a picture is for the one, a text for the other
+        model = model.image if Path(given).suffix.lower() in ENDINGS else model.text
     name = model.spec.embedding.inputs[0]
     if name not in ("input_ids", "pixel_values", "input_values", "input_features"):
         raise ValueError(f"this model reads {name}, and `look` texts, pictures and sound; use af.look in Python")
