@@ -141,7 +141,7 @@ def test_the_first_screen_of_the_readme(reader: Reader) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_two_commands_learn(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model and the batches as they are, for a sixth of the steps: it knows more than how frequent each token is."""
+    """The model and the batches as they are, a sixth of the steps: it knows more than how frequent each token is."""
     monkeypatch.setitem(SMALLER, "train", ["--set", "steps=60", "--set", "evaluate.every=60", "--device", "cpu"])
     books(Path("books"))
     said = command("anyformer train --text books", None).getvalue()
