@@ -16,6 +16,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers imports torch in each of them
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         torch.set_num_threads(1)

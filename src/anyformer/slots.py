@@ -176,13 +176,14 @@ def fields_of(kind: type[Part]) -> Iterator[dict[str, Any]]:
         yield {"name": name, "type": type_name(hint), "default": default, "about": comments.get(name, "")}
 
 
-def _comments(kind: type) -> Iterator[tuple[str, str]]:
+@functools.cache
+def _comments(kind: type) -> list[tuple[str, str]]:
     """(field, what the source says behind it)"""
     try:
         source = inspect.getsource(kind) if issubclass(kind, Part) and kind is not Part else ""
     except (OSError, TypeError):  # typed at a prompt
         source = ""
-    yield from re.findall(r"^    (\w+): .*?  # (.*)$", textwrap.dedent(source), re.MULTILINE)
+    return re.findall(r"^    (\w+): .*?  # (.*)$", textwrap.dedent(source), re.MULTILINE)
 
 
 def _fits(kind: type[Part]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, over_catalogue, published, spec_of
+from catalogue import Case, body_and_head, over_catalogue, published, spec_of
 
 import anyformer as af
 from anyformer import families
@@ -77,7 +77,7 @@ def counted(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     return list(found.parts.items()), found.idle, state
 
 
-@over_catalogue()
+@over_catalogue("", body_and_head)
 def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None:
     assert counted(spec_of(case)) == built(spec_of(case))
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from catalogue import (
     Case,
-    body_and_head,
     cases,
     class_and_body,
     close,
+    family_and_head,
     folder,
     is_encoder_decoder,
     is_text,
@@ -88,7 +88,7 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     compare(expected, mine)
 
 
-@over_catalogue("L2", body_and_head)
+@over_catalogue("L2", family_and_head)
 def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     file = tmp_path / "m" / "model.safetensors"
@@ -128,7 +128,7 @@ def test_l3_everything_is_filled(case: Case) -> None:
         assert not tensor.is_floating_point() or tensor.isfinite().all(), name
 
 
-@over_catalogue("L4", class_and_body)
+@over_catalogue("L4", published_class)
 def test_l4_ties_hold(case: Case, tmp_path) -> None:
     spec = spec_of(case)
     if not spec.ties:
@@ -202,7 +202,7 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     assert stored.keys() == loaded.keys()
 
 
-@over_catalogue("L6", body_and_head)
+@over_catalogue("L6", family_and_head)
 def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatch) -> None:
     def refuse(*args, **kwargs):
         raise AssertionError("a socket was opened")
@@ -234,7 +234,7 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
             family.read({**config, name: "gelv"})
 
 
-@over_catalogue("L7", published_class)
+@over_catalogue("L7", family_and_head)
 def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     config = json.loads((folder(case) / "config.json").read_text())
@@ -261,7 +261,7 @@ def test_description_survives_json(case: Case) -> None:
     assert hash(from_json(json.loads(to_json(spec)))) == hash(spec)
 
 
-@over_catalogue("L1", published_class)
+@over_catalogue("L1", family_and_head)
 def test_dtype_on_load(case: Case) -> None:
     for dtype in ("bfloat16", torch.float16):
         model = ours(case, dtype=dtype)

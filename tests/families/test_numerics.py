@@ -15,6 +15,7 @@ from catalogue import (
     cases,
     close,
     family,
+    family_and_head,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -206,7 +207,7 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@over_catalogue("N6", body)
+@over_catalogue("N6", family_and_head)
 def test_n6_nan_names_its_address(case: Case) -> None:
     model = ours(case, dtype=torch.float16)
     inputs = {k: v.half() if v.is_floating_point() else v for k, v in make_inputs(case).items()}
