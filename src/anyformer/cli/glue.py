@@ -85,13 +85,13 @@ def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
     num_rows = rows(table(TASKS[name], home, "train"))
-    for file in TASKS[name].valid:
-        table(TASKS[name], home, file).files()
     found = []
     for lr in options.lr or (RATE,):
         run = run_of(name, home, model, num_rows, lr=lr, length=min(LENGTH, limit or LENGTH))
         found.append(override(run, dict(setting(text) for text in options.set)))
         check(found[-1].objective, found[-1].evaluate.metrics)
+    for file in TASKS[name].valid:
+        table(TASKS[name], home, file).files()
     return found
 
 
