@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from anyformer.cli.count import check_there, described
 from anyformer.cli.settings import setting
 
 THEMES = ("auto", "light", "dark")
@@ -34,11 +35,10 @@ def run(options: argparse.Namespace) -> None:
     titles = [path.resolve().name if path.exists() else str(path) for path in paths]
     out = Path(options.out or f"{'-'.join(titles)}.svg").expanduser()
 
-    from anyformer.cli.count import check_there, described
-    from anyformer.cli.terminal import working
-
     for name in options.names:
         check_there(name)
+
+    from anyformer.cli.terminal import working
 
     with working(f"drawing {' and '.join(options.names)}"):
         from anyformer.codec import override
