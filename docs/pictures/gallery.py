@@ -37,7 +37,7 @@ def photographed(scene: Scene) -> None:
     file.write_text(assembled(whole(Inside(scene))), encoding="utf-8")
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for view, scheme, height in (("attention", "light", 760), ("stream", "dark", 860), ("change", "light", 700)):
+        for view, scheme, height in (("attention", "light", 760), ("stream", "dark", 860), ("change", "light", 930)):
             page = browser.new_context(color_scheme=scheme, viewport={"width": 1340, "height": height}).new_page()
             page.goto(file.as_uri())
             page.click(f'#tabs [data-view="{view}"]')
