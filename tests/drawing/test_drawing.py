@@ -15,8 +15,8 @@ import torch
 from catalogue import every_case, spec_of
 
 import anyformer as af
+from anyformer import families
 from anyformer.block import Parallel, Sublayer
-from anyformer.cli.listing import listed
 from anyformer.drawing import draw, outline
 from anyformer.drawing.compose import of_outline
 from anyformer.drawing.figure import Box, Figure, Line, Plus, Words, lines_of
@@ -32,7 +32,7 @@ from anyformer.parts.residual import Scaled
 from tiny import model_of
 
 Bounds = tuple[float, float, float, float]
-NAMES = [row["name"] for row in listed()]
+NAMES = [name for name, _ in families.names()]
 
 
 def meet(a: Bounds, b: Bounds, by: float = 0.5) -> bool:

@@ -225,7 +225,7 @@ def leaving(figure: Figure, label: str, arrow: bool) -> Figure:
     taller = figure.padded(top=34)
     words = Words(taller.axis + 10, 18, ((label, "shape"),))
     taller = dataclasses.replace(taller, width=max(taller.width, words.bounds[2]))
-    return taller.having(Line(((taller.axis, 34), (taller.axis, 4)), arrow=arrow), *([words] if label else []))
+    return taller.having(Line(((taller.axis, 34), (taller.axis, 4 * arrow)), arrow=arrow), *([words] if label else []))
 
 
 # -- the whole --------------------------------------------------------------------------------------------------------
@@ -235,7 +235,8 @@ def of_outline(outline: Outline) -> Figure:
     """Title, columns, and the lines between them."""
     several = len(outline.columns) > 1
     last = len(outline.columns) - 1
-    columns = [of_column(column, "right" if i else "left", i == last) for i, column in enumerate(outline.columns)]
+    ends = [i == last and not outline.top for i in range(last + 1)]
+    columns = [of_column(each, "right" if i else "left", ends[i]) for i, each in enumerate(outline.columns)]
     if not several and columns[0].height > TALL:
         columns = [of_column(folded(outline.columns[0]), "left")]
     columns = [tied(figure, outline.ties) for figure in columns]

@@ -155,7 +155,7 @@ class Reader:
             found.append(Layer(field_words(kind), steps, listed_places(places), self.note(at)))
         if len(found) > 1:
             found = [self.unlike(layer, found) for layer in found]
-        notes = [f"{address.split('.')[0]} layers"] if "." not in address else ["layers"]
+        notes = [f"{address.split('.')[0]} layers"]
         if len(stack.steps) != stack.depth:
             notes += [f"share {self.note(f'{address}.layers')}", f"of {counted(stack.depth, 'layers')}"]
         elif len(found) == 1 and found[0].note:
@@ -338,8 +338,9 @@ def scores(head: Any, flow: Flow) -> str:
 
 def about(spec: Model, count: Count) -> str:
     """One line on the whole model."""
-    depth = " + ".join(str(sum(len(s.steps) for _, s in walk(part) if isinstance(s, Stack)))
-                       for _, part in parts_in(spec) if isinstance(part, STACKS))  # fmt: skip
+    models = [part for _, part in walk(spec) if isinstance(part, Model)]  # towers too
+    stacks = [part for model in models for _, part in parts_in(model) if isinstance(part, STACKS)]
+    depth = " + ".join(str(sum(len(s.steps) for _, s in walk(each) if isinstance(s, Stack))) for each in stacks)
     words = [spec.architecture, f"{depth} layers" if depth else "", f"width {number(spec.width)}"]
     words.append(f"{short(count.parameters)} parameters")
     if count.active < count.parameters:
