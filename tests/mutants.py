@@ -49,14 +49,15 @@ SOURCES = Path("src/anyformer")
 AREAS = ("generation/", "train/", "objectives/", "state.py", "weights/rules.py")
 TESTS = (
     *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
-    "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_whisper.py",
-    "tests/planning/test_plan.py", "tests/tasks/test_transcribe.py",
+    "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",
+    "tests/families/test_whisper.py", "tests/planning/test_plan.py", "tests/tasks/test_transcribe.py",
 )  # fmt: skip
 # what compilers or other processes run cannot be watched: these are the tests of these files, whatever the line
 OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
        "train/shard.py": "tests/train/test_parallel.py"}  # fmt: skip
-# nothing compiled, which costs many seconds a test, and nothing that needs real data
-FEW = "not compil and not one_graph and not g5 and not test_real_data and not test_recipes"
+# of all families a decoder and a pair; nothing compiled, which costs many seconds a test, and no real data
+FEW = "(not test_generation or GPT2LMHeadModel or T5ForConditionalGeneration)"
+FEW += " and not compil and not one_graph and not g5 and not test_real_data and not test_recipes"
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
 KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs, and what was tried
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "1"}
