@@ -130,7 +130,8 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     """From the first step to the last; lines are written above it."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run = SimpleNamespace(name="small", precision="fp32")
-    trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), step=4, steps=9, reason="enough")
+    where = {"step": 4, "steps": 9, "epochs": lambda step: {}, "reason": "enough"}
+    trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), **where)
     screen = Screen()
     screen.speed.flops = 0.0
     screen.started(trainer)
