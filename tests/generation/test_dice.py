@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -54,10 +56,11 @@ def test_no_two_seeds_copies_and_places_share_their_chance() -> None:
     assert dice.seeds.tolist() == [seed for n in range(40) for seed in Dice(n, 1, 40, CPU).seeds.tolist()]
 
 
-def test_the_rarest_draw_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dice_module, "mix", torch.zeros_like)  # of all bits those that give the lowest noise
+@pytest.mark.parametrize(("bits", "expected"), [(0, -math.log(54 * math.log(2))), (-1, 53 * math.log(2))])
+def test_the_rarest_draws_are_finite(bits: int, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dice_module, "mix", lambda x: torch.full_like(x, bits))
     noise = Dice(3, 1, 1, CPU).gumbel(torch.zeros(1, dtype=torch.long), torch.arange(4)[None])
-    assert noise.isfinite().all() and (noise < -3.6).all()
+    assert noise.tolist() == [pytest.approx([expected] * 4)]
 
 
 def test_a_seed_gives_what_it_always_gave() -> None:

@@ -16,7 +16,7 @@ import torch
 from anyformer.data.shards import DataSplit, Writer
 from anyformer.train import progress
 from anyformer.train.baseline import WEIGHTS, baselines
-from anyformer.train.progress import Metrics, Screen, Speed, peak, read_metrics
+from anyformer.train.progress import Metrics, Samples, Screen, Speed, peak, read_metrics
 from anyformer.train.report import report, smoothed
 from anyformer.train.start import telling
 from anyformer.train.trainer import Done
@@ -130,7 +130,8 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     """From the first step to the last; lines are written above it."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     run = SimpleNamespace(name="small", precision="fp32")
-    trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), step=4, steps=9, reason="enough")
+    where = {"step": 4, "steps": 9, "epochs": lambda step: {}, "reason": "enough"}
+    trainer: Any = SimpleNamespace(run=run, module=torch.nn.Linear(2, 3), **where)
     screen = Screen()
     screen.speed.flops = 0.0
     screen.started(trainer)
@@ -143,6 +144,13 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert not live.is_started and screen.bar is None
     out, err = capsys.readouterr()
     assert out == "small: 9 parameters, 9 steps, from step 4\nstopped after step 4: enough\n" and "a line" in err
+
+
+@pytest.mark.parametrize(("prompt", "tokenizer"), [(None, "one"), ("Once", None)])
+def test_nothing_is_written_without_a_prompt_or_a_vocabulary(prompt: str | None, tokenizer: str | None) -> None:
+    asked = SimpleNamespace(evaluate=SimpleNamespace(sample=prompt))
+    trainer: Any = SimpleNamespace(run=asked, tokenizer=tokenizer)  # nor is anything else asked of it
+    Samples().evaluated(trainer, {})
 
 
 def test_speed_is_right_where_two_steps_are_read_at_once() -> None:

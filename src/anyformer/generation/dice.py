@@ -38,6 +38,7 @@ class Dice:
         row = mix(self.seeds + places)[:, None]
         bits = mix(row + (tokens + 1) * 0x9E3779B97F4A7C1)
         u = ((bits & (2**53 - 1)).double() + 0.5) * 2.0**-53
+        u = u.clamp(max=1 - 2.0**-53)  # of all ones the sum is rounded up, and the noise would be infinite
         return -torch.log(-torch.log(u))
 
     def one(self, scores: Tensor, places: Tensor, top: int = 0) -> Tensor:

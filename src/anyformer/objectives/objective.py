@@ -120,10 +120,9 @@ class Objective(Part):
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-def padded(rows: Sequence[np.ndarray], value: int | float, multiple: int = 1) -> Tensor:
-    """1-D arrays of unequal lengths as (B, longest), filled up on the right; the width a multiple of `multiple`."""
-    longest = max(len(row) for row in rows)
-    width = -(-longest // multiple) * multiple
+def padded(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
+    """1-D arrays of unequal lengths as (B, longest), filled up on the right."""
+    width = max(len(row) for row in rows)
     if all(len(row) == width for row in rows):
         out = np.stack(rows)
     else:
