@@ -52,5 +52,8 @@ def explain(model: nn.Module, inputs: dict[str, Any], resumed: bool) -> str:
     the weights are looked at."""
     weights = [address for address, p in model.named_parameters() if _bad(p)]
     where = weights[0] if weights else None if resumed else first_nonfinite(model, inputs)
+    address: Any = getattr(model, "address", None)
+    if where is not None and address:  # a tower of another model
+        where = f"{address}.{where}"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return f"NaN in {dtype}: the first values that are not finite appear in {where or 'this decoding step'}"

@@ -47,7 +47,7 @@ class OneStackModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding"))
         part = getattr(spec, stack)
         self.add_module(stack, part.build(site.child(stack)))
-        self.stack_name, self.head_address = stack, site.child("head").address
+        self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs, self.shows = self.known_inputs(), declared(self)

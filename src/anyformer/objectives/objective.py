@@ -169,8 +169,8 @@ def language_head(model: TransformerModule) -> LMHeadModule:
 
 def shown_head(model: TransformerModule) -> str:
     """The head of a model, as its description and its published class call it."""
-    head, of = model.spec.head, f" ({model.spec.architecture})" if model.spec.architecture else ""
-    return f"{'no head' if head is None else type(head).__name__}{of}"
+    of = f" ({model.spec.architecture})" if model.spec.architecture else ""
+    return f"{'no head' if model.head is None else type(model.spec.head).__name__}{of}"
 
 
 def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
