@@ -208,3 +208,9 @@ def test_blocks_take_no_shared_bias() -> None:
         index, x = torch.arange(length), torch.randn(1, length, 8)
         ctx, op = Context(index=index, positions=index[None]), model.encoder.layers[1].step.op
         assert torch.equal(op(x, ctx), op(x, ctx.having(bias=torch.randn(1, 2, length, length))))
+
+
+def test_a_decoder_of_no_layers() -> None:
+    """What a config with n_layer 0 describes, in transformers too: embedding, norm and head."""
+    model = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50257)

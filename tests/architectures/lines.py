@@ -427,6 +427,26 @@ def check(line: str, spec: Any, folder: Path) -> None:
         LINES[line](copy.deepcopy(random_model(spec)).double())
 
 
+@torch.no_grad()
+def explodes(spec: Any) -> bool:
+    """Whether numbers grow past 1e10 somewhere: layers without a norm may do that, and where four such numbers are
+    multiplied, as in a state space, fp32 ends and there is nothing to compare."""
+    model, largest = random_model(spec), [0.0]
+
+    def listen(module: Any, args: Any, output: Any) -> None:
+        for value in output if isinstance(output, tuple) else (output,):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+                largest.append(float(value.abs().nan_to_num(0.0, posinf=0.0).max()))
+
+    handles = [module.register_forward_hook(listen) for module in model.modules()]
+    try:
+        run(model, inputs_of(spec))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(largest) > 1e10
+
+
 def broken(spec: Any, folder: Path, excuses: Sequence[Excused] = EXCUSED) -> str | None:
     """The first line that a description breaks, and how."""
     excused_lines = excused(spec, excuses)

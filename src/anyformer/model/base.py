@@ -449,8 +449,9 @@ def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
     elif isinstance(part, Stack) and len(part.steps) > part.depth:
         yield f"{path}.layers"  # what runs more than once has no memory for each time
     else:
+        stacked = isinstance(part, Stack)  # of no layers at all, maybe
         layers = [(f"layers.{i}", part.layer(i)) for i in range(part.depth)] if isinstance(part, Stack) else []
-        others = [(name, inner) for name, inner in parts_in(part) if not (layers and name.startswith("layers"))]
+        others = [(name, inner) for name, inner in parts_in(part) if not (stacked and name.startswith("layers"))]
         for name, inner in (*layers, *others):
             if inner.sees != "itself":
                 yield from forgetting(inner, module.get_submodule(name), f"{path}.{name}")
