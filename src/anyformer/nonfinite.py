@@ -30,6 +30,7 @@ def first_nonfinite(
     """The address of the first module whose output is not finite, in the order they run; None if all are. `run` is
     another way to run it than on its inputs."""
     found: list[str] = []
+    runner: Any = model
 
     def watch(address: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -40,7 +41,7 @@ def first_nonfinite(
 
     handles = [m.register_forward_hook(watch(address)) for address, m in model.named_modules() if address]
     try:
-        run() if run is not None else model.run(dict(inputs), None, None)  # type: ignore[operator]
+        run() if run is not None else runner.run(dict(inputs), None, None)
     finally:
         for handle in handles:
             handle.remove()

@@ -61,16 +61,17 @@ def logit_lens(run: Trace) -> Lens:
     stack = whole.last
     if not isinstance(model.head, HeadModule):
         raise ValueError("this model has no head that could read its stream: load one that scores something")
+    head: HeadModule = model.head
     if stack.part.neck is not None and stack.part.neck.every_layer:
         raise ValueError(f"{stack.address}.neck mixes the states of all layers, so no layer can be read alone")
-    heard = calls(run, [model.head, stack])
-    ctx, (_, head_ctx, inputs) = heard[stack][-1].args[1].having(taps=None), heard[model.head][-1].args
+    heard = calls(run, [head, stack])
+    ctx, (_, head_ctx, inputs) = heard[stack][-1].args[1].having(taps=None), heard[head][-1].args
     head_ctx = head_ctx.having(taps=None)
     found = states(run, stack)
 
     def read(x: Tensor) -> Tensor:
         finished, _ = whole.finish([found[0], x], ctx)
-        said = main_tensor(model.head.answer(finished, head_ctx, inputs))[0]  # type: ignore[union-attr]
+        said = main_tensor(head.answer(finished, head_ctx, inputs))[0]
         assert said is not None
         return said
 

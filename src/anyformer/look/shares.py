@@ -140,7 +140,7 @@ class Shares:
                 self.gate(transform.activation)
                 self.norm(transform.norm)
             self.sum = self.sum * (head.part.scale or 1.0)
-        out: Any = head.out  # type: ignore[union-attr]
+        out = cast(Any, head).out
         weight = (out.effective() if hasattr(out, "effective") else out.weight)[tokens].double()  # (P, D)
         values = torch.einsum("npd,pd->np", self.sum, weight)
         for extra in (out.bias, getattr(head, "offset", None)):
