@@ -90,6 +90,21 @@ def test_pictures_that_fit_a_text(folder: Path, pictures: Path, tmp_path: Path, 
     assert read == [1]
 
 
+def test_vectors_of_one_thing_alone(folder: Path, pictures: Path) -> None:
+    """Those that are compared, and raw as the towers give them."""
+    files = sorted(map(str, pictures.iterdir()))
+    texts, images = af.tasks.embed(folder, ["cat", "dog"]), af.tasks.embed_image(folder, files)
+    found = scores(folder, ["cat", "dog"], [Path(file) for file in files])
+    assert torch.allclose(images @ texts.t() * torch.tensor(2.6592).exp(), found, atol=1e-5)
+    raw = af.tasks.embed_image(folder, files[0], raw=True)
+    assert raw.shape == (8,) and torch.allclose(raw / raw.norm(), images[0], atol=1e-6)
+    for function, given in ((af.tasks.embed, "cat"), (af.tasks.embed_image, files[0])):
+        with pytest.raises(ValueError, match="one vector of their own; leave it out"):
+            function(folder, given, pool="mean")
+    with pytest.raises(ValueError, match="takes at most 30"):
+        af.tasks.embed(folder, "cat " * 60)
+
+
 def test_mistakes(folder: Path, pictures: Path, tmp_path: Path) -> None:
     for labels in (["cat"], ["cat", "cat"], "cat"):
         with pytest.raises(ValueError, match="two names or more"):

@@ -62,8 +62,8 @@ class MatchImage(Pictures):
         return {"loss": trained.head.loss(scores).sum}
 
 
-def ended(ids: np.ndarray, end: int | None, length: int) -> np.ndarray:
+def ended(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:
     """At most `length` tokens, the last of them the end, where there is one."""
-    if end is None or (ids[-1] == end and len(ids) <= length):
+    if end is None or (ids[-1] == end and (length is None or len(ids) <= length)):
         return ids[:length]
-    return np.append(ids[: length - 1], end)
+    return np.append(ids if length is None else ids[: length - 1], end)

@@ -62,9 +62,6 @@ class SimilarityModule(nn.Module):
         self.scale = nn.Parameter(torch.tensor(part.scale))
         self.starts = {"scale": part.scale}
 
-    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return inputs
-
     def forward(self, text: Tensor, image: Tensor, inputs: dict[str, Any]) -> Outputs:
         """(B, D) and (I, D) -> the scores both ways"""
         text, image = (x / x.norm(dim=-1, keepdim=True) for x in (text, image))

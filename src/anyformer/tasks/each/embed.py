@@ -11,6 +11,7 @@ from torch import Tensor
 from anyformer.objectives.objective import Batch, read, taken
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json
 
 POOLS = ("cls", "mean", "last")
@@ -24,7 +25,8 @@ def embed(
 
     `pool` says which of the last hidden states speak for the text: "cls", the first; "mean", all; "last". Unless it
     is given it is what the folder says (1_Pooling/config.json), else "mean", and "last" for a decoder, whose last token
-    alone has seen the whole text. Of a pair of stacks it is the encoder that is asked.
+    alone has seen the whole text. Of a pair of stacks it is the encoder that is asked; a model that ends in a vector
+    for a text (CLIP) gives that one.
 
     >>> a, b = embed("a/model/folder", ["A dog barks.", "A dog is barking."])  # doctest: +SKIP
     >>> float(a @ b)  # doctest: +SKIP
@@ -33,6 +35,11 @@ def embed(
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
     asked = ask("embed", model, inputs, how)
+    if pool is None and tower(asked, "text") is not None:
+        found = text_vectors(asked, [row["text"] for row in asked.rows], raw=raw, truncate=truncate)
+        return found[0] if asked.one else found
+    if asked.model.spec.towers:
+        raise ValueError("pool: two towers give a text one vector of their own; leave it out")
     pool = pool or usual(asked)
     records = asked.each(lambda row: asked.record(row["text"], truncate=truncate))
     vectors: list[Any] = [None] * len(records)

@@ -11,6 +11,7 @@ from torch import Tensor
 from anyformer.part import nearest
 from anyformer.tasks.each.embed import hidden
 from anyformer.tasks.task import How, Source, ask
+from anyformer.tasks.towers import image_vectors, tower
 
 POOLS = ("cls", "mean")
 
@@ -21,13 +22,18 @@ def embed_image(
 ) -> Tensor:  # fmt: skip
     """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
     `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
-    there is one; "mean", all patches.
+    there is one; "mean", all patches. Without it a model that ends in a vector for a picture (CLIP) gives that one.
 
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
     asked = ask("embed-image", model, inputs, how)
+    if pool is None and tower(asked, "image") is not None:
+        found = image_vectors(asked, raw=raw, interpolate=interpolate)
+        return found[0] if asked.one else found
+    if asked.model.spec.towers:
+        raise ValueError("pool: two towers give a picture one vector of their own; leave it out")
     before = getattr(asked.model.spec.embedding, "prefix", 0)
     if pool == "cls" and not before:
         raise ValueError("pool is 'cls', and this model has no token before the patches; 'mean' is all of them")
