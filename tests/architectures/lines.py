@@ -429,7 +429,7 @@ def check(line: str, spec: Any, folder: Path) -> None:
 
 @torch.no_grad()
 def explodes(spec: Any) -> bool:
-    """Whether what comes out is not finite because numbers grew past 1e10 on the way: layers without a norm may do that,
+    """Whether what comes out is not finite because numbers grew past 1e10 on the way. Layers without a norm may do so,
     and where four such numbers are multiplied, as in a state space, fp32 ends."""
     model, largest = random_model(spec), [0.0]
 
