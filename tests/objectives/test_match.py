@@ -52,6 +52,14 @@ def run(pairs: Any, **changes: Any) -> Run:
     return Run(**settings)
 
 
+def test_what_was_learnt_is_asked_from_its_folder(pairs: Beside, tmp_path: Path) -> None:
+    """Both readers, of texts and of pictures, go with every checkpoint."""
+    setup(run(pairs, steps=2), tmp_path / "run", device="cpu").fit()
+    picture = np.zeros((8, 8, 3), np.uint8)
+    said = af.tasks.zero_shot_image(tmp_path / "run", picture, labels=NAMES)
+    assert sorted(each["label"] for each in said) == sorted(NAMES)
+
+
 def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> None:
     trainer = setup(run(pairs), tmp_path / "run", device="cpu")
     trainer.fit()

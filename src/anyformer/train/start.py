@@ -18,7 +18,7 @@ import torch
 
 from anyformer import families, machine
 from anyformer._version import __version__
-from anyformer.checkpoint import load, load_as, read_spec
+from anyformer.checkpoint import copy_tokenizer, load, load_as, read_spec
 from anyformer.codec import override, to_json
 from anyformer.construct import build
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
@@ -79,7 +79,7 @@ def setup(
         tell(f"data: {sizes}")
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
-        model.folder = parallel.from_first(lambda: objective.write_settings(folder / "inputs")) or model.folder
+        model.folder = parallel.from_first(lambda: read_by(model, objective, folder / "inputs")) or model.folder
         identity = {
             "data": splits.digest,
             "tokenizer": tokenizer_digest(tokenizer),
@@ -204,6 +204,15 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
         with contextlib.suppress(FileNotFoundError):
             return Tokenizer.load(source)
     return None
+
+
+def read_by(model: TransformerModule, objective: Objective, folder: Path) -> Path | None:
+    """A folder with what the objective's examples are read by, the tokenizer's files beside it; None where those are
+    all there is."""
+    if objective.write_settings(folder) is None:
+        return None
+    copy_tokenizer(model, folder)
+    return objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
 
 
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
