@@ -1,5 +1,5 @@
-"""What a CLIP of emoji has learnt (recipe `emoji`): which name belongs to which picture, among the pairs it was taught and
-among those held out, and which subcategory a picture is of, which it was never taught.
+"""What a CLIP of emoji has learnt (recipe `emoji`): which name belongs to which picture, among the pairs it was taught
+and among those held out, and which subcategory a picture is of, which it was never taught.
 
     python benchmarks/emoji.py runs/emoji --data data [--out emoji.json] [--device cuda]
 """
@@ -18,7 +18,8 @@ import anyformer as af
 
 
 def ranks(scores: np.ndarray, names: list[str]) -> np.ndarray:
-    """(N, N) scores of pairs -> (N,) how many others score higher than what belongs to each; the same name is no other."""
+    """(N, N) scores of pairs -> (N,) how many others score higher than what belongs to each; a name that is the same is
+    no other."""
     other = np.asarray(names)[:, None] != np.asarray(names)[None]
     return ((scores > scores.diagonal()[:, None]) & other).sum(1)
 

@@ -1,5 +1,5 @@
-"""Milliseconds of a forward pass, of writing and of a training step on two threads of a CPU, by the public names alone, so
-that two versions can be held against each other in turns:
+"""Milliseconds of a forward pass, of writing and of a training step on two threads of a CPU, by the public names alone,
+so that two versions can be held against each other in turns:
 
     for i in 1 2 3; do for tree in old/src src; do PYTHONPATH=$tree python benchmarks/versions.py $tree; done; done
 """

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+HIGH = 2**31 - 1  # what is left of 64 bits after a shift by 33
+
 
 def mix(x: Tensor) -> Tensor:
-    """64 bits to 64 well mixed bits: twice a shift and a product (as MurmurHash3 ends, with signed shifts)."""
+    """64 bits to 64 well mixed bits, each to its own: twice a shift and a product, as MurmurHash3 ends. torch shifts
+    with the sign, which would give x and ~x the same; the mask takes it away."""
     for factor in (-49064778989728563, -4265267296055464877):
-        x = (x ^ (x >> 33)) * factor
-    return x ^ (x >> 33)
+        x = (x ^ (x >> 33 & HIGH)) * factor
+    return x ^ (x >> 33 & HIGH)
 
 
 class Dice:

@@ -17,6 +17,8 @@ from anyformer.parts.similarity import ProjectionHead, SimilarityHead
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
 
+PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}  # what a tower says goes by
+
 
 class TwoTowerModel(Model):
     """Texts and images that are to meet in one space of vectors, `width` numbers each. Each tower is a model of its
@@ -118,6 +120,3 @@ def listening(tower: TransformerModule, taps: Taps | None) -> Iterator[None]:
         yield
     finally:
         tower.listener = None
-
-
-PUBLISHED = {"text": "text_model_output", "image": "vision_model_output"}
