@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.block import Block
 from anyformer.look.trace import addresses
 from planted import HEADS, WORDS, planted
 from small import close
@@ -68,6 +69,47 @@ def test_a_text_without_repetitions_has_no_induction_score() -> None:
     assert float(scores.kinds["previous"][LAYER.format(0)][1]) > 0.99
     with pytest.raises(ValueError, match="no score 'induktion'; .*induction"):
         scores.best("induktion")
+
+
+# -- neurons ----------------------------------------------------------------------------------------------------------
+
+def repeating() -> Any:
+    """Its second layer runs three times."""
+    return af.override(model_of("llama").spec, {"decoder.order": (0, 1, 1, 1)})
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bert", "repeating"])
+def test_units_of_a_layer_add_up_to_it(family: str) -> None:
+    model = af.build(repeating(), seed=0) if family == "repeating" else model_of(family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("down.bias"):  # which no unit has a share in
+                parameter.zero_()
+        run = af.trace(model, **inputs_of(family))
+    whole, units = (look(run, position=[0, -1]) for look in (af.look.contributions, af.look.neurons))
+    assert torch.equal(whole.tokens, units.tokens)
+    found: dict[str, Any] = {}
+    for name, shares in units.shares.items():  # layers that run again are one line of the contributions
+        address = name.split(",")[0]
+        found[address] = found.get(address, 0) + shares.sum(1)
+    assert found.keys() == {name for name in whole.by_sublayer() if "feedforward" in name}
+    for address, total in found.items():
+        close(total, whole.by_sublayer()[address])
+
+
+def test_the_planted_unit_matters_most() -> None:
+    model, word = model_of("gpt2"), 7
+    with torch.no_grad():
+        down = model.decoder.layers[1].feedforward.op.down
+        down.weight[:, 3] = 5 * model.head.out.weight[word]
+        model.decoder.layers[1].feedforward.op.up.bias[3] = 4.0
+        run = af.trace(model, **{name: value[:1] for name, value in inputs_of("gpt2").items()})
+        best = af.look.neurons(run, token=word).best(most=4)
+    assert best[0][:2] == ("decoder.layers.1.feedforward", 3) and best[0].activation > 1
+    assert best[0].share > 3 * abs(best[1].share) and len(best) == 4
+    without = af.override(model.spec, {"decoder.layers": Block(attention=model.spec.decoder.layers.steps["attention"])})
+    with pytest.raises(ValueError, match="no feed-forward layers"):
+        af.look.neurons(af.trace(af.build(without, seed=0), **inputs_of("gpt2")))
 
 
 # -- patching ---------------------------------------------------------------------------------------------------------

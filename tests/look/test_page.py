@@ -88,6 +88,28 @@ def test_what_the_page_says_is_what_the_model_does() -> None:
     assert changed["rows"][0][2] == pytest.approx(float(after[number]), abs=1e-4)
 
 
+def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = af.override(model_of("llama").spec, {"decoder.order": (0, 1, 1)})
+    shown = Scene(af.build(spec, seed=0).eval(), {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}, words=word)
+    inside = Inside(shown)
+    data = whole(inside)
+    layer = "decoder.layers.1.attention"
+    assert [each["address"] for each in data["maps"]] == ["decoder.layers.0.attention", layer, f"{layer}, run 2"]
+    both = inside.run.keeping(f"{layer}.op.weights").kept[f"{layer}.op.weights"]
+    assert not torch.allclose(*both)
+    monkeypatch.setattr("anyformer.look.inside.HOLD", 0)
+    again = Inside(shown)
+    assert not again.held and whole(again)["held"] == data["held"]
+    for time, weights in enumerate(both, 1):
+        for found in (inside.weights(time), again.weights(time)):
+            assert float(((found / 255) ** 2 - weights[0]).abs().max()) < 1 / 255
+    units = data["neurons"]["units"][-1]
+    assert {name for name, *_ in units} <= {f"decoder.layers.{n}.feedforward" for n in ("0", "1")} | {
+        "decoder.layers.1.feedforward, run 2"
+    }
+    assert units[0][3] == pytest.approx(af.look.neurons(inside.run).best()[0].share, rel=1e-3)
+
+
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyformer.look.page.HELD", 100)
     monkeypatch.setattr("anyformer.look.inside.HOLD", 300)  # room for one map of two: the other is computed again
@@ -218,6 +240,7 @@ def test_views_are_linked(tmp_path: Path) -> None:
         page.locator(".bar button").first.click()
         assert "head" in page.inner_text("#view .columns")
         page.click('#tabs [data-view="heads"]')
+        assert "unit" in page.locator("#view .bar").first.inner_text()
         page.locator("#view td button").nth(2).click()
         name = page.locator("#view p").first.inner_text()
         assert "decoder.layers" in name

@@ -5,6 +5,7 @@
 >>> af.look.attention(run)["decoder.layers.0.attention"].weights  # (B, H, T, S)  # doctest: +SKIP
 >>> af.look.logit_lens(run).top(5)  # doctest: +SKIP
 >>> af.look.contributions(run, position=-1).lines()  # doctest: +SKIP
+>>> af.look.neurons(run, position=-1).best()  # doctest: +SKIP
 >>> af.look.patch(run, other, at="decoder.layers.3", positions=[4]).output.logits  # doctest: +SKIP
 >>> af.look.head_scores(af.look.repeated(model)).best("induction")  # doctest: +SKIP
 
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
     from anyformer.look.patching import patch, patch_table
     from anyformer.look.scores import head_scores, repeated
     from anyformer.look.shares import contributions
+    from anyformer.look.units import neurons
 
 _PUBLIC = {
     "attention": "maps", "routing": "maps", "logit_lens": "depth", "stream_norms": "depth", "contributions": "shares",
-    "patch": "patching", "patch_table": "patching", "head_scores": "scores", "repeated": "scores",
+    "neurons": "units", "patch": "patching", "patch_table": "patching", "head_scores": "scores",
+    "repeated": "scores",
 }  # fmt: skip
 
 __all__ = [
-    "attention", "routing", "logit_lens", "stream_norms", "contributions", "patch", "patch_table", "head_scores",
-    "repeated",
+    "attention", "routing", "logit_lens", "stream_norms", "contributions", "neurons", "patch", "patch_table",
+    "head_scores", "repeated",
 ]  # fmt: skip
 
 

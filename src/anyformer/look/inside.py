@@ -5,10 +5,11 @@ T places of the text that is scored, S places that are looked at, H heads, V wha
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from anyformer.look.roles import attending, body, routers, short
 from anyformer.look.scores import head_scores, repeated
 from anyformer.look.shares import contributions
 from anyformer.look.trace import Trace, main_tensor, trace
+from anyformer.look.units import neurons
 from anyformer.model import TransformerModule, position_limit
 from anyformer.state import declarations
 
@@ -28,7 +30,15 @@ Data = dict[str, Any]
 
 SMALL = 40  # places a side of a small map
 TOP = 8  # words shown at each place
+UNITS = 12  # of feed-forward layers, likewise
 HOLD = 200_000_000  # bytes of maps that are kept from the first run; others are computed again when one is asked for
+
+
+class At(NamedTuple):
+    """Which map: its mixer, and in which of its runs where a layer runs more than once."""
+
+    address: str
+    time: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +60,10 @@ class Inside:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.model = scene, scene.model
         self.mixers = attending(self.model)
-        self.small: dict[str, Tensor] = {}
-        self.held: dict[str, Tensor] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        seen = {f"{address}.weights": self.glance for address in self.mixers}
-        with torch.no_grad():
-            found = trace(self.model, keep=f"{body(self.model).last.address}.input", change=seen, **scene.inputs)
+        self.small: dict[At, Tensor] = {}  # in the order they were made
+        self.held: dict[At, Tensor] = {}
+        self.shapes: dict[At, tuple[int, ...]] = {}
+        found = self.watched(self.glance, keep=f"{body(self.model).last.address}.input")
         self.run = dataclasses.replace(found, change={})
         scores = any("logits" in name for name in self.run.output)  # vectors of a body, or to compare, are no scores
         self.said = main_tensor(dict(self.run.output))[0] if scores else None
@@ -64,15 +72,26 @@ class Inside:
             with torch.no_grad():
                 self.other = trace(self.model, **scene.other)
 
-    def glance(self, weights: Tensor, address: str) -> Tensor:
+    @torch.no_grad()
+    def watched(self, see: Callable[[At, Tensor], None], keep: str | None = None) -> Trace:
+        """A run in which every map (B, H, T, S) is handed over on its way."""
+        times: collections.Counter[str] = collections.Counter()
+
+        def change(weights: Tensor, address: str) -> Tensor:
+            see(At(address.removesuffix(".weights"), times[address]), weights)
+            times[address] += 1
+            return weights
+
+        seen = {f"{address}.weights": change for address in self.mixers}
+        return trace(self.model, keep=() if keep is None else keep, change=seen, **self.scene.inputs)
+
+    def glance(self, at: At, weights: Tensor) -> None:
         """Sees a map on its way and keeps it small: (H, n, n); as it is too, while there is room."""
-        if address not in self.small:
-            size = tuple(min(side, SMALL) for side in weights.shape[-2:])
-            self.small[address] = quantised(F.adaptive_max_pool2d(weights[0].float(), size))
-            self.shapes[address] = tuple(weights.shape)
-            if weights.numel() + sum(each.numel() for each in self.held.values()) <= HOLD:
-                self.held[address.removesuffix(".weights")] = rows_of(weights)
-        return weights
+        size = tuple(min(side, SMALL) for side in weights.shape[-2:])
+        self.small[at] = quantised(F.adaptive_max_pool2d(weights[0].float(), size))
+        self.shapes[at] = tuple(weights.shape)
+        if weights.numel() + sum(each.numel() for each in self.held.values()) <= HOLD:
+            self.held[at] = rows_of(weights)
 
     # -- what the page opens with -------------------------------------------------------------------------------------
 
@@ -80,15 +99,11 @@ class Inside:
         scene = self.scene
         return {
             "name": scene.name, "tokens": self.labels(scene.target), "source": self.source(), "media": scene.media,
-            "predictions": self.predictions(), "maps": [self.map_data(a) for a in self.mixers if a in self.seen],
+            "predictions": self.predictions(), "maps": [self.map_data(at) for at in self.small],
             "whole": self.said is not None and self.said.dim() == 2, "state": self.state_sizes(),
             "experts": self.experts(), "other": None if scene.other is None else self.labels(scene.target, scene.other),
             "sublayers": self.sublayers(), "writes": bool(self.model.spec.writes), "layers": self.depth(),
         }  # fmt: skip
-
-    @property
-    def seen(self) -> set[str]:
-        return {address.removesuffix(".weights") for address in self.small}
 
     def depth(self) -> Data:
         stack = body(self.model).last
@@ -112,7 +127,7 @@ class Inside:
         name = self.model.spec.embedding.inputs[0]
         if name in self.scene.inputs and name == "input_ids":
             return self.labels(name)
-        sizes = [s[-1] for a, s in self.shapes.items() if self.mixers[a.removesuffix(".weights")] == "cross"]
+        sizes = [size[-1] for at, size in self.shapes.items() if self.mixers[at.address] == "cross"]
         return self.scene.media.get("places") or [str(i) for i in range(sizes[0] if sizes else 0)]
 
     @property
@@ -137,13 +152,13 @@ class Inside:
         labels = self.model.spec.labels
         return labels[number] if labels and not self.model.spec.writes else self.scene.words(number)
 
-    def map_data(self, address: str) -> Data:
-        rows, heads, queries, keys = self.shapes[f"{address}.weights"]
-        small = self.small[f"{address}.weights"]
+    def map_data(self, at: At) -> Data:
+        rows, heads, queries, keys = self.shapes[at]
+        small = self.small[at]
         return {
-            "address": short(address), "kind": self.mixers[address], "heads": heads, "queries": queries, "keys": keys,
-            "windows": rows, "side": list(small.shape[1:]), "small": packed(small),
-            "of": self.side(address),
+            "address": short(at.address) + (f", run {at.time + 1}" if at.time else ""), "kind": self.mixers[at.address],
+            "heads": heads, "queries": queries, "keys": keys, "windows": rows, "side": list(small.shape[1:]),
+            "small": packed(small), "of": self.side(at.address),
         }  # fmt: skip
 
     def side(self, address: str) -> str:
@@ -175,24 +190,19 @@ class Inside:
 
     def weights(self, index: int) -> Tensor:
         """(H, T, S) of one mixer, quantised; windows one below the other."""
-        address = [a for a in self.mixers if a in self.seen][index]
-        if address not in self.held:
-            return rows_of(self.run.keeping(f"{address}.weights").kept[f"{address}.weights"][0])
-        return self.held[address]
+        at = list(self.small)[index]
+        if at not in self.held:
+            name = f"{at.address}.weights"
+            return rows_of(self.run.keeping(name).kept[name][at.time])
+        return self.held[at]
 
-    def every_map(self, visit: Callable[[str, Tensor], None]) -> None:
+    def every_map(self, visit: Callable[[At, Tensor], None]) -> None:
         """Hands every map (H, T, S) over; those that are not held as they are computed once more, one by one."""
-
-        def change(weights: Tensor, address: str) -> Tensor:
-            visit(address.removesuffix(".weights"), rows_of(weights))
-            return weights
-
-        if self.held.keys() == self.seen:
-            for address, maps in self.held.items():
-                visit(address, maps)
-            return
-        with torch.no_grad():
-            trace(self.model, change={f"{a}.weights": change for a in self.mixers}, **self.scene.inputs)
+        if self.held.keys() == self.small.keys():
+            for at, maps in self.held.items():
+                visit(at, maps)
+        else:
+            self.watched(lambda at, weights: visit(at, rows_of(weights)))
 
     # -- the residual stream ------------------------------------------------------------------------------------------
 
@@ -218,6 +228,13 @@ class Inside:
             "positions": list(positions), "tokens": [[int(t), self.word(int(t))] for t in found.tokens],
             "scores": rounded(found.scores),
         }  # fmt: skip
+
+    def neurons(self, positions: Sequence[int], token: int | None = None) -> Data:
+        """At each place the units that matter most: [sublayer, unit, activation, share]."""
+        found = neurons(self.run, token, list(positions))
+        best = ([list(each) for each in found.best(place, UNITS)] for place in range(len(positions)))
+        lines = [[[*each[:2], *(float(f"{x:.4g}") for x in each[2:])] for each in place] for place in best]
+        return {"positions": list(positions), "units": lines}
 
     # -- changing something -------------------------------------------------------------------------------------------
 

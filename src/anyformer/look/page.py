@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.look.inside import Data, Inside, attempt, packed, strongest
+from anyformer.look.inside import At, Data, Inside, attempt, packed, strongest
 
 SCRIPTS = ("base.js", "draw.js", "views.js", "stream.js", "start.js")
 
@@ -52,7 +52,8 @@ def whole(inside: Inside) -> Data:
     length = inside.length
     data["lens"] = attempt(lambda: inside.lens(range(max(length - LENS, 0), length)))
     data["contributions"] = attempt(lambda: inside.contributions(range(max(length - SHARES, 0), length)))
-    for name, most in (("lens", LENS), ("contributions", SHARES)):
+    data["neurons"] = attempt(lambda: inside.neurons(data["contributions"].get("positions", ())))
+    for name, most in (("lens", LENS), ("contributions", SHARES), ("neurons", SHARES)):
         if length > most and "why" not in data[name] and not data["whole"]:
             notes.append(f"{name}: of the last {most} places")
     data["heads"] = attempt(inside.head_kinds)
@@ -66,19 +67,17 @@ def held_maps(inside: Inside) -> tuple[list[list[Any]], list[str]]:
     total = sum(rows * heads * queries * keys for rows, heads, queries, keys in shapes)
     lines = sum(rows * heads * queries for rows, heads, queries, _ in shapes)
     number = None if total <= HELD else max(HELD // max(lines, 1), 4)
-    found: dict[str, list[Any]] = {}
+    found: dict[At, list[Any]] = {}
 
-    def visit(address: str, maps: Tensor) -> None:
-        if address in found:  # a layer that runs again
-            return
+    def visit(at: At, maps: Tensor) -> None:
         if number is None:
-            found[address] = [packed(head) for head in maps]
+            found[at] = [packed(head) for head in maps]
         else:
-            found[address] = [[packed(places), packed(values)] for places, values in strongest(maps, number)]
+            found[at] = [[packed(places), packed(values)] for places, values in strongest(maps, number)]
 
     inside.every_map(visit)
     note = f"of each row of attention the {number} largest weights are kept; --serve shows all"
-    return [found[address] for address in inside.mixers if address in found], [] if number is None else [note]
+    return [found[at] for at in inside.small], [] if number is None else [note]
 
 
 def tables(inside: Inside) -> tuple[list[Data], list[str]]:

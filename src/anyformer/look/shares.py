@@ -67,18 +67,7 @@ def contributions(
 ) -> Contributions:
     """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
     model, stack = run.model, body(run.model).last
-    logits = scored(run)[row]  # (T, V)
-    wanted = [position] if isinstance(position, int) else list(position)
-    for place in wanted:
-        if not -len(logits) <= place < len(logits):
-            raise ValueError(f"no position {place}; the model scores {len(logits)} of them")
-    positions = torch.tensor([place % len(logits) for place in wanted])
-    if token is None:
-        tokens = logits[positions].argmax(-1)
-    else:
-        tokens = torch.tensor([token] * len(wanted) if isinstance(token, int) else list(token))
-    if len(tokens) != len(positions) or not bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()):
-        raise ValueError(f"give one token for each position, from 0 to {logits.shape[-1] - 1}")
+    logits, positions, tokens = asked(run, token, position, row)
     if stack.part.neck is not None:
         raise ValueError(f"{stack.address}.neck stands between the stream and the head, and no sum goes through it")
     ways = list(steps(stack))
@@ -91,6 +80,25 @@ def contributions(
     scores = logits[positions, tokens]
     _check(values.sum(0), scores.double(), model.dtype)
     return Contributions(names, values.float(), tokens, positions, scores)
+
+
+def asked(
+    run: Trace, token: int | Sequence[int] | None, position: int | Sequence[int], row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores (T, V) of a row, and which tokens (P,) at which places (P,) are meant."""
+    logits = scored(run)[row]
+    wanted = [position] if isinstance(position, int) else list(position)
+    for place in wanted:
+        if not -len(logits) <= place < len(logits):
+            raise ValueError(f"no position {place}; the model scores {len(logits)} of them")
+    positions = torch.tensor([place % len(logits) for place in wanted])
+    if token is None:
+        tokens = logits[positions].argmax(-1)
+    else:
+        tokens = torch.tensor([token] * len(wanted) if isinstance(token, int) else list(token))
+    if len(tokens) != len(positions) or not bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()):
+        raise ValueError(f"give one token for each position, from 0 to {logits.shape[-1] - 1}")
+    return logits, positions, tokens
 
 
 def scored(run: Trace) -> Tensor:
@@ -174,12 +182,10 @@ class Shares:
         """What a step adds (N, P, D), head by head where its op has some: first what no head added."""
         whole, sublayer = self.at(step.branch, step.time), step.sublayer
         if (parts := self.heads(sublayer, step.time)) is not None:
-            inner = Shares.__new__(Shares)
-            inner.sum, inner.names = parts, []
-            inner.norm(sublayer.post_norm)
-            if torch.allclose(inner.sum.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
+            parts = through_norm(parts, sublayer.post_norm)
+            if torch.allclose(parts.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
                 lines = [Line(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
-                return lines, inner.sum
+                return lines, parts
         return [Line(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
 
     def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
@@ -199,18 +205,7 @@ class Shares:
         return made
 
     def norm(self, norm: nn.Module | None) -> None:
-        """Holds a norm's scale at what it is here: then it takes off the mean, where it does, and multiplies."""
-        if norm is None:
-            return
-        x = self.sum.sum(0)
-        exact = copy.deepcopy(norm).double()
-        y, bias = exact(x).double(), exact(torch.zeros_like(x)).double()
-        centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
-        inside = x - x.mean(-1, keepdim=True) if centred else x
-        scale = torch.where(inside == 0, 0, (y - bias) / torch.where(inside == 0, 1, inside))
-        parts = self.sum - self.sum.mean(-1, keepdim=True) if centred else self.sum
-        self.sum = parts * scale
-        self.sum[0] += bias
+        self.sum = through_norm(self.sum, norm)
 
     def affine(self, linear: nn.Module) -> None:
         exact = copy.deepcopy(linear).double()
@@ -220,11 +215,26 @@ class Shares:
 
     def gate(self, activation: Callable[[Tensor], Tensor]) -> None:
         """An activation as a product, z * (activation(z) / z), the second factor held."""
-        z = self.sum.sum(0)
+        z = self.sum.sum(0).detach()
         y = activation(z)
         factor = torch.where(z == 0, 0, y / torch.where(z == 0, 1, z))
         self.sum = self.sum * factor
-        self.sum[0] += y - self.sum.sum(0)
+        self.sum[0] += y - self.sum.sum(0).detach()
+
+
+def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
+    """(N, P, D) whose sum a norm reads -> what it makes of each, its scale held at what it is here: then it takes off
+    the mean, where it does, and multiplies. Its bias goes to the first."""
+    if norm is None:
+        return parts
+    x = parts.sum(0).detach()
+    exact = copy.deepcopy(norm).double()
+    y, bias = exact(x).double().detach(), exact(torch.zeros_like(x)).double().detach()
+    centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
+    inside = x - x.mean(-1, keepdim=True) if centred else x
+    scale = torch.where(inside == 0, 0, (y - bias) / torch.where(inside == 0, 1, inside))
+    made = (parts - parts.mean(-1, keepdim=True) if centred else parts) * scale
+    return torch.cat((made[:1] + bias, made[1:]))
 
 
 def _check(found: Tensor, scores: Tensor, dtype: torch.dtype) -> None:

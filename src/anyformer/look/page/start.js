@@ -1,7 +1,7 @@
 // Tabs, theme, and one place where something is chosen.
 
 const VIEWS = { attention: ["Attention", attentionView], stream: ["Residual stream", streamView],
-  change: ["Change something", changeView], heads: ["Heads", headsView], experts: ["Experts", expertsView],
+  change: ["Change something", changeView], heads: ["Heads and units", headsView], experts: ["Experts", expertsView],
   state: ["State", stateView] };
 
 function choose(change) {

@@ -132,14 +132,28 @@ function patchTable(found) {
     })];
 }
 
-// -- heads that matter
+// -- heads and units that matter
+
+async function unitsView(element) {
+  const position = chosen.position;
+  const found = data.served ? await ask("neurons", { positions: [position] }) : data.neurons;
+  const column = found.why ? -1 : found.positions.indexOf(position);
+  const none = found.why || "this file has no units at this place; --serve has all";
+  const units = column < 0 ? [] : found.units[column], most = Math.max(...units.map((unit) => Math.abs(unit[3])), 1e-9);
+  element.replaceChildren(make("h2", {}, "units of feed-forward layers, by their share in the score at the chosen place"),
+    ...(column < 0 ? [why(none)] : units.map(([address, unit, active, share]) =>
+      bar(`${brief(address)} unit ${unit} (active ${active.toFixed(2)})`, share, most))));
+}
 
 function headsView(view) {
   let sorted = "induction";
+  const heads = make("div"), units = make("div");
+  view.replaceChildren(heads, units);
   view.refresh = async () => {
     const found = data.served ? await ask("heads", {}) : data.heads;
     if (chosen.view !== "heads") return;
-    if (found.why) return view.replaceChildren(why(found.why));
+    await unitsView(units);
+    if (found.why) return heads.replaceChildren(why(found.why));
     const shares = await sharesOf(chosen.position), column = shares.why ? -1 : shares.positions.indexOf(chosen.position);
     const direct = (address, head) => column < 0 ? null
       : shares.values[shares.lines.findIndex((line) => line[1] === address && line[2] === head)]?.[column] ?? null;
@@ -163,7 +177,7 @@ function headsView(view) {
       if (map === chosen.map && row.head === chosen.head) element.className = "chosen";
       return element;
     };
-    view.replaceChildren(make("p", { className: "soft" }, `How much each head looks at the token before, at an earlier `
+    heads.replaceChildren(make("p", { className: "soft" }, `How much each head looks at the token before, at an earlier `
       + `copy of the token and at what followed it, ${found.how}; direct: its share in the score at the chosen place.`),
     make("div", { className: "scroll" }, make("table", {}, make("tr", {}, make("th", {}, "head"), ...names.map((name) =>
       make("th", {}, make("button", { type: "button", onclick: () => { sorted = name; view.refresh(); } },
