@@ -11,7 +11,7 @@ from anyformer.drawing.words import number
 from anyformer.funnel import Funnel
 from anyformer.part import Part
 from anyformer.parts.embed import Embedding
-from anyformer.parts.window import Grid
+from anyformer.parts.grid import Layout
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
 
@@ -24,7 +24,7 @@ class Flow:
     phrases: tuple[str, ...]
     note: str
     length: str
-    grid: Grid | None = None
+    grid: Layout | None = None
 
     def shape(self, width: int) -> str:
         return f"{self.length} × {number(width)}"

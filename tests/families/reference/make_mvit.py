@@ -85,7 +85,8 @@ def image(config: dict[str, Any]) -> tuple[nn.Module, Tensor]:
 
     values = {name: frozen(value) for name, value in config.items()}
     of_model = {"img_size": values.pop("img_size", (32, 32)), "global_pool": values.pop("global_pool", None)}
-    return MultiScaleVit(MultiScaleVitCfg(**values), num_classes=5, **of_model), torch.randn(2, 3, *of_model["img_size"])
+    model = MultiScaleVit(MultiScaleVitCfg(**values), num_classes=5, **of_model)
+    return model, torch.randn(2, 3, *of_model["img_size"])
 
 
 @torch.no_grad()
