@@ -177,7 +177,7 @@ class PatchEmbeddingModule(nn.Module):
 class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time patches")):
     """One vector a patch of a few frames: pixel_values is (batch, channels, frames, height, width)."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos", "attention_mask")
+    inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos")
 
     frames: int
     frame_step: int = 1  # of a patch

@@ -159,11 +159,12 @@ class PooledAttentionModule(InHeads):
             q, k, v, EVERYTHING, bias=bias, scale=scale, kernel=ctx.kernel, weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
         )  # fmt: skip
+        out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
         if self.part.add_queries == "all":
             out = out + q
         elif self.part.add_queries == "rest":
-            out = torch.cat((out[:, :, :1], out[:, :, 1:] + q[:, :, 1:]), dim=2)
-        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
+            out = torch.cat((out[:, :1], out[:, 1:] + q[:, 1:]), dim=1)
+        return self.o(out)
 
     def looking(self, ctx: Context) -> Context:
         """That of the pooled queries, with how the keys are laid out."""
