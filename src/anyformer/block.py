@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
-from anyformer.parts.grid import Grid, with_stride
+from anyformer.parts.grid import Grid, Layout, strided, with_stride
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
@@ -303,6 +303,14 @@ class Stack(Part, sees="itself"):
         for layer in map(self.layer, range(self.depth)):
             found.append(layer.out_width(found[-1]))
         return found
+
+    def coarser(self, grid: Layout) -> Layout:
+        """The grid after the last layer."""
+        for layer in map(self.layer, range(self.depth)):
+            for step in layer.steps.values():
+                if isinstance(step, Sublayer) and isinstance(step.op, Reshaping):
+                    grid = strided(grid, step.op.stride)
+        return grid
 
     def out_width(self, width: int) -> int:
         width = self.project or self.widths(width)[-1]

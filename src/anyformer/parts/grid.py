@@ -65,12 +65,17 @@ def on_grid(x: Tensor, grid: Layout, change: Callable[[Tensor], Tensor]) -> Tens
     return torch.cat((before, x), dim=1) if before.shape[1] else x
 
 
+def strided(grid: Layout, stride: Sides) -> Layout:
+    """What is left of a grid where one in `stride` is, along each side."""
+    return laid_out(*(-(-side // step) for side, step in zip(grid, stride, strict=True))) if stride else grid
+
+
 def with_stride(ctx: Context, stride: Sides) -> Context:
     """The context of tokens of which, along each side of their grid, one in `stride` is left."""
 
     def make() -> Context:
         grid = layout(ctx)
-        after = laid_out(*(-(-side // step) for side, step in zip(grid, stride, strict=True)))
+        after = strided(grid, stride)
         before = ctx.index.shape[-1] - math.prod(grid)
         index = torch.arange(before + math.prod(after), device=ctx.index.device)
         return ctx.having(after, index=index, positions=index[None], shared={})
