@@ -94,10 +94,6 @@ class SublayerModule(nn.Module):
         x = self.residual(x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
         return x if self.out_norm is None else self.out_norm(x)
 
-    def after(self, ctx: Context) -> Context:
-        """That of what this step leaves."""
-        return with_stride(ctx, self.stride)
-
     def passed_over(self, ctx: Context) -> bool:
         """A decoder used alone passes over its cross-attention, as published ones do."""
         return self.reads_memory and ctx.memory is None
@@ -193,15 +189,14 @@ class BlockModule(nn.Module):
             ctx = after(step, ctx)
         return x
 
-    def after(self, ctx: Context) -> Context:
-        for step in self.children():
-            ctx = after(step, ctx)
-        return ctx
 
-
-def after(step: Any, ctx: Context) -> Context:
+def after(step: nn.Module, ctx: Context) -> Context:
     """The context of what a step, or a layer, leaves."""
-    return step.after(ctx)
+    if isinstance(step, SublayerModule):
+        return with_stride(ctx, step.stride)
+    for inner in step.children():
+        ctx = after(inner, ctx)
+    return ctx
 
 
 class ParallelModule(BlockModule):
@@ -259,15 +254,15 @@ class Stack(Part, sees="itself"):
                 raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
         if self.position is not None:
             self.check_shared(self.position)
+        kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
+        for kind in self.pattern:
+            if kind not in kinds:
+                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
         if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
             raise ValueError("Stack.neck reads the states of all layers, so none can have another width or grid")
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
             if getattr(self, name):
                 raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
-        kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
-        for kind in self.pattern:
-            if kind not in kinds:
-                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
         sharing = [kind for kind, block in kinds.items() if shares_a_projection(block)]
         if sharing and self.pattern and self.pattern[0] not in sharing:
             first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
