@@ -60,7 +60,8 @@ OPS: dict[str, dict[str, Any]] = {
     "SelectiveState": {"width": 32}, "DualState": {"num_heads": 2, "head_width": 8, "states": 4}, "TimeMix": {},
     "ChannelMix": {"width": 24}, "MLP": {"width": 24}, "GatedMLP": {"width": 24},
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
-    "Idle": {"part": {"kind": "MLP", "width": 8}},
+    "Idle": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
+    "LocalRelation": {"num_heads": 4},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
                                     "BatchNorm": {}}  # fmt: skip
@@ -69,7 +70,8 @@ RESIDUALS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
 POSITIONS: dict[str, dict[str, Any]] = {
-    "Learned": {"length": 32}, "Sinusoidal": {"length": 32}, "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
+    "Learned": {"length": 32}, "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
+    "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
     "Summed": {"parts": [{"kind": "Convolutional", "kernel": 4, "groups": 4}]},
@@ -113,7 +115,8 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
     "Transform",
-    "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding",
+    "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
+    "GridVectors", "Skip",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
+from anyformer.parts.grid import Grid, Layout, strided, with_stride
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
-from anyformer.parts.op import Op
+from anyformer.parts.op import Op, Reshaping
+from anyformer.parts.pooling import Skip
 from anyformer.parts.position import AttentionPosition
 from anyformer.parts.residual import ADD, Add, Residual
-from anyformer.parts.window import Grid
 from anyformer.taps import Declared, Shown
 
 
@@ -36,6 +37,7 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
     post_norm: Norm | None = None  # on the branch
     out_norm: Norm | None = None  # after the add
     residual: Residual = ADD
+    skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
     dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
@@ -44,6 +46,21 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
         chance(self, "dropout", "drop_path")
         if self.normed_skip and self.pre_norm is None:
             raise ValueError("Sublayer.normed_skip needs a pre_norm")
+        for path, part in walk(self.op, "Sublayer.op"):
+            if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
+                raise ValueError(f"{path}: this {type(part).__name__} leaves another width or grid than it was given")
+        if self.reshapes != (self.skip is not None):
+            kind = type(self.op).__name__
+            why = "leaves another width or grid: set skip=Skip()" if self.reshapes else "leaves the stream its shape"
+            raise ValueError(f"Sublayer.skip is {self.skip}, and the {kind} {why}")
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether a wider stream, or one on a coarser grid, leaves than comes."""
+        return isinstance(self.op, Reshaping) and self.op.reshapes
+
+    def out_width(self, width: int) -> int:
+        return self.op.out_width(width) if isinstance(self.op, Reshaping) else width
 
     def build(self, site: Site) -> nn.Module:
         return SublayerModule(self, site)
@@ -55,10 +72,14 @@ class SublayerModule(nn.Module):
     def __init__(self, part: Sublayer, site: Site) -> None:
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm")) if part.pre_norm else None
-        self.op = part.op.build(site.child("op"))
-        self.post_norm = part.post_norm.build(site.child("post_norm")) if part.post_norm else None
-        self.residual = part.residual.build(site.child("residual"))
-        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
+        self.op, out = part.op.build(site.child("op")), part.out_width(site.width)
+        self.post_norm = part.post_norm.build(site.child("post_norm", width=out)) if part.post_norm else None
+        self.residual = part.residual.build(site.child("residual", width=out))
+        self.out_norm = part.out_norm.build(site.child("out_norm", width=out)) if part.out_norm else None
+        self.skip: nn.Module | None = None
+        self.stride: tuple[int, ...] = ()
+        if part.skip is not None and isinstance(part.op, Reshaping):
+            self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
@@ -70,7 +91,7 @@ class SublayerModule(nn.Module):
             return x
         if self.normed_skip and self.pre_norm is not None:
             x = self.pre_norm(x)
-        x = self.residual(x, self.branch(x, ctx))
+        x = self.residual(x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
         return x if self.out_norm is None else self.out_norm(x)
 
     def passed_over(self, ctx: Context) -> bool:
@@ -113,6 +134,15 @@ class Steps(Part):
     def items(self) -> Iterator[tuple[str, Any]]:
         yield from self.steps.items()
 
+    @property
+    def reshapes(self) -> bool:
+        return any(step.reshapes for step in self.steps.values())
+
+    def out_width(self, width: int) -> int:
+        for step in self.steps.values():
+            width = step.out_width(width)
+        return width
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Steps) and type(self) is type(other) and self.steps == other.steps
 
@@ -137,6 +167,8 @@ class Parallel(Steps, sees="itself"):
                 raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
             if step.normed_skip or step.out_norm is not None:
                 raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip, no out_norm")
+            if step.reshapes:
+                raise ValueError(f"Parallel.{name}: steps side by side add to one input, and this one reshapes it")
 
     def build(self, site: Site) -> nn.Module:
         return ParallelModule(self, site)
@@ -146,13 +178,25 @@ class BlockModule(nn.Module):
     def __init__(self, part: Steps, site: Site) -> None:
         super().__init__()
         self.address = site.address
+        width = site.width
         for name, step in part.items():
-            self.add_module(name, step.build(site.child(name)))
+            self.add_module(name, step.build(site.child(name, width=width)))
+            width = step.out_width(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         for step in self.children():
             x = step(x, ctx)
+            ctx = after(step, ctx)
         return x
+
+
+def after(step: nn.Module, ctx: Context) -> Context:
+    """The context of what a step, or a layer, leaves."""
+    if isinstance(step, SublayerModule):
+        return with_stride(ctx, step.stride)
+    for inner in step.children():
+        ctx = after(inner, ctx)
+    return ctx
 
 
 class ParallelModule(BlockModule):
@@ -210,12 +254,15 @@ class Stack(Part, sees="itself"):
                 raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
         if self.position is not None:
             self.check_shared(self.position)
-        if self.project is not None and self.neck is not None and self.neck.every_layer:
-            raise ValueError("Stack.neck reads the states of all layers, so none can have another width (project)")
         kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
         for kind in self.pattern:
             if kind not in kinds:
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
+        if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
+            raise ValueError("Stack.neck reads the states of all layers, so none can have another width or grid")
+        for name in ("order", "layer_drop", "position") if self.reshapes else ():
+            if getattr(self, name):
+                raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
         sharing = [kind for kind, block in kinds.items() if shares_a_projection(block)]
         if sharing and self.pattern and self.pattern[0] not in sharing:
             first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
@@ -234,13 +281,34 @@ class Stack(Part, sees="itself"):
 
     def check_inner(self, address: str) -> None:
         """A stack that others follow leaves the stream as wide as it was."""
-        if self.project is not None or self.neck is not None:
-            raise ValueError(f"{address}: others follow this Stack, so it can have no project and no neck")
+        if self.project is not None or self.neck is not None or self.reshapes:
+            line = "no project, no neck and no layer that changes its width or grid"
+            raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
         if shares_a_projection(self.layers):
             raise ValueError(f"{address}: the first layer of one Stack holds what all share; set sharing='key_value'")
 
+    @property
+    def reshapes(self) -> bool:
+        """Whether a layer leaves a wider stream, or one on a coarser grid, than comes."""
+        return any(self.layer(i).reshapes for i in range(min(self.depth, len(self.pattern) or 1)))
+
+    def widths(self, width: int) -> list[int]:
+        """That of the stream before each layer, and after the last."""
+        found = [width]
+        for layer in map(self.layer, range(self.depth)):
+            found.append(layer.out_width(found[-1]))
+        return found
+
+    def coarser(self, grid: Layout) -> Layout:
+        """The grid after the last layer."""
+        for layer in map(self.layer, range(self.depth)):
+            for step in layer.steps.values():
+                if isinstance(step, Sublayer) and isinstance(step.op, Reshaping):
+                    grid = strided(grid, step.op.stride)
+        return grid
+
     def out_width(self, width: int) -> int:
-        width = self.project or width
+        width = self.project or self.widths(width)[-1]
         return width if self.neck is None else self.neck.out_width(width)
 
     @property
@@ -292,14 +360,16 @@ class StackModule(nn.Module):
         names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
         self.tapped: Declared = dict.fromkeys(names, "hidden_states")
         first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
+        widths = part.widths(site.width)
         self.layers = nn.ModuleList(
-            site.child(f"layers.{i}", layer=first + i, depth=total).layer_of(part.layer(i)) for i in range(part.depth)
+            site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
+            for i in range(part.depth)
         )
         self.position = part.position.build(site.child("position")) if part.position else None
-        self.norm = part.norm.build(site.child("norm")) if part.norm else None
-        self.project = nn.Linear(site.width, part.project, bias=False) if part.project else None
+        self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
+        self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
         self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
-        after = site.child("neck", width=part.project or site.width, depth=len(part.steps))
+        after = site.child("neck", width=part.project or widths[-1], depth=len(part.steps))
         self.neck = part.neck.build(after) if part.neck else None
 
     def forward(
@@ -315,6 +385,7 @@ class StackModule(nn.Module):
         for step, i in enumerate(self.part.steps):
             if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
                 x = self.layers[i](x, ctx if step or first is None else first)
+            ctx = after(self.layers[i], ctx)
             x = ctx.tap(self.address, f"layers.{i}", x)
             states.append(x)
         return self.finish(states, ctx)

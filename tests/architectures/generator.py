@@ -23,6 +23,7 @@ from anyformer.parts.head import Head
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.slots import kinds as every_kind
+from architectures import grids
 
 every_kind()
 
@@ -46,6 +47,7 @@ class Place:
     features: int = 8  # channels of a sound, before they are projected
     gives: tuple[str, ...] = ()  # what parts may need of the embedding
     nested: int = 0  # how many ops, or positions, it is in
+    reshapes: bool = False  # the stream may get wider here, and its grid coarser
     masks: int = 0  # how many masks
     careless: bool = False  # what does not fit is drawn too: it must be refused
 
@@ -103,6 +105,7 @@ def fitting(names: list[str], place: Place) -> list[str]:
 
 def fits(name: str, place: Place) -> bool:
     found = set(needs(name)) <= set(place.gives) and not (place.writes and looks_ahead(Part.kinds[name]))
+    found = found and (name not in grids.ON_GRIDS or bool({"an image", "a video"} & set(place.gives)))
     return found or place.careless
 
 
@@ -359,13 +362,15 @@ FIELDS: dict[str, Any] = {
     "Uniform.high": st.just(0.1), "Value.value": st.sampled_from((0.0, 0.1)),
     "Kaiming.gain": st.sampled_from((1.0, 0.5)),
     "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
-}  # fmt: skip
+} | grids.FIELDS  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------
 
 
 def sublayer(draw: Draw, place: Place, **given: Any) -> dict[str, Any]:
     made = fields(draw, "Sublayer", place) | given
+    if not place.careless and not refused(made["op"]) and getattr(decode(made["op"]), "reshapes", False):
+        made["skip"] = grids.skip(draw)
     return made if place.careless or made.get("pre_norm") else without(made, "normed_skip")
 
 
@@ -379,7 +384,8 @@ def block(draw: Draw, place: Place, cross: bool = False) -> dict[str, Any]:
     if cross:
         looks = without(fields(draw, "Attention", place), "mask", "position")
         steps["cross"] = sublayer(draw, place, op=looks | {"memory": True})
-    if len(steps) > 1 and draw(st.integers(0, 3)) == 3:
+    shaped = any(step.get("skip") for step in steps.values()) and not place.careless
+    if len(steps) > 1 and draw(st.integers(0, 3)) == 3 and not shaped:
         side = {name: steps.pop(name) for name in list(steps)[-2:]}
         if not place.careless:
             side = {name: without(step, "out_norm", "normed_skip") for name, step in side.items()}
@@ -397,7 +403,7 @@ def stack(draw: Draw, place: Place) -> dict[str, Any]:
         made["layers"] = block(draw, place, cross)
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
-    return made if place.careless or not refused(made) else without(made, "position")
+    return made if place.careless or not refused(made) else without(made, "position", "order", "layer_drop", "neck")
 
 
 def refused(made: dict[str, Any]) -> bool:
@@ -410,9 +416,10 @@ def refused(made: dict[str, Any]) -> bool:
 
 def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     """A stack, or several: on coarser grids of an image, on shorter texts."""
-    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", "Stages" if place.source == "pixel_values" else "Funnel")))
+    several = "Funnel" if place.source != "pixel_values" else "Stack" if "a video" in place.gives else "Stages"
+    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several)))
     if kind == "Stack":
-        return stack(draw, place)
+        return stack(draw, dataclasses.replace(place, reshapes=True))
     if kind == "Stages":
         return {"kind": "Stages", "stages": [stack(draw, place), stack(draw, dataclasses.replace(
             place, width=2 * place.width))], "down": [fields(draw, "Merge", place)]}  # fmt: skip
@@ -424,7 +431,8 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
 def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
     """Any of those that read one thing: text, vectors, pixels, sound or episodes."""
     source = source or draw(st.sampled_from(SOURCES))
-    return fields(draw, choose(draw, [name for name in kinds(Embedding) if source_of(name) == source]), place)
+    made = fields(draw, choose(draw, [name for name in kinds(Embedding) if source_of(name) == source]), place)
+    return grids.patches(draw, made) if source == "pixel_values" else made
 
 
 def source_of(name: str) -> str:

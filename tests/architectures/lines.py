@@ -27,10 +27,11 @@ from anyformer.parts.audio import FrameHead
 from anyformer.parts.contrast import ContrastHead
 from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
+from anyformer.parts.pooling import Skip
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.trajectory import KINDS
 from anyformer.transforms.recompute import recompute
-from architectures.generator import IMAGE, LENGTH, SAMPLES
+from architectures.generator import LENGTH, SAMPLES
 
 PADS = 32
 STEPS = LENGTH // KINDS  # of an episode
@@ -49,7 +50,7 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
     elif name == "inputs_embeds":
         out[name] = torch.randn(*shape, spec.width, generator=generator)
     elif name == "pixel_values":
-        out[name] = torch.randn(batch, spec.embedding.channels, *IMAGE, generator=generator)
+        out[name] = torch.randn(batch, *spec.embedding.row(LENGTH, spec.width)[name], generator=generator)
     elif name == "input_features":
         out[name] = torch.randn(batch, spec.embedding.channels, 2 * LENGTH, generator=generator)
     elif lives(spec):
@@ -144,7 +145,7 @@ def mixes(spec: Any) -> bool:
 
 def shortens(spec: Any) -> bool:
     """Whether a few tokens are left in the end, of what was read."""
-    return any(isinstance(part, (Stages, Funnel)) for _, part in walk(spec))
+    return any(isinstance(part, (Stages, Funnel, Skip)) for _, part in walk(spec))
 
 
 def learns(model: Any) -> bool:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import json
 import math
 import os
 import pkgutil
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anyformer as af
@@ -27,6 +29,7 @@ from anyformer import families
 from anyformer.block import Stack
 from anyformer.parts import audio, contrast, detect, image, similarity, speaker, summary
 from anyformer.parts import head as heads
+from anyformer.parts.pooling import PooledAttention
 
 # the environment's own folder: models are built once a worker and thrown away with it
 FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
@@ -47,6 +50,11 @@ class Case:
     @property
     def id(self) -> str:
         return f"{self.architecture}-{self.name}" if self.name else self.architecture
+
+    @property
+    def library(self) -> str:
+        """Whose class it is. Those of transformers are run here; of others, what they once gave is in `reference/`."""
+        return families.find(self.model_type).library
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -108,7 +116,21 @@ def published(case: Case) -> tuple[Any, Path]:
 
 @functools.cache
 def folder(case: Case) -> Path:
-    return published(case)[1]
+    """Of a case's published weights."""
+    if case.library == "transformers":
+        return published(case)[1]
+    weights = {name.removeprefix("weight."): t for name, t in recorded(case).items() if name.startswith("weight.")}
+    found = FOLDER / case.id
+    found.mkdir()
+    config = {**case.config, "model_type": case.model_type, "architectures": [case.architecture]}
+    (found / "config.json").write_text(json.dumps(config))
+    save_file(weights, found / "model.safetensors")
+    return found
+
+
+def recorded(case: Case) -> dict[str, Tensor]:
+    """The weights of a case, an input, and what came of it where its library is."""
+    return load_file(Path(__file__).parent / "reference" / f"{case.library}-{case.name}.safetensors")
 
 
 def ours(case: Case, **options: Any) -> Any:
@@ -197,7 +219,8 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     """Ones for all the tokens, samples, frames or patches that are read; None where a model takes no mask of them."""
     read, first = spec.embedding, inputs[spec.embedding.inputs[0]]
-    if "attention_mask" not in read.inputs or "a grid" in read.gives:
+    pooled = any(isinstance(part, PooledAttention) for _, part in af_walk(spec))  # its keys are of several patches
+    if "attention_mask" not in read.inputs or "a grid" in read.gives or pooled:
         return None
     if "an image" in read.gives:
         shape: tuple[int, ...] = (len(first), getattr(read, "prefix", 0) + math.prod(read.grid))
@@ -294,10 +317,12 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
 
 
-def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None) -> Any:
+def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None, run: bool = False) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
-    checked by `test_declared_exceptions`. `everyday` as in `over`."""
-    return over([case for case in cases() if line not in case.skip], everyday)
+    checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
+    over those of transformers: a family of another library has a test of its own against what that gave."""
+    chosen = [case for case in cases() if line not in case.skip and (not run or case.library == "transformers")]
+    return over(chosen, everyday)
 
 
 def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None = None) -> Any:

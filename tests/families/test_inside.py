@@ -12,7 +12,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.block import StagesModule
 from anyformer.funnel import FunnelModule
-from anyformer.look.roles import attending, body
+from anyformer.look.roles import attending, body, last_stretch
 from anyformer.look.trace import main_tensor
 from anyformer.parts.audio import FrameHead
 from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
@@ -59,7 +59,7 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     else:
         lens = af.look.logit_lens(traced)
         close(lens.logits(-1), said(traced), 1e-6)
-        assert len(lens) == len(body(model).last.part.steps) + 1
+        assert len(lens) == len(last_stretch(body(model).last)[1]) + 1
         assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
 
 

@@ -59,7 +59,7 @@ def compare(theirs, mine, padded: Tensor | None = None) -> None:
                 raise AssertionError(f"{name}[{i}]: {error}") from None
 
 
-@over_catalogue("L1")
+@over_catalogue("L1", run=True)
 def test_l1_outputs_equal_published(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     for labels in (False, True):
@@ -71,7 +71,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
         compare({k: v for k, v in expected.items() if k in fast and isinstance(v, Tensor)}, fast)
 
 
-@over_catalogue("L1")
+@over_catalogue("L1", run=True)
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
     mask = mask_for(spec, inputs)
@@ -166,7 +166,7 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **{name: {k: v for k, v in value.items() if k != "dtype"} for name, value in inner.items()}}
 
 
-@over_catalogue("L5", class_and_body)
+@over_catalogue("L5", class_and_body, run=True)
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 

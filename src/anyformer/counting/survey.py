@@ -50,6 +50,9 @@ class Like(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["module"], name)
 
+    def children(self) -> Iterator[nn.Module]:
+        return self.__dict__["module"].children()
+
 
 def original(layer: nn.Module) -> nn.Module:
     """The layer itself, or the one it is like."""

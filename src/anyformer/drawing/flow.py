@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from anyformer.block import Stages
+from anyformer.block import Stack, Stages
 from anyformer.drawing.words import number
 from anyformer.funnel import Funnel
 from anyformer.part import Part
 from anyformer.parts.embed import Embedding
-from anyformer.parts.window import Grid
+from anyformer.parts.grid import Layout
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
 
@@ -24,7 +24,8 @@ class Flow:
     phrases: tuple[str, ...]
     note: str
     length: str
-    grid: Grid | None = None
+    grid: Layout | None = None
+    before: int = 0  # tokens that stand before the grid
 
     def shape(self, width: int) -> str:
         return f"{self.length} × {number(width)}"
@@ -46,6 +47,8 @@ class Flow:
         if isinstance(part, Stages):
             for down in part.down:
                 flow = flow.stepped(down)
+        elif isinstance(part, Stack):
+            flow = flow.stepped(part)
         elif isinstance(part, Funnel) and part.top is None and len(part.stages) > 1:
             flow = dataclasses.replace(flow, length=f"{self.length}/{2 ** (len(part.stages) - 1)}")
         return flow
@@ -56,7 +59,10 @@ class Flow:
         if self.grid is None or coarser is None:
             return self
         grid = coarser(self.grid)
-        return dataclasses.replace(self, length=number(math.prod(grid)), grid=grid)
+        return self if grid == self.grid else self.on(grid)
+
+    def on(self, grid: Layout) -> Flow:
+        return dataclasses.replace(self, length=number(self.before + math.prod(grid)), grid=grid)
 
 
 def entering(part: Embedding, width: int, symbol: str, prefix: str = "") -> Flow:
@@ -70,7 +76,7 @@ def entering(part: Embedding, width: int, symbol: str, prefix: str = "") -> Flow
         title, note, told = "inputs", "", tuple(f"{name} {shape}" for name, shape in texts.items())
     given, many = part.vectors(MANY), any(MANY in shape for shape in shapes.values())
     length = in_terms(given, symbol) if many else number(given)
-    return Flow(title, told, note, length, getattr(part, "grid", None))
+    return Flow(title, told, note, length, getattr(part, "grid", None), getattr(part, "prefix", 0))
 
 
 def in_terms(given: int, symbol: str) -> str:

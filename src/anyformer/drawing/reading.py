@@ -134,6 +134,7 @@ class Reader:
                 yield from self.steps(step, at, width, shared)
             else:
                 yield self.step(step, at, width, shared)
+            width = step.out_width(width)
 
     def step(self, step: Sublayer, address: str, width: int, shared: Part | None) -> Step:
         before, after, out = (
@@ -147,11 +148,11 @@ class Reader:
         kinds = {"": stack.layers} if isinstance(stack.layers, Block) else dict(stack.layers)
         order = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
         used = [kind for kind in dict.fromkeys(order)]
-        found = []
+        found, widths = [], stack.widths(width)
         for kind in used:
             places = [i for i, each in enumerate(order) if each == kind]
             at = f"{address}.layers.{places[0]}"
-            steps = tuple(self.steps(kinds[kind], at, width, stack.position))
+            steps = tuple(self.steps(kinds[kind], at, widths[places[0]], stack.position))
             found.append(Layer(field_words(kind), steps, listed_places(places), self.note(at)))
         if len(found) > 1:
             found = [self.unlike(layer, found) for layer in found]
@@ -209,7 +210,7 @@ class Reader:
     def trunk(self, part: Part, address: str, width: int, flow: Flow) -> Iterator[Any]:
         """Stacks, and what else the stream goes through."""
         if isinstance(part, Stack):
-            yield self.layers(part, address, width)
+            yield self.stretches(part, address, width, flow) if part.reshapes else self.layers(part, address, width)
             yield from self.norm(part.norm, f"{address}.norm")
             if part.project is not None:
                 at = f"{address}.project"
@@ -227,20 +228,59 @@ class Reader:
         shapes = [*flow.through(part, width)]
         found = [(at, inner) for at, inner in parts_in(part, address) if isinstance(inner, Stack)]
         widths = [wide for _, wide in shapes] + [width] * len(found)
-        stacks = [(at, self.layers(inner, at, wide)) for (at, inner), wide in zip(found, widths, strict=False)]
-        common = set.intersection(*(set(all_phrases(layers)) for _, layers in stacks))
-        folded, details, forms = [], [], {}
-        for i, (at, layers) in enumerate(stacks, 1):
+        stacks = []
+        for i, ((at, inner), wide) in enumerate(zip(found, widths, strict=False), 1):
             last = at.rpartition(".")[2]
             title = f"stage {i}" if last.isdecimal() else field_words(last)
-            form = tuple((card.role, card.title) for card in cards_in(layers))
+            layers = self.layers(inner, at, wide)
+            stacks.append((title, at, layers, all_phrases(layers)))
+        folded, details = self.folded(stacks)
+        return Chain(tuple(self.joined(part, address, folded, [label for label, _ in shapes])), details)
+
+    def stretches(self, stack: Stack, address: str, width: int, flow: Flow) -> Chain:
+        """One stack in which the stream changes its shape: layers that are alike and stand together are folded."""
+        order = tuple(stack.layer(i) for i in range(stack.depth))
+        stacks, shapes, widths = [], [flow.shape(width)], stack.widths(width)
+        for block, first, last in runs(order):
+            at, times = f"{address}.layers.{first}", last - first + 1
+            steps = tuple(self.steps(block, at, widths[first], None))
+            layer = Layer("", steps, listed_places(range(first, last + 1)), self.note(at))
+            layers = Layers(at, (layer,), (0,) * times, times, (layer.places,))
+            stacks.append((layer.places, at, layers, self.numbers(block, widths[first])))
+            flow = flow.stepped(stack.replace(layers=block, pattern=(), depth=times))
+            shapes.append(flow.shape(widths[last + 1]))
+        folded, details = self.folded(stacks)
+        return Chain(tuple(alternating(folded, (), shapes[:-1])), details)
+
+    def numbers(self, block: Steps, width: int) -> list[str]:
+        """What the ops of a block say of themselves, without the Parts in them."""
+        found = []
+        for step in block.steps.values():
+            if isinstance(step, Sublayer):
+                found += phrases(step.op, width, tuple(part for _, part in parts_in(step.op)))
+            width = step.out_width(width)
+        return found
+
+    def folded(
+        self, stacks: Sequence[tuple[str, str, Layers, Sequence[str]]]
+    ) -> tuple[list[Card], tuple[tuple[str, Layers], ...]]:
+        """A card for each of several (title, address, layers, phrases) with what not all say, and one in full of those
+        that differ in more than numbers."""
+        common = set.intersection(*(set(said) for *_, said in stacks))
+        folded: list[Card] = []
+        details: list[tuple[str, Layers]] = []
+        forms: dict[Any, str] = {}
+        alike = len({form_of(layers) for _, _, layers, _ in stacks}) == 1
+        for title, at, layers, said in stacks:
+            form = form_of(layers)
             if form not in forms:
                 forms[form] = title
                 details.append((f"the layers of {title}", layers))
-            own = [phrase for phrase in all_phrases(layers) if phrase not in common]
-            like = () if forms[form] == title else (f"as {forms[form]}",)
-            folded.append(Card(at, "stack", f"{title} × {layers.times}", (*like, *own), self.note(at)))
-        return Chain(tuple(self.joined(part, address, folded, [label for label, _ in shapes])), tuple(details))
+            own = [phrase for phrase in said if phrase not in common]
+            like = () if forms[form] == title or alike else (f"as {forms[form]}",)
+            times = "" if title.startswith("layer") else f" × {layers.times}"  # of which the title says how many
+            folded.append(Card(at, "stack", f"{title}{times}", (*like, *own), self.note(at)))
+        return folded, tuple(details)
 
     def joined(self, part: Part, address: str, folded: list[Card], shapes: list[str]) -> Iterator[Any]:
         """Folded stacks with what stands between them."""
@@ -271,6 +311,11 @@ def alternating(stacks: Sequence[Card], between: Sequence[Card], shapes: Sequenc
 
 def role_of(op: Part) -> str:
     return "cross" if getattr(op, "memory", False) else "feedforward" if op.sees == "itself" else "mixer"
+
+
+def form_of(layers: Layers) -> tuple[tuple[str, str], ...]:
+    """What layers are made of, but for their numbers."""
+    return tuple((card.role, card.title) for card in cards_in(layers))
 
 
 def all_phrases(layers: Layers) -> list[str]:

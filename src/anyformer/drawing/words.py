@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyformer.mask import Mask, Several
-from anyformer.part import Part, default_values, values_in
+from anyformer.part import Part, default_values, hints, slot_types, values_in
 from anyformer.parts.norm import Norm
-from anyformer.parts.op import Op
+from anyformer.parts.op import Op, Reshaping
 
 # fields that change no shape and no wiring: chances, roundings, first values, bookkeeping of published checkpoints
 UNSAID = re.compile(
@@ -110,14 +110,17 @@ def phrases(part: Part, width: int, apart: tuple[Part, ...] = ()) -> list[str]:
 
 def sized(field: str, value: int, part: Part, width: int) -> str:
     """A whole number with what it counts."""
+    out = part.out_width(width) if isinstance(part, Reshaping) else width
     if field == "num_heads":
-        each = getattr(part, "head_width", None) or (width // value if width % value == 0 else None)
+        each = getattr(part, "head_width", None) or (out // value if out % value == 0 else None)
         heads = counted(value, "heads")
         return f"{heads} × {each}" if each and isinstance(part, Op) else heads
     if field == "head_width" and hasattr(part, "num_heads"):
         return ""
     if field == "width" and isinstance(part, Op):
-        return f"{width} → {value} → {width}".replace(" ", NBSP)
+        return f"{width} → {value} → {out}".replace(" ", NBSP)
+    if field == "out" and isinstance(part, Reshaping):
+        return "" if hasattr(part, "width") else f"{width} → {out}".replace(" ", NBSP)
     if field.startswith("num_"):
         return counted(value, field_words(field[4:]))
     return f"{field_words(field)} {number(value)}"
@@ -138,8 +141,8 @@ def stringed(field: str, value: str) -> str:
 
 
 def listed(values: tuple[Any, ...]) -> str:
-    """(16, 16) -> 16 × 16; longer ones as they are, what repeats once"""
-    if len(values) == 2:
+    """(16, 16) -> 16 × 16, and so of a video's three sides; longer ones as they are, what repeats once"""
+    if len(values) in (2, 3):
         return " × ".join(map(number, values))
     if len({*values}) == 1:
         return f"{number(values[0])} ({len(values)} times)"
@@ -157,7 +160,8 @@ def inside(field: str, part: Part, owner: Part, width: int) -> str:
     if isinstance(part, Mask):
         return f"{masked(part)} mask"
     told = [phrase for phrase in phrases(part, width) if phrase not in phrases_of_heads(owner)]
-    text = ", ".join([name(part), *told[:2]])
+    slots = [hint for hint in hints(type(owner)).values() if type(part) in slot_types(hint)]  # several: the field tells
+    text = ", ".join([field_words(field) if len(slots) > 1 else name(part), *told[:2]])
     return f"{field_words(field)}: {text}" if isinstance(part, Norm) else text
 
 

@@ -198,6 +198,7 @@ class Family:
     legacy: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old endings of tensor names -> today's
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
+    library: str = "transformers"  # whose classes they are
 
     def prefix_of(self, architecture: str) -> str:
         return "" if architecture in self.base else self.prefixes.get(architecture, self.prefix)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.look.roles import body, calls, states
+from anyformer.look.roles import body, calls, last_stretch, states
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.head import HeadModule
 
@@ -75,8 +75,8 @@ def logit_lens(run: Trace) -> Lens:
         assert said is not None
         return said
 
-    names = (f"{stack.address}.input", *(f"{stack.address}.layers.{i}" for i in stack.part.steps))
-    return Lens(names, tuple(found), read)
+    first, layers = last_stretch(stack)
+    return Lens((first, *(f"{stack.address}.layers.{i}" for i in layers)), tuple(found), read)
 
 
 def stream_norms(run: Trace) -> Tensor:

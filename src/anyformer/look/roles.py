@@ -52,10 +52,17 @@ class Step(NamedTuple):
     layer: str  # the address of its layer
 
 
-def steps(stack: StackModule) -> Iterator[Step]:
-    """Every residual step of a stack as it runs."""
+def last_stretch(stack: StackModule) -> tuple[str, tuple[int, ...]]:
+    """Where the stream gets the width and grid that a head reads, and the layers that run from there on."""
+    layers = stack.part.steps
+    after = max((n for n, i in enumerate(layers, 1) if stack.part.layer(i).reshapes), default=0)
+    return f"{stack.address}.{f'layers.{layers[after - 1]}' if after else 'input'}", layers[after:]
+
+
+def steps(stack: StackModule, layers: Sequence[int] | None = None) -> Iterator[Step]:
+    """Every residual step of a stack as it runs, or of these layers of it."""
     done: dict[int, int] = {}
-    for i in stack.part.steps:
+    for i in stack.part.steps if layers is None else layers:
         time = done[i] = done.get(i, -1) + 1
         for sublayer, branch in sublayers(stack.layers[i]):
             yield Step(sublayer, time, branch, f"{stack.address}.layers.{i}")
@@ -71,11 +78,12 @@ def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
 
 
 def states(run: Trace, stack: StackModule) -> list[Tensor]:
-    """The residual stream (B, T, D) before the first layer and after each step."""
+    """The residual stream (B, T, D) before the first layer of the last stretch and after each step."""
     run = run.keeping(f"{stack.address}.input", f"{stack.address}.layers.*")
     times: dict[int, int] = {}
-    found = [run.kept[f"{stack.address}.input"][0]]
-    for i in stack.part.steps:
+    first, layers = last_stretch(stack)
+    found = [run.kept[first][0]]
+    for i in layers:
         time = times[i] = times.get(i, -1) + 1
         found.append(run.kept[f"{stack.address}.layers.{i}"][time])
     return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import SublayerModule
-from anyformer.look.roles import Step, body, steps
+from anyformer.look.roles import Step, body, last_stretch, steps
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.head import LMHeadModule
 
@@ -70,9 +70,10 @@ def contributions(
     logits, positions, tokens = asked(run, token, position, row)
     if stack.part.neck is not None:
         raise ValueError(f"{stack.address}.neck stands between the stream and the head, and no sum goes through it")
-    ways = list(steps(stack))
+    first, layers = last_stretch(stack)
+    ways = list(steps(stack, layers))
     mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
-    run = run.keeping(f"{stack.address}.input", *{step.branch for step in ways}, *mixed,
+    run = run.keeping(first, *{step.branch for step in ways}, *mixed,
                       *({step.layer for step in ways} if run.change else ()))  # fmt: skip
     parts = [Shares(run, row, chunk).through(ways, target) for chunk, target in
              zip(positions.split(CHUNK), tokens.split(CHUNK))]  # fmt: skip
@@ -122,8 +123,9 @@ class Shares:
     def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
         self.run, self.row, self.positions = run, row, positions
         self.stack = body(run.model).last
-        start = self.at(f"{self.stack.address}.input")
-        self.names = [Line("biases", "biases"), Line("input", f"{self.stack.address}.input")]
+        first, _ = last_stretch(self.stack)
+        start = self.at(first)
+        self.names = [Line("biases", "biases"), Line("input", first)]
         self.sum = torch.stack((torch.zeros_like(start), start))  # (N, P, D)
 
     def at(self, address: str, time: int = 0) -> Tensor:

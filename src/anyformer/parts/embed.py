@@ -47,10 +47,11 @@ class Embedding(Part):
 
 # what a Part can need of an embedding, and one that gives it
 GIVERS = {
-    "an image": "PatchEmbedding", "a grid": "PatchEmbedding(prefix=0)", "a second token": "PatchEmbedding(prefix=2)",
-    "a mask token": "PatchEmbedding(mask_token=True)", "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
-    "segments": "TextEmbedding(segments=2)", "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding",
-    "time steps": "TrajectoryEmbedding", "two towers": "TwoTowerModel",
+    "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=0)",
+    "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
+    "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
+    "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
+    "two towers": "TwoTowerModel",
 }  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.joined import Joined, LinearThenGELU
-from anyformer.parts.op import Op
+from anyformer.parts.op import Op, Reshaping
 
 
-class MLP(Op, sees="itself", called=("FFN", "feed-forward", "position-wise")):
+class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise")):
     """down(activation(up(x)))"""
 
     width: int
@@ -22,7 +22,7 @@ class MLP(Op, sees="itself", called=("FFN", "feed-forward", "position-wise")):
     dropout: float = 0.0  # on the inner activations
 
     def check(self) -> None:
-        at_least(self, 1, "width")
+        at_least(self, 1, "width", "out")
         chance(self, "dropout")
 
     def build(self, site: Site) -> nn.Module:
@@ -33,7 +33,7 @@ class MLPModule(nn.Module):
     def __init__(self, part: MLP, width: int) -> None:
         super().__init__()
         self.up = nn.Linear(width, part.width, bias=part.bias)
-        self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
         self.up_gelu: LinearThenGELU | None = None  # both in one, where transforms/fuse.py joined them for training
 

@@ -1,4 +1,4 @@
-"""Images: pixels to a grid of patches, coarser grids from finer ones, and patches back to pixels.
+"""Images and videos: pixels to a grid of patches, coarser grids from finer ones, and patches back to pixels.
 
 B batch, C channels, N patches, D width.
 """
@@ -17,11 +17,11 @@ from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape, hides_nothing
+from anyformer.parts.grid import NEEDS, Grid, Layout, Sides, laid_out
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
-from anyformer.parts.position import Learned, LearnedModule
-from anyformer.parts.window import Grid
+from anyformer.parts.position import Learned
 from anyformer.state import State
 
 Size = tuple[int, int]  # rows, columns
@@ -40,6 +40,8 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     patch_size: Size
     channels: int = 3
     pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
+    kernel: Size | None = None  # of the patches' projection, where they overlap (MViT)
+    edge: Size = (0, 0)  # by how much such patches reach over the edges
     bias: bool = True  # of the patches' projection
     norm: Norm | None = None
     mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
@@ -57,20 +59,43 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         found = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
         return tuple(name for name, given in {**found, "a mask token": self.mask_token}.items() if given)
 
+    # each of these has an entry a side of what is read
+
     @property
-    def grid(self) -> Grid:
-        return Grid(self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1])
+    def sides(self) -> Sides:
+        return self.image_size
+
+    @property
+    def steps(self) -> Sides:
+        return self.patch_size
+
+    @property
+    def kernels(self) -> Sides:
+        return self.kernel or self.patch_size
+
+    @property
+    def edges(self) -> Sides:
+        return self.edge
+
+    @property
+    def grid(self) -> Layout:
+        sides = zip(self.sides, self.steps, self.kernels, self.edges, strict=True)
+        return laid_out(*((side + 2 * edge - size) // step + 1 for side, step, size, edge in sides))
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        return {"pixel_values": (self.channels, *self.image_size)}
+        return {"pixel_values": (self.channels, *self.sides)}
 
     def vectors(self, length: int) -> int:
-        sides = zip(self.image_size, self.patch_size, strict=True)
-        return math.prod((side + self.pad * (step - 1)) // step for side, step in sides) + self.prefix
+        if not self.pad:
+            return math.prod(self.grid) + self.prefix
+        return math.prod(-(-side // step) for side, step in zip(self.sides, self.steps, strict=True)) + self.prefix
 
     def check(self) -> None:
-        if min(*self.patch_size, self.channels, *self.grid) < 1:
-            raise ValueError(f"no patch of {self.patch_size} fits an image of {self.image_size}")
+        if min(*self.steps, *self.kernels, self.channels) < 1 or min(self.edges) < 0 or min(self.grid) < 1:
+            raise ValueError(f"no patch of {self.kernels} fits {NEEDS[len(self.sides)]} of {self.sides}")
+        if self.pad and (self.kernels != self.steps or any(self.edges)):
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.pad is for patches side by side; set it to False where they overlap")
         at_least(self, 0, "prefix")
         chance(self, "dropout")
         if self.position is not None and self.position.length != math.prod(self.grid):
@@ -86,25 +111,28 @@ class PatchEmbeddingModule(nn.Module):
     def __init__(self, part: PatchEmbedding, site: Site) -> None:
         super().__init__()
         self.part = part
-        self.patch = nn.Conv2d(part.channels, site.width, part.patch_size, stride=part.patch_size, bias=part.bias)
+        kind: Any = {2: nn.Conv2d, 3: nn.Conv3d}[len(part.sides)]
+        self.patch = kind(part.channels, site.width, part.kernels, part.steps, part.edges, bias=part.bias)
         self.norm = part.norm.build(site.child("norm")) if part.norm else None
         self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
         self.prefix = nn.Parameter(torch.zeros(1, part.prefix, site.width)) if part.prefix else None
-        self.position = part.position.build(site.child("position")) if part.position else None
+        self.position: Any = part.position.build(site.child("position")) if part.position else None
         self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        pixels, masked = inputs.get("pixel_values"), inputs.get("bool_masked_pos")
-        if pixels is None or pixels.dim() != 4 or pixels.shape[1] != self.part.channels:
+        part, pixels, masked = self.part, inputs.get("pixel_values"), inputs.get("bool_masked_pos")
+        if pixels is None or pixels.dim() != 2 + len(part.sides) or pixels.shape[1] != part.channels:
             found = None if pixels is None else tuple(pixels.shape)
-            raise ValueError(f"pixel_values is (batch, {self.part.channels} channels, height, width), got {found}")
-        below, right = (-side % step for side, step in zip(pixels.shape[2:], self.part.patch_size, strict=True))
-        if (below or right) and self.part.pad:
-            pixels = F.pad(pixels, (0, right, 0, below))
-        if any(side < step for side, step in zip(pixels.shape[2:], self.part.patch_size, strict=True)):
-            raise ValueError(f"an image of {tuple(pixels.shape[2:])} pixels is smaller than a patch")
+            named = "height, width" if len(part.sides) == 2 else "frames, height, width"
+            raise ValueError(f"pixel_values is (batch, {part.channels} channels, {named}), got {found}")
+        left = [-side % step for side, step in zip(pixels.shape[2:], part.steps, strict=True)]
+        if any(left) and part.pad:
+            pixels = F.pad(pixels, [more for each in reversed(left) for more in (0, each)])
+        sides = zip(pixels.shape[2:], part.kernels, part.edges, strict=True)
+        if any(side + 2 * edge < size for side, size, edge in sides):
+            raise ValueError(f"{NEEDS[len(part.sides)]} of {tuple(pixels.shape[2:])} is smaller than a patch")
         x = self.patch(pixels)
-        grid = Grid(x.shape[2], x.shape[3])
+        grid = laid_out(*x.shape[2:])
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)
         if self.norm is not None:
             x = self.norm(x)
@@ -114,7 +142,7 @@ class PatchEmbeddingModule(nn.Module):
             check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
         before = self.prefix
-        if isinstance(self.position, LearnedModule):
+        if self.position is not None:
             first = self.position.offset
             table = self.position(torch.arange(-first, self.position.length, device=x.device))
             x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
@@ -130,19 +158,51 @@ class PatchEmbeddingModule(nn.Module):
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
         return x, Context(index=index, positions=index[None], padding=padding, extras=(grid,))
 
-    def positions(self, table: Tensor, grid: Grid, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
+    def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
         """(N, D) for a grid of any size, of an image of `size` pixels."""
         if inputs.get("interpolate_pos_encoding", False):
             if grid == self.part.grid:
                 return table
             image = table.float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
             return F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
-        if math.prod(grid) != table.shape[0] or (size != self.part.image_size and not self.part.pad):
+        if math.prod(grid) != table.shape[0] or (size != self.part.sides and not self.part.pad):
+            more = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
             raise ValueError(
-                f"an image of {size} pixels makes {tuple(grid)} patches and positions were learned for "
-                f"{self.part.image_size} pixels and {tuple(self.part.grid)} patches; give interpolate_pos_encoding=True"
+                f"{NEEDS[len(grid)]} of {size} pixels makes {tuple(grid)} patches and positions were learned for "
+                f"{self.part.sides} pixels and {tuple(self.part.grid)} patches{more}"
             )
         return table
+
+
+class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time patches")):
+    """One vector a patch of a few frames: pixel_values is (batch, channels, frames, height, width)."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos")
+
+    frames: int
+    frame_step: int = 1  # of a patch
+    frame_kernel: int | None = None  # of its projection, where patches overlap
+    frame_edge: int = 0
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a video", *(("a mask token",) if self.mask_token else ()))
+
+    @property
+    def sides(self) -> Sides:
+        return (self.frames, *self.image_size)
+
+    @property
+    def steps(self) -> Sides:
+        return (self.frame_step, *self.patch_size)
+
+    @property
+    def kernels(self) -> Sides:
+        return (self.frame_kernel or self.frame_step, *(self.kernel or self.patch_size))
+
+    @property
+    def edges(self) -> Sides:
+        return (self.frame_edge, *self.edge)
 
 
 class Merge(Part, sees="all", called=("patch merging",)):

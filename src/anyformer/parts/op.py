@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -13,6 +14,25 @@ class Op(Part):
     """A mixer or a feed-forward: its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
 
     open_slot: ClassVar[bool] = True
+
+
+class Reshaping(Op):
+    """An op whose result can be wider, or on a coarser grid, than what it reads. It then stands in a Sublayer with a
+    `skip`, which makes the same of the stream."""
+
+    out: int | None = None  # the width that leaves, where it is another
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """One in how many tokens is left along each side of the grid."""
+        return ()
+
+    @property
+    def reshapes(self) -> bool:
+        return self.out is not None or math.prod(self.stride) > 1
+
+    def out_width(self, width: int) -> int:
+        return self.out or width
 
 
 class InHeads(nn.Module):

@@ -30,6 +30,11 @@ class QuestionHead(SpanHead, sees="all"):
     feedforward: MLP
     norm: Norm
 
+    def check(self) -> None:
+        super().check()
+        if self.feedforward.reshapes:
+            raise ValueError("QuestionHead.feedforward.out: what is scored is as wide as the stream; leave it out")
+
     @property
     def instead(self) -> str:
         return repr(SpanHead(dropout=self.dropout))

@@ -6,7 +6,7 @@ B batch, N windows, w side of a window, T = w * w tokens in one, H heads, D widt
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +16,11 @@ from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site, walk
 from anyformer.parts.constant import Computed
+from anyformer.parts.grid import Grid
+from anyformer.parts.neighbours import LocalRelation
 from anyformer.parts.op import Op
+from anyformer.parts.pooling import PooledAttention
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
-
-
-class Grid(NamedTuple):
-    """How the tokens of an image are laid out, in reading order."""
-
-    rows: int
-    columns: int
 
 
 class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention")):
@@ -43,6 +39,9 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"windows of {self.size} tokens a side cannot be shifted by {self.shift}")
         for path, part in walk(self.mixer, "mixer"):
+            if isinstance(part, PooledAttention | LocalRelation):
+                kind = type(part).__name__
+                raise ValueError(f"Windows.{path}: {kind} looks over the seams of shifted windows; Attention does not")
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
 

@@ -1,0 +1,219 @@
+"""MViT [Fan et al. 2021, Li et al. 2022] for videos: one stack whose attention pools, so that the stream gets coarser
+and wider. The class is torchvision's, which writes no config.json: ours has its arguments, those of its block settings
+as lists with an entry for each block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import ConfigField, Family, Field, Size
+from anyformer.model import EncoderModel, Model
+from anyformer.parts.embed import Embedding
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.grid import GridVectors, SeparableLearned, Sides
+from anyformer.parts.head import ClassifyHead, Pool
+from anyformer.parts.image import VideoEmbedding
+from anyformer.parts.init import Kaiming, Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.pooling import GridPool, PooledAttention, Skip
+from anyformer.weights.rules import Rename, Reshape, Rule, Split
+
+# -- what those for images have in common with them --------------------------------------------------------------------
+
+
+def pool(kernel: Sequence[int], stride: Sequence[int], by: str, norm: LayerNorm) -> GridPool | None:
+    """None where published models pool nothing."""
+    if math.prod(kernel) == 1 and math.prod(stride) == 1:
+        return None
+    kind: Any = by
+    return GridPool(kernel=tuple(kernel), stride=tuple(stride), by=kind, norm=norm if by == "convolution" else None)
+
+
+def block(attention: PooledAttention, mlp: MLP, norm: LayerNorm, dropout: float, drop_path: float) -> Block:
+    """Where the stream gets wider, its projection reads what the norm made."""
+
+    def step(op: PooledAttention | MLP) -> Sublayer:
+        return Sublayer(
+            pre_norm=norm, op=op, skip=Skip() if op.reshapes else None, normed_skip=op.out is not None,
+            dropout=dropout, drop_path=drop_path,
+        )  # fmt: skip
+
+    return Block(attention=step(attention), feedforward=step(mlp))
+
+
+def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm, labels: int, pool: Pool) -> Model:
+    kinds: dict[str, Block] = {}
+    names = {block: "" for block in blocks}
+    for each in names:
+        what = "coarser" if any(math.prod(s.op.stride) > 1 for s in each.steps.values()) else "same"
+        what = "wider" if each.reshapes and what == "same" else what
+        names[each] = f"{what}_{sum(name.startswith(what) for name in kinds)}"
+        kinds[names[each]] = each
+    return EncoderModel(
+        width=width, embedding=embedding,
+        encoder=Stack(layers=kinds, pattern=tuple(names[each] for each in blocks), depth=len(blocks), norm=norm),
+        head=ClassifyHead(num_labels=labels, pool=pool),
+        init={"embedding.patch.weight": Kaiming(gain=3**-0.5, normal=False), "*": Normal(std=0.02)},
+    )  # fmt: skip
+
+
+def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
+    """Reads a list back: `read` is given the attention and the feed-forward of each layer."""
+    return lambda spec: [read(*ops) for ops in layers(spec)]
+
+
+def layers(spec: Any) -> Iterator[tuple[Any, Any]]:
+    for i in range(spec.encoder.depth):
+        steps = spec.encoder.layer(i).steps
+        yield steps["attention"].op, steps["feedforward"].op
+
+
+def channels(spec: Any) -> list[int]:
+    """The width before each layer and after the last."""
+    return spec.encoder.widths(spec.width)
+
+
+def sides(pool: GridPool | None, name: str) -> Sides:
+    return () if pool is None else getattr(pool, name)
+
+
+def plain(theirs: str, ours: str, names: dict[str, str]) -> list[Rule]:
+    return [Rename(f"{theirs}.{a}.{{p}}", f"{ours}.{b}.{{p}}") for a, b in names.items()]
+
+
+def block_rules(theirs: str, ours: str) -> list[Rule]:
+    """What both libraries call the same."""
+    qkv = [Split(f"{theirs}.attn.qkv.{p}", [f"{ours}.attention.op.{n}.{p}" for n in "qkv"]) for p in ("weight", "bias")]
+    return [*qkv, *plain(theirs, ours, {"norm1": "attention.pre_norm", "norm2": "feedforward.pre_norm"})]
+
+
+POOLS = {"q": "queries", "k": "keys", "v": "values"}
+TABLES = {"rel_pos_t": "frames", "rel_pos_h": "rows", "rel_pos_w": "columns"}
+
+# -- videos ------------------------------------------------------------------------------------------------------------
+
+LISTS = ("num_heads", "input_channels", "output_channels", "kernel_q", "kernel_kv", "stride_q", "stride_kv")
+OUT = "encoder.layers.0.attention"
+
+
+FIELDS: dict[str, ConfigField] = {
+    "spatial_size": Field((224, 224), "embedding.image_size"),
+    "temporal_size": Field(16, "embedding.frames"),
+    "num_heads": Field((1,), of_blocks(lambda attention, mlp: attention.num_heads)),
+    "input_channels": Field((96,), lambda spec: channels(spec)[:-1]),
+    "output_channels": Field((96,), lambda spec: channels(spec)[1:]),
+    "kernel_q": Field(((),), of_blocks(lambda attention, mlp: sides(attention.queries, "kernel"))),
+    "kernel_kv": Field(((),), of_blocks(lambda attention, mlp: sides(attention.keys, "kernel"))),
+    "stride_q": Field(((),), of_blocks(lambda attention, mlp: sides(attention.queries, "stride"))),
+    "stride_kv": Field(((),), of_blocks(lambda attention, mlp: sides(attention.keys, "stride"))),
+    "residual_pool": Field(False, lambda spec: next(layers(spec))[0].add_queries != "none"),
+    "residual_with_cls_embed": Field(True, lambda spec: next(layers(spec))[0].add_queries == "all"),
+    "rel_pos_embed": Field(False, lambda spec: next(layers(spec))[0].position is not None),
+    "proj_after_attn": Field(False, lambda spec: any(attention.out for attention, _ in layers(spec))),
+    "dropout": Field(0.5, "head.pool.dropout"),
+    "attention_dropout": Field(0.0, f"{OUT}.dropout"),
+    "stochastic_depth_prob": Field(0.0, f"{OUT}.drop_path"),
+    "num_labels": Field(400, "head.num_labels"),
+    "patch_embed_kernel": Field((3, 7, 7), lambda spec: spec.embedding.kernels),
+    "patch_embed_stride": Field((2, 4, 4), lambda spec: spec.embedding.steps),
+    "patch_embed_padding": Field((1, 3, 3), lambda spec: spec.embedding.edges),
+}
+
+
+def describe(c: Any) -> Model:
+    settings = {name: getattr(c, name) for name in LISTS}
+    if len({len(values) for values in settings.values()}) > 1 or not c.num_heads:
+        raise ValueError(f"{', '.join(LISTS)} have an entry for each block: as many in one as in the others")
+    if list(c.input_channels[1:]) != list(c.output_channels[:-1]):
+        raise ValueError(f"input_channels {c.input_channels} do not follow from output_channels {c.output_channels}")
+    norm = LayerNorm(eps=1e-6)
+    grid = [n // step for n, step in zip((c.temporal_size, *c.spatial_size), c.patch_embed_stride, strict=True)]
+    embedding = VideoEmbedding(
+        frames=c.temporal_size, image_size=tuple(c.spatial_size), pad=False, prefix=1,
+        frame_step=c.patch_embed_stride[0], patch_size=tuple(c.patch_embed_stride[1:]),
+        frame_kernel=c.patch_embed_kernel[0], kernel=tuple(c.patch_embed_kernel[1:]),
+        frame_edge=c.patch_embed_padding[0], edge=tuple(c.patch_embed_padding[1:]),
+    )  # fmt: skip
+    if list(embedding.grid) != grid:
+        raise ValueError(f"a video of {embedding.sides} is cut into {tuple(embedding.grid)} patches, not {tuple(grid)}")
+    if not c.rel_pos_embed:
+        learned = SeparableLearned(length=math.prod(grid), frames=grid[0], offset=1)
+        embedding = embedding.replace(position=learned)
+    blocks = []
+    for heads, width, out, kernel_q, kernel_kv, stride_q, stride_kv in zip(*settings.values(), strict=True):
+        position = None
+        if c.rel_pos_embed:
+            finest = max(max(grid[1:]) // (stride[1] if stride else 1) for stride in (stride_q, stride_kv))
+            position = GridVectors(size=(grid[0], finest, finest))
+        inner = out if c.proj_after_attn else width
+        attention = PooledAttention(
+            num_heads=heads, out=inner if inner != width else None, position=position,
+            queries=pool(kernel_q, stride_q, "convolution", norm), keys=pool(kernel_kv, stride_kv, "convolution", norm),
+            add_queries="none" if not c.residual_pool else "all" if c.residual_with_cls_embed else "rest",
+        )  # fmt: skip
+        mlp = MLP(width=4 * inner, out=out if out != inner else None, dropout=c.attention_dropout)
+        blocks.append(block(attention, mlp, norm, c.attention_dropout, c.stochastic_depth_prob))
+        grid = [n // step for n, step in zip(grid, stride_q or (1, 1, 1), strict=True)]
+    return model(c.input_channels[0], embedding, blocks, norm, c.num_labels, Pool(take="first", dropout=c.dropout))
+
+
+def rules(spec: Any) -> list[Rule]:
+    theirs, ours = "blocks.{i}", "encoder.layers.{i}"
+    names = {"attn.project.0": "attention.op.o", "mlp.0": "feedforward.op.up", "mlp.3": "feedforward.op.down"}
+    for letter, name in POOLS.items():
+        names |= {f"attn.pool_{letter}.pool": f"attention.op.{name}.convolution"}
+        names |= {f"attn.pool_{letter}.norm_act.0": f"attention.op.{name}.norm"}
+    return [
+        Rename("conv_proj.{p}", "embedding.patch.{p}"),
+        Reshape("pos_encoding.class_token", "embedding.prefix", (spec.width,)),
+        Reshape("pos_encoding.class_pos", "embedding.position.before", (spec.width,)),
+        Rename("pos_encoding.temporal_pos", "embedding.position.frames"),
+        Rename("pos_encoding.spatial_pos", "embedding.position.places"),
+        *block_rules(theirs, ours),
+        *plain(theirs, ours, names),
+        Rename(f"{theirs}.project.{{p}}", f"{ours}.attention.skip.project.{{p}}"),  # one of the two is there
+        Rename(f"{theirs}.project.{{p}}", f"{ours}.feedforward.skip.project.{{p}}"),
+        *[Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in TABLES.items()],
+        Rename("norm.{p}", "encoder.norm.{p}"),
+        Rename("head.1.{p}", "head.out.{p}"),
+    ]
+
+
+def size(wider: tuple[int, ...], v2: bool, published: float) -> Size:
+    """16 blocks; those of `wider` leave twice the channels they read, and blocks 1, 3 and 14 a grid half as fine."""
+    out, heads, every = [96], [1], [3, 3, 3]
+    stride_kv = [8]
+    for i in range(16):
+        out.append(out[-1] * (2 if i in wider else 1))
+        heads.append(heads[-1] * (2 if i + 1 in (1, 3, 14) else 1))
+        stride_kv.append(stride_kv[-1] // (2 if i + 1 in (1, 3, 14) else 1))
+    pooled = [i in (1, 3, 14) for i in range(16)]
+    flags = {"residual_pool": v2, "rel_pos_embed": v2, "proj_after_attn": v2, "residual_with_cls_embed": False}
+    lists = {
+        "num_heads": heads[:16], "input_channels": out[:16], "output_channels": out[1:],
+        "kernel_q": [every if v2 or here else [] for here in pooled], "kernel_kv": [every] * 16,
+        "stride_q": [[1, 2, 2] if here else [1, 1, 1] if v2 else [] for here in pooled],
+        "stride_kv": [[1, step, step] for step in stride_kv[:16]],
+    }  # fmt: skip
+    return Size({**lists, **flags, "stochastic_depth_prob": 0.2}, published, "for Kinetics-400, 16 frames of 224 x 224")
+
+
+FAMILIES = (
+    Family(
+        name="mvit",
+        about="encoders of videos whose grid gets coarser and wider",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("MViT",),
+        aliases={"num_classes": "num_labels"},
+        library="torchvision",
+        sizes={
+            "mvit-v1-b": size((0, 2, 13), False, 36.6e6),
+            "mvit-v2-s": size((1, 3, 14), True, 34.5e6),
+        },
+    ),
+)

@@ -1,0 +1,203 @@
+"""MViT v2 [Li et al. 2022] for images. The class is timm's, which writes no config.json that says what it is made of:
+ours has its arguments, many of them lists with an entry for each stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
+from anyformer.model import Model
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.grid import GridVectors, Sides
+from anyformer.parts.head import Pool
+from anyformer.parts.image import PatchEmbedding
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.pooling import GridPool, PooledAttention
+from anyformer.parts.position import Learned
+from anyformer.weights.rules import Rename, Reshape, Rule
+
+MODES = {"conv": "convolution", "max": "max", "avg": "mean"}
+
+
+def stages(spec: Any) -> list[int]:
+    """How many layers each stage has: one begins where heads, pooling or width are others."""
+    found: list[int] = []
+    before, widened = None, False
+    for attention, mlp in layers(spec):
+        kind = attention.num_heads, sides(attention.keys, "stride")
+        if kind != before or attention.reshapes or widened:
+            found.append(0)
+        found[-1] += 1
+        before, widened = kind, mlp.reshapes
+    return found
+
+
+def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
+    """Reads a list back: `read` is given the attention of each stage's first layer and the width that leaves it."""
+
+    def recover(spec: Any) -> list[Any]:
+        ops, widths, depths = [*layers(spec)], channels(spec), stages(spec)
+        first = [sum(depths[:i]) for i in range(len(depths))]
+        return [read(ops[at][0], ops[at][0].out_width(widths[at])) for at in first]
+
+    return recover
+
+
+def ratio(spec: Any) -> float:
+    """Of the widest layer: the others follow, rounded down."""
+    return max((mlp.width, mlp.width / attention.out_width(width)) for (attention, mlp), width in
+               zip(layers(spec), channels(spec), strict=False))[1]  # fmt: skip
+
+
+def first_pool(spec: Any) -> GridPool:
+    """All pool alike."""
+    for attention, _ in layers(spec):
+        if (found := attention.queries or attention.keys) is not None:
+            return found
+    raise Absent
+
+
+def stride(pool: GridPool | None) -> Sides:
+    return sides(pool, "stride") or (1, 1)
+
+
+NOWHERE = "read nowhere in the published class"
+
+FIELDS: dict[str, ConfigField] = {
+    "img_size": Field((224, 224), "embedding.image_size"),
+    "in_chans": Field(3, "embedding.channels"),
+    "num_labels": Field(1000, "head.num_labels"),
+    "global_pool": Field(None, lambda spec: "token" if spec.head.pool.take == "first" else "avg"),
+    "drop_rate": Field(0.0, "head.pool.dropout"),
+    "drop_path_rate": Field(0.0, f"{OUT}.drop_path"),
+    "depths": Field((2, 3, 16, 3), stages),
+    "embed_dim": Field(96, of_stages(lambda op, width: width)),
+    "num_heads": Field(1, of_stages(lambda op, width: op.num_heads)),
+    "mlp_ratio": Field(4.0, ratio),
+    "expand_attn": Field(True, lambda spec: not any(mlp.reshapes for _, mlp in layers(spec))),
+    "qkv_bias": Field(True, lambda spec: next(layers(spec))[0].bias == "qkvo"),
+    "use_cls_token": Field(False, lambda spec: spec.embedding.prefix == 1),
+    "use_abs_pos": Field(False, lambda spec: spec.embedding.position is not None),
+    "residual_pooling": Field(True, lambda spec: next(layers(spec))[0].add_queries == "all"),
+    "mode": Field("conv", lambda spec: next(name for name, by in MODES.items() if by == first_pool(spec).by)),
+    "kernel_qkv": Field((3, 3), lambda spec: first_pool(spec).kernel),
+    "stride_q": Field(((1, 1), (2, 2), (2, 2), (2, 2)), of_stages(lambda op, width: stride(op.queries))),
+    "stride_kv": Field(None, of_stages(lambda op, width: stride(op.keys))),
+    "stride_kv_adaptive": Field((4, 4)),
+    "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
+    "patch_stride": Field((4, 4), "embedding.patch_size"),
+    "patch_padding": Field((3, 3), "embedding.edge"),
+    "rel_pos_type": Field("spatial", lambda spec: "spatial" if next(layers(spec))[0].position else "none"),
+    "norm_eps": Field(1e-6, "encoder.norm.eps"),
+    "norm_layer": Only("layernorm", "norms that are no LayerNorm"),
+    "pool_first": Only(False, "pooling before the projections, which fails where it is published"),
+    "pool_type": Inert("max", NOWHERE),
+    "act_layer": Inert("gelu", NOWHERE),
+}
+
+
+def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[list[int]]:
+    """Keys are pooled less where the grid is coarser already."""
+    found, stride = [], list(first)
+    for each in stride_q:
+        stride = [max(a // b, 1) for a, b in zip(stride, each, strict=True)] if min(each) > 1 else stride
+        found.append(stride)
+    return found
+
+
+def describe(c: Any) -> Model:
+    count, norm = len(c.depths), LayerNorm(eps=c.norm_eps)
+    if c.mode not in MODES:
+        raise ValueError(f"mode {c.mode!r} is not supported; one of {', '.join(MODES)} is")
+    widths, all_heads = (
+        [value * 2**i for i in range(count)] if isinstance(value, int) else list(value)
+        for value in (c.embed_dim, c.num_heads)
+    )
+    stride_kv = adaptive(c.stride_q, c.stride_kv_adaptive) if c.stride_kv is None else c.stride_kv
+    if {len(values) for values in (widths, all_heads, c.stride_q, stride_kv)} != {count}:
+        raise ValueError(f"depths {c.depths} and what else has an entry a stage name different numbers of stages")
+    if c.global_pool not in (None, "token", "avg"):
+        raise ValueError(f"global_pool {c.global_pool!r} is not supported; 'token' or 'avg' is")
+    first = c.use_cls_token if c.global_pool is None else c.global_pool == "token"
+    take: Any = "first" if first else "rest" if c.use_cls_token else "mean"
+    embedding = PatchEmbedding(
+        image_size=tuple(c.img_size), patch_size=tuple(c.patch_stride), kernel=tuple(c.patch_kernel),
+        edge=tuple(c.patch_padding), channels=c.in_chans, pad=False, prefix=int(c.use_cls_token),
+    )  # fmt: skip
+    if c.use_abs_pos:
+        length = math.prod(embedding.grid)
+        embedding = embedding.replace(position=Learned(length=length, offset=embedding.prefix))
+    grid, blocks = [n // step for n, step in zip(c.img_size, c.patch_stride, strict=True)], []
+    if c.rel_pos_type == "spatial" and grid[0] != grid[1]:
+        raise ValueError(f"rel_pos_type 'spatial' is for square grids, and this one is {grid[0]} x {grid[1]}")
+    for stage, depth in enumerate(c.depths):
+        for i in range(depth):
+            width = widths[max(stage - (c.expand_attn and not i), 0)]
+            out = widths[min(stage + (not c.expand_attn and i == depth - 1), count - 1)]
+            stride_q, inner = c.stride_q[stage] if i == 0 else (1, 1), out if c.expand_attn else width
+            finest = max(grid[0] // stride[1] for stride in (stride_q, stride_kv[stage]))
+            attention = PooledAttention(
+                num_heads=all_heads[stage], out=inner if inner != width else None,
+                bias="qkvo" if c.qkv_bias else "o", add_queries="all" if c.residual_pooling else "none",
+                queries=pool(c.kernel_qkv, stride_q, MODES[c.mode], norm),
+                keys=pool(c.kernel_qkv, stride_kv[stage], MODES[c.mode], norm),
+                position=GridVectors(size=(finest, finest)) if c.rel_pos_type == "spatial" else None,
+            )  # fmt: skip
+            mlp = MLP(width=int(inner * c.mlp_ratio), out=out if out != inner else None)
+            blocks.append(block(attention, mlp, norm, 0.0, c.drop_path_rate))
+            grid = [n // step for n, step in zip(grid, stride_q, strict=True)]
+    return model(widths[0], embedding, blocks, norm, c.num_labels, Pool(take=take, dropout=c.drop_rate))
+
+
+def rules(spec: Any) -> list[Rule]:
+    names = {"attn.proj": "attention.op.o", "mlp.fc1": "feedforward.op.up", "mlp.fc2": "feedforward.op.down"}
+    names |= {"shortcut_proj_attn": "attention.skip.project", "shortcut_proj_mlp": "feedforward.skip.project"}
+    for letter, name in POOLS.items():
+        names |= {f"attn.pool_{letter}": f"attention.op.{name}.convolution"}
+        names |= {f"attn.norm_{letter}": f"attention.op.{name}.norm"}
+    found: list[Rule] = [
+        Rename("patch_embed.proj.{p}", "embedding.patch.{p}"),
+        Rename("cls_token", "embedding.prefix"),
+        Reshape("pos_embed", "embedding.position.weight", (1, -1, spec.width)),
+        Rename("norm.{p}", "encoder.norm.{p}"),
+        Rename("head.fc.{p}", "head.out.{p}"),
+    ]
+    places = [(stage, i) for stage, depth in enumerate(stages(spec)) for i in range(depth)]
+    for layer, (stage, i) in enumerate(places):
+        theirs, ours = f"stages.{stage}.blocks.{i}", f"encoder.layers.{layer}"
+        found += [*block_rules(theirs, ours), *plain(theirs, ours, names)]
+        found += [Rename(f"{theirs}.attn.{a}", f"{ours}.attention.op.position.{b}") for a, b in TABLES.items()]
+    return found
+
+
+def size(published: float, *depths: int, **more: Any) -> Size:
+    return Size({"depths": depths, **more}, published)
+
+
+LARGE = {"embed_dim": 144, "num_heads": 2}
+
+FAMILIES = (
+    Family(
+        name="mvitv2",
+        about="encoders of images whose grid gets coarser and wider",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("MultiScaleVit",),
+        aliases={"num_classes": "num_labels"},
+        library="timm",
+        sizes={
+            "mvitv2-tiny": size(24.2e6, 1, 2, 5, 2),
+            "mvitv2-small": size(34.9e6, 1, 2, 11, 2),
+            "mvitv2-base": size(51.5e6, 2, 3, 16, 3),
+            "mvitv2-large": size(218e6, 2, 6, 36, 4, **LARGE, expand_attn=False),
+            "mvitv2-base-cls": size(65.4e6, 2, 3, 16, 3, use_cls_token=True, num_labels=19168),
+            "mvitv2-large-cls": size(234.6e6, 2, 6, 36, 4, **LARGE, use_cls_token=True, num_labels=19168),
+            "mvitv2-huge-cls": size(694.8e6, 4, 8, 60, 8, embed_dim=192, num_heads=3, use_cls_token=True,
+                                          num_labels=19168),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,68 @@
+"""How the fields of Parts on grids are drawn: each has as many sides as what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+
+ON_GRIDS = ("PooledAttention", "GridVectors")  # an image's, or a video's: their fields say which they need
+NORMS = ({"kind": "LayerNorm"}, {"kind": "RMSNorm"}, None)
+
+
+def sides(*values: int) -> Callable[[Any, Any], list[int]]:
+    def drawn(draw: Any, place: Any) -> list[int]:
+        return [draw(st.sampled_from(values)) for _ in range(3 if "a video" in place.gives else 2)]
+
+    return drawn
+
+
+def pool(coarser: bool) -> Callable[[Any, Any], dict[str, Any] | None]:
+    """A GridPool, or none. Queries are pooled with a stride only where the stream may change its grid."""
+
+    def drawn(draw: Any, place: Any) -> dict[str, Any] | None:
+        if not draw(st.integers(0, 2)):
+            return None
+        steps = (1, 2) if coarser or place.reshapes or place.careless else (1,)
+        by, norm = draw(st.sampled_from(("convolution", "max", "mean"))), draw(st.sampled_from(NORMS))
+        made = {"kernel": sides(1, 3)(draw, place), "stride": sides(*steps)(draw, place), "by": by, "norm": norm}
+        return {"kind": "GridPool", **made}
+
+    return drawn
+
+
+def position(draw: Any, place: Any) -> dict[str, Any] | None:
+    return {"kind": "GridVectors", "size": sides(1, 2, 4)(draw, place)} if draw(st.booleans()) else None
+
+
+def out(draw: Any, place: Any) -> int | None:
+    """The width that leaves, where it may be another."""
+    return 2 * place.width if (place.reshapes or place.careless) and draw(st.integers(0, 3)) == 3 else None
+
+
+def skip(draw: Any) -> dict[str, Any]:
+    return {"kind": "Skip", "by": draw(st.sampled_from(("max", "mean")))}
+
+
+def patches(draw: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """An embedding of patches that may overlap, with positions for as many as there are."""
+    if draw(st.booleans()):
+        made = {**made, "pad": False, "edge": [1, 1], "kernel": [side + 1 for side in made["patch_size"]]}
+    video = made["kind"] == "VideoEmbedding"
+    if video and draw(st.booleans()):
+        made = {**made, "pad": False, "frame_kernel": 3, "frame_edge": 1}
+    return made
+
+
+FIELDS: dict[str, Any] = {
+    "out": out, "LocalRelation.size": st.sampled_from((1, 3, 5)), "LocalRelation.prior": st.sampled_from((4, None)),
+     "PooledAttention.queries": pool(False), "PooledAttention.keys": pool(True),
+    "PooledAttention.position": position, "PooledAttention.bias": st.sampled_from(("qkvo", "", "qv")),
+    "GridVectors.size": sides(1, 2, 4), "SeparableLearned.frames": st.sampled_from((1, 2, 4)),
+    "SeparableLearned.padding": st.just(False), "PatchEmbedding.kernel": st.none(),
+    "PatchEmbedding.edge": st.just([0, 0]), "VideoEmbedding.frames": st.sampled_from((2, 3)),
+    "VideoEmbedding.frame_step": st.sampled_from((1, 2)), "VideoEmbedding.frame_kernel": st.none(),
+    "VideoEmbedding.frame_edge": st.just(0), "VideoEmbedding.position": st.none(),
+    "Sublayer.skip": lambda draw, place: skip(draw) if place.careless and draw(st.booleans()) else None,
+}  # fmt: skip

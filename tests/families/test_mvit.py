@@ -1,0 +1,73 @@
+"""MViT against what torchvision and timm gave (`reference/`), and against themselves where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from catalogue import Case, close, every_case, folder, make_inputs, ours, over, recorded, shared
+from safetensors.torch import load_file
+
+import anyformer as af
+from anyformer import families
+
+CASES = [case for case in every_case() if case.library in ("torchvision", "timm")]
+REFERENCE = Path(__file__).parent / "reference"
+MADE = json.loads((REFERENCE / "mvit.json").read_text())
+
+
+@over(CASES)
+def test_l1_outputs_equal_published(case: Case) -> None:
+    """Logits, and the stream after each block but the last, which is shown after its norm."""
+    expected = recorded(case)
+    with torch.no_grad():
+        out = shared(case)(pixel_values=expected["input"], output_hidden_states=True)
+        close(shared(case)(pixel_values=expected["input"]).logits, expected["logits"])
+    close(out.logits, expected["logits"])
+    depth = shared(case).spec.encoder.depth
+    assert f"block.{depth - 1}" in expected and len(out.hidden_states) == depth + 1
+    for i in range(depth - 1):
+        close(out.hidden_states[i + 1], expected[f"block.{i}"])
+
+
+@over(CASES)
+def test_l5_round_trips(case: Case, tmp_path: Path) -> None:
+    """What was published is written again, tensor by tensor, and a config that says the same."""
+    model = shared(case)
+    af.save(model, tmp_path / "ours")
+    af.save(af.load(tmp_path / "ours"), tmp_path / "hf", format="hf")
+    before, after = (load_file(place / "model.safetensors") for place in (folder(case), tmp_path / "hf"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert af.load(tmp_path / "hf").spec.replace(source={}) == model.spec.replace(source={})
+
+
+@pytest.mark.parametrize("name", sorted(MADE["parameters"]))
+def test_parameters_are_those_that_the_libraries_build(name: str) -> None:
+    ours = {each.replace("-", "_"): each for each, _ in families.names()}
+    if name not in ours:
+        assert name == "mvitv2_small_cls"  # nobody trained it
+        return
+    assert af.count(af.spec(ours[name])).parameters == MADE["parameters"][name]
+
+
+@over(CASES)
+def test_against_the_library_itself(case: Case) -> None:
+    """On another input than was recorded, forward and backward."""
+    if importlib.util.find_spec(case.library) is None:
+        pytest.skip(f"{case.library} is not installed")
+    from reference import make_mvit  # type: ignore[import-not-found]
+
+    if case.library == "timm":
+        theirs, _ = make_mvit.image(make_mvit.IMAGE[case.name])
+    else:
+        theirs, _ = make_mvit.video(make_mvit.VIDEO[case.name])
+    theirs.load_state_dict(load_file(folder(case) / "model.safetensors"))
+    pixels, mine = make_inputs(case)["pixel_values"].requires_grad_(), ours(case)
+    expected = theirs.eval()(pixels)
+    close(mine(pixel_values=pixels).logits, expected)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), pixels)
+    (found,) = torch.autograd.grad(mine(pixel_values=pixels).logits.square().sum(), pixels)
+    close(found, wanted)
