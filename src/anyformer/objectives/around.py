@@ -56,3 +56,6 @@ class Around(Objective):
 
     def module(self, model: TransformerModule) -> nn.Module:
         return self.of.module(model)
+
+    def before(self, trained: Any, step: int) -> None:
+        self.of.before(trained, step)

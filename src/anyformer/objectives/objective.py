@@ -101,6 +101,9 @@ class Objective(Part):
         where the model cannot be asked this."""
         return model
 
+    def before(self, trained: Any, step: int) -> None:
+        """Before each step of a training: what goes by its number (a temperature that falls)."""
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """How much each term counts here, known before the forward pass; labels unless said otherwise."""
         return {"loss": num_labels(batch["labels"])}
