@@ -95,9 +95,9 @@ def transcribed(run: Any, out: Path, name: str, seconds: float, device: str) -> 
     found = ask(run.data.test, trainer.model, trainer.tokenizer)
     write_predictions(out / f"{name}.jsonl", found)
     wrong = errors(*found.answered)
-    facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "examples": len(found.answered.wanted)}
+    facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "strings": len(found.answered.wanted)}
     note(out / "results.jsonl", name=name, wer=wrong, parameters=size(trainer.model), **facts)
-    print(f"{name}: {100 * wrong:.2f} % of the words of {len(found.answered.wanted)} test strings are wrong", flush=True)
+    print(f"{name}: {100 * wrong:.2f} % of the words of {facts['strings']} test strings are wrong", flush=True)
 
 
 def size(model: Any) -> int:
@@ -167,7 +167,8 @@ def wav2vec(options: argparse.Namespace) -> None:
     out = Path(options.out)
     command = [sys.executable, __file__, "seed", str(out), "--data", options.data, "--device", options.device]
     command += ["--minutes", str(options.minutes), *(word for pair in options.set for word in ("--set", pair))]
-    started = [subprocess.Popen([*command, "--seed", str(seed)]) for seed in range(options.seeds)]
+    threads = {**os.environ, "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // (options.seeds + 1), 1))}
+    started = [subprocess.Popen([*command, "--seed", str(seed)], env=threads) for seed in range(options.seeds)]
     failed = [process.wait() for process in started]
     finish(out)
     if any(failed):

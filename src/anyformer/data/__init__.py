@@ -15,8 +15,8 @@ from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Wor
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
-    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText", "TextFiles",
-    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD",
-    "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes", "TrainedBPE",
-    "Words", "Stored", "texts_of",
+    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText",
+    "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays",
+    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes",
+    "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

@@ -184,7 +184,7 @@ def transcripts(
     found = [""] * len(records)
     for which, batch in job.batches(objective, [record for (record,) in records]):
         heard = {name: value for name, value in taken(job.model, batch).items() if name != "labels"}
-        room = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
+        room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
         if room and settings_for(job.model, {}).max_new_tokens is None:
             room["max_new_tokens"] = 2 * batch["labels"].shape[1]
         ids = generate(job.model, **heard, num_beams=job.num_beams, **room)

@@ -41,9 +41,7 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
             name=name,
             model=spec,
             data=Data(train=learnt(data), valid=held(data)),
-            objective=Contrast(
-                rate=RATE, hop=stem.hop, reach=stem.reach, negatives=50, span=8, hidden=0.5, cooling=0.9995
-            ),
+            objective=Contrast(rate=RATE, hop=stem.hop, reach=stem.reach, negatives=50, span=8, cooling=0.9995),
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), weight_decay=0.01),
             schedule=Cosine(warmup=500, floor=0.05),
             batch=Batch(examples=64),
