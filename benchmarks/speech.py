@@ -4,9 +4,9 @@
     python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   sound alone first, or from scratch; 3 seeds
     python benchmarks/speech.py score OUT                                  what is in OUT again, by jiwer; and the plots
 
-Each is over by its minutes, whatever the machine. In OUT: results.json, every transcript (*.jsonl, which `anyformer eval
-FILE RECIPE --metrics wer` scores too), and curve-*.jsonl, a line every some steps. Word errors are counted here, so that
-nothing has to be installed; `score` counts them with jiwer.
+Each is over by its minutes, whatever the machine. In OUT: results.json, every transcript (*.jsonl, which `anyformer
+eval FILE RECIPE --metrics wer` scores too), and curve-*.jsonl, a line every some steps. Word errors are counted here,
+so that nothing has to be installed; `score` counts them with jiwer.
 """
 
 from __future__ import annotations

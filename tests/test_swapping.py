@@ -113,7 +113,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
     "Transform",
-    "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding",
+    "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "SubsampledSpectrogram",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -95,6 +95,7 @@ class SubsampledSpectrogramModule(nn.Module):
         real = None if mask is None else mask.bool()
         if self.augment is not None:
             x = self.augment(x, real, None)
+        x = x if real is None else x.masked_fill(~real[..., None], 0)
         length = None if real is None else real.sum(-1)  # pads stand at the end
         x = self.first(x[:, None])  # (B, C, frames, channels)
         for depthwise, pointwise in zip((None, *self.depthwise), (None, *self.pointwise), strict=True):
