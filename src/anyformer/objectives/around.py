@@ -23,6 +23,10 @@ class Around(Objective):
         return self.of.columns
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        return self.of.texts
+
+    @property
     def packs(self) -> bool:
         return self.of.packs
 

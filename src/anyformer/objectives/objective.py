@@ -50,6 +50,11 @@ class Objective(Part):
         return ("text",)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Those of them that hold texts, which a vocabulary can be made of."""
+        return self.columns
+
+    @property
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False

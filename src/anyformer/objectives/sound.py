@@ -44,6 +44,10 @@ class Sounds(Objective):
         return ("audio",)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        return self.columns[1:]  # a recording may be the name of a file
+
+    @property
     def processor(self) -> AudioProcessor:
         """How sound is made ready for the model that is trained."""
         if self.form == "values":
