@@ -2,6 +2,7 @@
 
     python benchmarks/speech.py digits OUT [--data DIR] [--minutes 6]      Conformer and CTC
     python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   sound alone first, or from scratch; 3 seeds
+    python benchmarks/speech.py scratch OUT --steps 683 --steps 2500       the second of them alone, for so many steps
     python benchmarks/speech.py score OUT                                  what is in OUT again, by jiwer; and the plots
 
 Each is over by its minutes, whatever the machine. In OUT: results.json, every transcript (*.jsonl, which `anyformer
@@ -87,8 +88,8 @@ def learn(run: Any, folder: Path, seconds: float, curve: Path, device: str) -> A
     return trainer.fit(), ask
 
 
-def transcribed(run: Any, out: Path, name: str, seconds: float, device: str) -> None:
-    """Trains, and writes what the model makes of the test strings, and the share of wrong words."""
+def transcribed(run: Any, out: Path, name: str, seconds: float, device: str) -> int:
+    """Trains, and writes what the model makes of the test strings, and the share of wrong words; the steps it had."""
     from anyformer.train.alone import write_predictions
 
     trainer, ask = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
@@ -98,6 +99,7 @@ def transcribed(run: Any, out: Path, name: str, seconds: float, device: str) -> 
     facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "strings": len(found.answered.wanted)}
     note(out / "results.jsonl", name=name, wer=wrong, parameters=size(trainer.model), **facts)
     print(f"{name}: {100 * wrong:.2f} % of the words of {facts['strings']} test strings are wrong", flush=True)
+    return trainer.step
 
 
 def size(model: Any) -> int:
@@ -143,9 +145,9 @@ def digits(options: argparse.Namespace) -> None:
 
 
 def one_seed(options: argparse.Namespace) -> None:
-    """Sound alone, then both arms, of one seed."""
+    """Sound alone, then both arms, of one seed: the second has as many steps as the first, where the time is enough."""
     out, seed, begin = Path(options.out), options.seed, time.monotonic()
-    left = 60 * options.minutes
+    whole = 60 * options.minutes
 
     def folder(name: str) -> Path:
         return out / "runs" / f"{name}-{seed}"
@@ -154,25 +156,38 @@ def one_seed(options: argparse.Namespace) -> None:
         run = described(name, options, seed=seed, **changes)
         return prepared(run, folder(name), out / "runs" / "data")
 
+    for steps in options.steps:  # from scratch alone
+        name = f"{ARMS[1]}-{steps}-{seed}"
+        run = prepared(described(ARMS[1], options, seed=seed, steps=steps), out / "runs" / name, out / "runs" / "data")
+        transcribed(run, out, name, whole - 15, options.device)
+    if options.steps:
+        return
     first = ready("digits-wav2vec")
-    learn(first, folder("digits-wav2vec"), 0.56 * left, out / f"curve-digits-wav2vec-{seed}.jsonl", options.device)
-    for number, name in enumerate(ARMS):
-        changes = {"model.path": str(folder("digits-wav2vec"))} if number == 0 else {}
-        rest = left - (time.monotonic() - begin) - 15
-        transcribed(ready(name, **changes), out, f"{name}-{seed}", rest / (2 - number), options.device)
+    learn(first, folder("digits-wav2vec"), 0.45 * whole, out / f"curve-digits-wav2vec-{seed}.jsonl", options.device)
+    tuned = ready(ARMS[0], **{"model.path": str(folder("digits-wav2vec"))})
+    steps = transcribed(tuned, out, f"{ARMS[0]}-{seed}", 0.22 * whole, options.device)
+    rest = whole - (time.monotonic() - begin) - 15
+    transcribed(ready(ARMS[1], steps=steps), out, f"{ARMS[1]}-{seed}", rest, options.device)
 
 
 def wav2vec(options: argparse.Namespace) -> None:
-    """A process for each seed, at once: a small model leaves most of a GPU idle."""
+    """A process for each seed (and number of steps from scratch), at once: a small model leaves most of a GPU idle."""
     out = Path(options.out)
     command = [sys.executable, __file__, "seed", str(out), "--data", options.data, "--device", options.device]
     command += ["--minutes", str(options.minutes), *(word for pair in options.set for word in ("--set", pair))]
-    threads = {**os.environ, "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // (options.seeds + 1), 1))}
-    started = [subprocess.Popen([*command, "--seed", str(seed)], env=threads) for seed in range(options.seeds)]
-    failed = [process.wait() for process in started]
+    each = [["--steps", str(steps)] for steps in options.steps] or [[]]
+    several = [[*command, "--seed", str(seed), *more] for seed in range(options.seeds) for more in each]
+    threads = {**os.environ, "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // (len(several) + 1), 1))}
+    failed = [process.wait() for process in [subprocess.Popen(one, env=threads) for one in several]]
     finish(out)
     if any(failed):
         sys.exit(f"seeds ended with {failed}")
+
+
+def scratch(options: argparse.Namespace) -> None:
+    if not options.steps:
+        sys.exit("scratch: --steps N, as many as are to be compared with")
+    wav2vec(options)
 
 
 def finish(out: Path) -> None:
@@ -181,10 +196,13 @@ def finish(out: Path) -> None:
         return
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     found: dict[str, Any] = {"runs": sorted(rows, key=lambda row: row["name"])}
-    for arm in ARMS:
-        if own := [row["wer"] for row in rows if row["name"].startswith(arm)]:
-            spread = statistics.stdev(own) if len(own) > 1 else 0.0
-            found[arm] = {"mean": statistics.mean(own), "deviation": spread, "seeds": len(own)}
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row["name"].startswith(ARMS):
+            groups.setdefault(row["name"].rpartition("-")[0], []).append(row["wer"])
+    for name, own in sorted(groups.items()):
+        spread = statistics.stdev(own) if len(own) > 1 else 0.0
+        found[name] = {"mean": statistics.mean(own), "deviation": spread, "seeds": len(own)}
     (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found), flush=True)
 
@@ -227,17 +245,19 @@ def draw(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("digits", "wav2vec", "seed", "score"))
+    parser.add_argument("what", choices=("digits", "wav2vec", "scratch", "seed", "score"))
     parser.add_argument("out")
     parser.add_argument("--data", default="data")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, action="append", default=[], help="from scratch alone, for so many steps")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=JSON", help="where a run has such a place")
     options = parser.parse_args()
     Path(options.out).mkdir(parents=True, exist_ok=True)
-    {"digits": digits, "wav2vec": wav2vec, "seed": one_seed, "score": score}[options.what](options)
+    verbs = {"digits": digits, "wav2vec": wav2vec, "scratch": scratch, "seed": one_seed, "score": score}
+    verbs[options.what](options)
 
 
 if __name__ == "__main__":
