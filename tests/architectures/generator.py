@@ -353,6 +353,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionAdapter.depth": st.integers(0, 1), "Merge.pre_norm": KEPT,
     "SpectrogramEmbedding.kernel": st.sampled_from((3, 1, 5)), "SpectrogramEmbedding.whole": KEPT,
     "SpectrogramEmbedding.strides": st.sampled_from(([1, 2], [2], [1])), "SpectrogramEmbedding.position": absolute,
+    "SubsampledSpectrogram.kernel": st.sampled_from((3, 1, 5)), "SubsampledSpectrogram.stride": st.integers(1, 2),
+    "SubsampledSpectrogram.depth": st.integers(1, 3),
     "XVectorHead.widths": st.just([8, 10]), "XVectorHead.kernels": st.sampled_from(([2, 1], [1, 2])),
     "XVectorHead.dilations": st.just([1, 1]), "XVectorHead.margin": KEPT,
     "ContrastHead.features": lambda draw, place: place.features + (place.careless and draw(st.booleans())),

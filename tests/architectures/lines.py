@@ -52,7 +52,7 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
     elif name == "pixel_values":
         out[name] = torch.randn(batch, *spec.embedding.row(LENGTH, spec.width)[name], generator=generator)
     elif name == "input_features":
-        out[name] = torch.randn(batch, spec.embedding.channels, 2 * LENGTH, generator=generator)
+        out[name] = torch.randn(batch, *spec.embedding.row(2 * LENGTH, spec.width)[name], generator=generator)
     elif lives(spec):
         rows = spec.embedding.row(STEPS, spec.width)
         out = {each: torch.randn(*shape[:-1], *row, generator=generator) for each, row in rows.items()}
@@ -193,7 +193,7 @@ def n3_a_batch_is_its_rows(model: Any) -> None:
             close(whole[key][0][row : row + 1], value)
 
 
-VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go")  # (..., T, width)
+VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go", "input_features")  # (..., T, width)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents")
 
 
@@ -225,8 +225,8 @@ def n4_pads_change_nothing(model: Any) -> None:
     plain = run(model, inputs)
     token = padding_token(spec)
     for where in ("left", "right"):
-        if first == "input_values" and where == "left":
-            continue  # waveforms are padded at their end
+        if first in ("input_values", "input_features") and where == "left":
+            continue  # recordings are padded at their end
         names = spec.embedding.inputs if lives(spec) else (first, *TOKEN_INPUTS)
         batches = [pad(inputs, where, tuple(dict.fromkeys(names)), token)]
         if is_encoder_decoder(spec):

@@ -108,6 +108,14 @@ def test_of_several_right_texts_each_may_lend_its_words() -> None:
     assert METRICS["texts"]["bleu_tokenized"](predicted, wanted) == pytest.approx(theirs)
 
 
+def test_words_that_were_misheard() -> None:
+    pytest.importorskip("jiwer")
+    heard = METRICS["transcripts"]
+    predicted, wanted = ["one too three", "", "five five"], ["one two three four", "six", "five"]
+    assert heard["wer"](predicted, wanted) == (2 + 1 + 1) / 6  # changed and left out; left out; put in
+    assert heard["cer"](["too"], ["two"]) == 1 / 3 and heard["wer"](wanted, wanted) == 0
+
+
 def test_metrics_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="metrics: no 'blue' for texts; did you mean 'bleu'"):
         metrics.check(["blue"], "texts", ("perplexity",))
@@ -120,7 +128,7 @@ def test_metrics_that_are_not_there() -> None:
 @pytest.mark.parametrize("module, kind, name", [
     ("sklearn.metrics", "labels", "accuracy"), ("seqeval.metrics", "tags", "f1"), ("sacrebleu", "texts", "bleu"),
     ("sacremoses", "texts", "bleu_tokenized"), ("scipy.stats", "numbers", "spearman"),
-    ("rouge_score.rouge_scorer", "texts", "rouge2"),
+    ("rouge_score.rouge_scorer", "texts", "rouge2"), ("jiwer", "transcripts", "wer"),
 ])  # fmt: skip
 def test_a_library_that_is_missing_is_one_line(
     module: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch

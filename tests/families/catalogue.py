@@ -27,7 +27,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.block import Stack
-from anyformer.parts import audio, contrast, detect, image, similarity, speaker, summary
+from anyformer.parts import audio, contrast, detect, image, similarity, speaker, subsample, summary
 from anyformer.parts import head as heads
 from anyformer.parts.pooling import PooledAttention
 
@@ -216,6 +216,12 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
     return out
 
 
+def time_axis(spec: Any) -> int:
+    """Along which axis of what is read first time goes."""
+    steps = isinstance(spec.embedding, subsample.SubsampledSpectrogram) or "time steps" in spec.embedding.gives
+    return 1 if steps else -1
+
+
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     """Ones for all the tokens, samples, frames or patches that are read; None where a model takes no mask of them."""
     read, first = spec.embedding, inputs[spec.embedding.inputs[0]]
@@ -227,7 +233,7 @@ def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     elif "time steps" in read.gives:
         shape = tuple(first.shape[:2])
     else:
-        shape = tuple(first.shape) if is_text(spec) else (len(first), first.shape[-1])
+        shape = tuple(first.shape) if is_text(spec) else (len(first), first.shape[time_axis(spec)])
     return torch.ones(shape, dtype=torch.long)
 
 
@@ -279,7 +285,10 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
         case similarity.SimilarityHead():
             return {"return_loss": True}
         case heads.CTCHead(vocab_size=n):
-            return {"labels": 1 + below(n - 1, batch, 3)}
+            known = 1 + below(n - 1, batch, 3) if spec.head.blank == 0 else below(n - 1, batch, 3)
+            # the published Parakeet counts frames by a mask alone
+            mask = mask_for(spec, inputs) if isinstance(spec.embedding, subsample.SubsampledSpectrogram) else None
+            return {"labels": known} if mask is None else {"labels": known, "attention_mask": mask}
         case image.PixelHead(patch_size=patch):
             sides = inputs["pixel_values"].shape[2:]
             patches = math.prod(-(-side // step) for side, step in zip(sides, patch, strict=True))

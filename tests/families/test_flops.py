@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, cases, make_inputs, over, spec_of
+from catalogue import Case, cases, make_inputs, over, spec_of, time_axis
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,7 +46,7 @@ def one_row(case: Case, spec: Any) -> tuple[dict[str, Any], int, int]:
     if first == "input_ids" and inputs[first].dim() == 3:  # several to choose from
         inputs = {name: value[:, :1] for name, value in inputs.items()}
     memory = inputs.get("encoder_hidden_states")
-    read = inputs[first].shape[1 if first == "states" else -1]
+    read = inputs[first].shape[time_axis(spec)]
     length = inputs["decoder_input_ids"].shape[1] if spec.pair else read
     return inputs, length, read if memory is None else memory.shape[1]
 

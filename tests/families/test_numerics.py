@@ -76,7 +76,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
     return {**inputs, **{name: longer(name, inputs[name]) for name in names if name in inputs}}
 
 
-STEPS = ("states", "actions", "rewards", "returns_to_go")  # (batch, time steps, numbers)
+STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features")  # (batch, time steps, numbers)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 
@@ -165,7 +165,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
         pytest.skip("this model takes no padding")
     lives = "time steps" in spec.embedding.gives
     if not is_text(spec) and not lives and where == "left" and spec.embedding.hides:
-        pytest.skip("waveforms are padded at their end")
+        pytest.skip("recordings are padded at their end")
     inputs = masked(make_inputs(case), spec)
     names = TOKEN_INPUTS if is_text(spec) else (spec.embedding.inputs[0], "attention_mask")
     names = spec.embedding.inputs if lives else names

@@ -77,6 +77,40 @@ def test_spectrograms_equal_published(config: dict, tmp_path) -> None:
             assert torch.equal(found["attention_mask"], expected["attention_mask"])
 
 
+def parakeet(**config: Any) -> Any:
+    """The published extractor; only its filters come from a library that may be missing, transformers has them too."""
+    from transformers.audio_utils import mel_filter_bank
+    from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+    from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
+
+    given = {"hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97, "feature_size": 80,
+             "sampling_rate": RATE, **config}  # fmt: skip
+    theirs = ParakeetFeatureExtractor.__new__(ParakeetFeatureExtractor)
+    SequenceFeatureExtractor.__init__(theirs, given["feature_size"], given["sampling_rate"], 0.0)
+    bins, rate = given["n_fft"] // 2 + 1, given["sampling_rate"]
+    filters = mel_filter_bank(bins, given["feature_size"], 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+    theirs.__dict__ |= {**given, "mel_filters": torch.from_numpy(filters.T).float()}
+    return theirs
+
+
+BANKS = [{}, {"feature_size": 128}, {"n_fft": 256, "hop_length": 80, "win_length": 200, "preemphasis": 0.5,
+                                     "feature_size": 20, "sampling_rate": 8000}]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", BANKS, ids=str)
+def test_banks_equal_published(config: dict, tmp_path) -> None:
+    theirs = parakeet(**config)
+    mine = AudioProcessor.of({"feature_extractor_type": "ParakeetFeatureExtractor", **config})
+    rate = mine.sampling_rate
+    rows = [tone(0.7, rate), tone(0.41, rate, seed=1) / 50]
+    for given in (rows, rows[1:]):
+        expected, found = theirs(given, sampling_rate=rate), mine(given, rate)
+        assert found.keys() == expected.keys() and torch.equal(found["attention_mask"], expected["attention_mask"])
+        assert (found["input_features"] - expected["input_features"]).abs().max() <= 1e-4
+    mine.save(tmp_path)
+    assert AudioProcessor.load(tmp_path) == mine
+
+
 def test_old_files_and_those_of_processors(tmp_path) -> None:
     old = {"do_normalize": True, "feature_size": 1, "padding_side": "right", "return_attention_mask": False}
     assert AudioProcessor.of({**old, "sampling_rate": 8000}) == AudioProcessor(sampling_rate=8000)
@@ -168,7 +202,8 @@ def test_three_hours_in_little_memory(tmp_path) -> None:
 
 
 def test_silence_is_finite() -> None:
-    for processor in (AudioProcessor(), AudioProcessor(kind="mel", feature_size=80, chunk_length=1)):
+    bank = AudioProcessor(kind="bank", feature_size=80, n_fft=512)
+    for processor in (AudioProcessor(), AudioProcessor(kind="mel", feature_size=80, chunk_length=1), bank):
         for value in processor(np.zeros(4000, np.float32), RATE).values():
             assert value.isfinite().all()
 
@@ -223,6 +258,11 @@ def test_what_a_caller_forgets() -> None:
         AudioProcessor(kind="mel", feature_size=80)(tone(0.01), RATE, padding="longest", truncation=False)
     with pytest.raises(ValueError, match="less than a frame of 400"):
         list(AudioProcessor(kind="mel", feature_size=80).stream([tone(0.01)]))
+    bank = AudioProcessor(kind="bank", feature_size=80, n_fft=512)
+    with pytest.raises(ValueError, match="160 samples are less than two frames"):
+        bank([tone(0.1), tone(0.01)], RATE)
+    with pytest.raises(ValueError, match="win_length is 600, longer than n_fft 512"):
+        AudioProcessor(kind="bank", feature_size=80, n_fft=512, win_length=600)
     with pytest.raises(ValueError, match="did you mean 'longest'"):
         AudioProcessor()(tone(0.1), RATE, padding="longes")
     with pytest.raises(ValueError, match="needs max_length"):

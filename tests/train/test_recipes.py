@@ -49,6 +49,58 @@ def test_from_scratch_on_real_data(name: str, tmp_path: Path, shared_data: Path)
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), trainer.model.state_dict().values()))
 
 
+# -- sound
+
+def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
+    """The same run on a few strings, all of them in every step."""
+    run = recipe(name, str(data))
+    changes = {
+        "data.train.count": strings, "data.valid.count": strings, "data.test": None, "batch": Batch(examples=strings),
+        "evaluate.metrics": (), "evaluate.every": 100, "keep.every": 100, "schedule.warmup": 5, **more,
+    }  # fmt: skip
+    return override(run, changes)
+
+
+def test_a_conformer_hears_a_handful_of_spoken_digits(tmp_path: Path, shared_data: Path) -> None:
+    """A few strings are learnt by heart, and heard in a file as they were learnt."""
+    torch.set_num_threads(1)
+    run = heard("digits", shared_data, 4, **{
+        "data.train.least": 3, "data.train.most": 3, "model.encoder.depth": 1, "model.embedding.width": 8,
+        "model.embedding.augment": None, "objective.speed": 0.0, "objective.noise": 0.0, "steps": 40,
+        "optimizer.lr": 3e-3, "data.valid": None,
+    })  # fmt: skip
+    trainer = setup(run, tmp_path / "run").fit()
+    assert trainer.last is not None and trainer.last.loss < 0.3
+    rows = [row.example for row in run.data.train.rows(("audio", "text"))]
+    said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], row["rate"])} for row in rows])
+    assert said == [row["text"] for row in rows] and all(len(text.split()) == 3 for text in said)
+
+
+def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyformer.recipes import digits_wav2vec
+
+    torch.set_num_threads(1)
+    little = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "conv_dim": [16, 16, 24, 24, 24]}
+    monkeypatch.setattr(digits_wav2vec, "CONFIG", {**digits_wav2vec.CONFIG, **little})
+    first = heard("digits-wav2vec", shared_data, 3, **{"steps": 12, "optimizer.lr": 3e-3})
+    learnt = setup(first, tmp_path / "sound", callbacks=[Metrics()]).fit()
+    losses = [line["loss"] for line in read_metrics(tmp_path / "sound") if "loss" in line]
+    assert len(losses) == 12 and min(losses[-3:]) < losses[0] - 0.05, losses
+    assert learnt.model.head.quantizer.temperature == pytest.approx(2 * 0.9995**11)
+    then = {"model.path": str(tmp_path / "sound"), "steps": 6}
+    trainer = setup(heard("digits-wav2vec-tenth", shared_data, 3, **then), tmp_path / "words").fit()
+    stem = "embedding.stem.convolutions.0.weight"
+    before, after = learnt.model.state_dict(), trainer.model.state_dict()
+    assert torch.equal(before[stem], after[stem]), "what reads the samples stands still"
+    moved = "encoder.layers.0.attention.op.q.weight"
+    assert 0 < float((before[moved] - after[moved]).abs().max()) < 0.02 and trainer.model.head.out.out_features == 12
+    labels = [run.data.train.source for run in (first, trainer.run)]
+    known = [{row.example["audio"].tobytes() for row in source.rows(())} for source in labels]
+    test = {row.example["audio"].tobytes() for row in recipe("digits", str(shared_data)).data.test.source.rows(())}
+    assert [len(each) for each in (*known, test)] == [2580, 258, 300] and known[1] < known[0]
+    assert not known[0] & test, "nothing of the official test is learnt from, with labels or without"
+
+
 # -- further from a published model
 
 

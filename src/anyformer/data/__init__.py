@@ -2,20 +2,21 @@
 
 from anyformer.data.episodes import Episodes
 from anyformer.data.loader import Loader, Ready
-from anyformer.data.media import ImageFolder, SoundFolder
+from anyformer.data.media import ImageFolder, JoinedRecordings, Recordings, SoundFolder
 from anyformer.data.mixed import MixedPlan, plan_of
 from anyformer.data.mixture import Mixture, Share, TextToText
 from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
-from anyformer.data.source import Beside, First, Held, Row, Source
+from anyformer.data.source import Beside, First, Held, Row, Source, Where
 from anyformer.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
-from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, texts_of
+from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
-    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Mixture", "Share", "TextToText", "TextFiles",
-    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD",
-    "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
+    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText",
+    "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays",
+    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes",
+    "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

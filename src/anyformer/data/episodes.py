@@ -28,7 +28,7 @@ class Episodes(Files):
     def raw(self) -> Iterator[Row]:
         for file in self.files():
             try:
-                stored = arrays_of(file)
+                stored = arrays_of(file, *NAMES, "episode_offsets", "episode_starts")
                 lacks = [name for name in NAMES if name not in stored]
                 if lacks:
                     raise ValueError(f"no array {lacks[0]!r}, of {', '.join(NAMES)}")
@@ -46,9 +46,9 @@ class Episodes(Files):
                 yield Row(f"{file}: episode {i + 1}", {"states": states, "actions": actions, "rewards": rewards})
 
 
-def arrays_of(file: Path) -> dict[str, np.ndarray]:
-    """The arrays that are wanted of an .npz: what a header claims is held against what is stored before it is read."""
-    wanted = {f"{name}.npy": name for name in (*NAMES, "episode_offsets", "episode_starts")}
+def arrays_of(file: Path, *names: str) -> dict[str, np.ndarray]:
+    """Those of these arrays that an .npz has: what a header claims is held against what is stored before it is read."""
+    wanted = {f"{name}.npy": name for name in names}
     most = max(LEAST, DENSEST * file.stat().st_size)
     found = {}
     try:
@@ -79,6 +79,13 @@ def offsets_of(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
         offsets = np.append(np.flatnonzero(given["episode_starts"]), steps)
     else:
         raise ValueError("nothing says where episodes begin: no array 'episode_offsets' or 'episode_starts'")
-    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != steps or (np.diff(offsets) < 1).any():
+    if not follow(offsets, steps):
         raise ValueError(f"the episodes do not follow each other from 0 to {steps}")
     return offsets
+
+
+def follow(offsets: np.ndarray, total: int) -> bool:
+    """Whether what begins at these places, and ends where the next begins, is all of `total` and nothing twice."""
+    return offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == total and bool(
+        (np.diff(offsets) > 0).all()
+    )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Folders of images and of sound, whose labels are the folders they lie in."""
+"""Folders of images and of sound, whose labels are the folders they lie in; recordings in one file, and recordings
+said one after another."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from anyformer.check import at_least
-from anyformer.data.source import Files, Row
+from anyformer.data.episodes import arrays_of, follow
+from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import sound
 from anyformer.machine import need
 
@@ -81,3 +84,98 @@ class SoundFolder(Folder):
         if self.rate is not None and rate != self.rate:
             raise _Unreadable(f"{rate} samples a second, not {self.rate}")
         return {"audio": samples, "rate": rate}
+
+
+class Recordings(Files):
+    """NumPy's .npz with the samples of all recordings one after another, "audio" (M,), where each begins, "offsets"
+    (recordings + 1,), and "rate", samples a second. `fields` are arrays that say something of each recording, and
+    `texts` what is said where its "label" is 0, 1, ...: {"audio": (T,), "rate": ..., "text": ..., and the fields}."""
+
+    fields: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def endings(self) -> tuple[str, ...]:
+        return (".npz",)
+
+    def raw(self) -> Iterator[Row]:
+        needed = ("audio", "offsets", "rate", *self.fields, *(("label",) if self.texts else ()))
+        for file in self.files():
+            stored = self.stored(file, needed)
+            audio, offsets, rate = (stored.pop(name) for name in needed[:3])
+            for i, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
+                said = {"text": self.texts[int(stored["label"][i])]} if self.texts else {}
+                more = {name: values[i].item() for name, values in stored.items()}
+                example = {**more, **said, "audio": audio[start:stop], "rate": int(rate)}
+                yield Row(f"{file}: recording {i + 1}", example)
+
+    def stored(self, file: Path, needed: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """The arrays, which fit together."""
+        try:
+            found = arrays_of(file, *needed)
+            for name in needed:
+                if name not in found:
+                    raise ValueError(f"no array {name!r}, of {', '.join(dict.fromkeys(needed))}")
+            audio, offsets, rate = (found[name] for name in needed[:3])
+            if audio.ndim != 1 or offsets.dtype.kind not in "iu" or rate.ndim or rate.dtype.kind not in "iu":
+                raise ValueError(f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"
+                                 " samples, whole numbers and one number")  # fmt: skip
+            if not follow(offsets, len(audio)):
+                raise ValueError(f"the recordings do not follow each other from 0 to {len(audio)}")
+            for name in needed[3:]:
+                if found[name].shape != (len(offsets) - 1,):
+                    raise ValueError(f"{name} {found[name].shape}, and {len(offsets) - 1} recordings")
+            if self.texts and not 0 <= found["label"].min() <= found["label"].max() < len(self.texts):
+                raise ValueError(f"labels up to {found['label'].max()}, and {len(self.texts)} texts")
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        return found
+
+
+class JoinedRecordings(Source):
+    """`count` examples, each of `least` to `most` recordings of another source one after another, and their texts with
+    spaces between. Which they are is drawn by `seed`; those of one agree in the column `alike` (one speaker)."""
+
+    source: Source
+    count: int
+    least: int = 2
+    most: int = 2
+    alike: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "count", "least")
+        at_least(self, 0, "seed")
+        if self.most < self.least:
+            raise ValueError(f"JoinedRecordings: at most {self.most}, and at least {self.least}")
+        if self.columns:
+            raise ValueError("JoinedRecordings: columns belong to the source in it")
+
+    def raw(self) -> Iterator[Row]:
+        return self.rows(("audio",))
+
+    def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
+        alike = () if self.alike is None else (self.alike,)
+        examples = []
+        for row in self.source.rows((*wanted, "rate", *alike)):
+            if row.example is None:
+                yield row
+            else:
+                examples.append(row.example)
+        groups: dict[Any, list[Any]] = {}
+        for example in examples:
+            groups.setdefault(example[self.alike] if self.alike else None, []).append(example)
+        for number in range(self.count if examples else 0):
+            random = np.random.default_rng((self.seed, number))
+            first = examples[random.integers(len(examples))]
+            group = groups[first[self.alike] if self.alike else None]
+            size = int(random.integers(self.least, self.most + 1))
+            chosen = [first, *(group[i] for i in random.integers(len(group), size=size - 1))]
+            if len(rates := {example["rate"] for example in chosen}) > 1:
+                two = " and ".join(map(str, sorted(rates)[:2]))
+                raise ValueError(f"JoinedRecordings: recordings of {two} samples a second cannot be joined")
+            texts = {"text": " ".join(one["text"] for one in chosen)} if "text" in first else {}
+            audio = np.concatenate([example["audio"] for example in chosen])
+            yield Row(f"joined recording {number + 1}", {**texts, "audio": audio, "rate": first["rate"]})
+
+    def digest(self) -> str:
+        return self.source.digest()

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import itertools
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -184,6 +185,30 @@ class First(Subset):
             good += row.example is not None
             if good == self.count:
                 return
+
+
+class Where(Subset):
+    """The examples whose number in `column` is from `least` to `most`, both included: a split that the data states."""
+
+    column: str
+    least: float | None = None
+    most: float | None = None
+
+    def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
+        low, high = (-math.inf if self.least is None else self.least), (math.inf if self.most is None else self.most)
+        for row in rows:
+            if row.example is None:
+                yield row
+                continue
+            try:
+                value = reach(row.example, self.column)
+                if low <= float(value) <= high:
+                    yield row
+            except KeyError:
+                known = nearest(self.column, row.example)
+                raise ValueError(f"{row.place}: no column {self.column!r}; {known}") from None
+            except (TypeError, ValueError):
+                yield Row(row.place, None, f"column {self.column!r} is no number: {value!r:.40}")
 
 
 def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:

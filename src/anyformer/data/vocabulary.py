@@ -35,9 +35,9 @@ class Stored(Vocabulary):
         return Tokenizer.load(self.path)
 
 
-class ByteLevel(Vocabulary):
-    """A vocabulary over bytes, so that there is nothing it cannot write. `special` names its special tokens, which have
-    the first ids; those called `begin` and `end` stand around every text (and `end` after each of a pair)."""
+class Made(Vocabulary):
+    """A vocabulary that is made here. `special` names its special tokens, which have the first ids; those called
+    `begin` and `end` stand around every text (and `end` after each of a pair)."""
 
     special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
     begin: str | None = None
@@ -56,13 +56,12 @@ class ByteLevel(Vocabulary):
         raise NotImplementedError
 
     def make(self, texts: Iterable[str], folder: Path | str) -> Tokenizer:
-        from tokenizers import decoders, processors
+        from tokenizers import processors
 
         from anyformer.inputs.text import Tokenizer
         from anyformer.weights.io import write_json
 
         core = self.core(texts, list(dict.fromkeys(self.special.values())))
-        core.decoder = decoders.ByteLevel()
         begin = [self.special[self.begin]] if self.begin else []
         end = [self.special[self.end]] if self.end else []
         if begin or end:
@@ -77,14 +76,36 @@ class ByteLevel(Vocabulary):
         return Tokenizer.load(folder)
 
 
-class Bytes(ByteLevel, called=("ByT5",)):
-    """Each byte of UTF-8 a token [Xue et al. 2021, ByT5]."""
+class Words(Made, called=("word level",)):
+    """Every word of this data, as spaces divide it, is a token: for few words, and for scores of frames over them."""
+
+    special: Mapping[str, str] = Table({"pad_token": "<pad>", "unk_token": "<unk>"})
+
+    def check(self) -> None:
+        super().check()
+        if "unk_token" not in self.special:
+            raise ValueError("Words.special: a word that is not known is written 'unk_token', which is missing")
+
+    def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
+        import tokenizers
+        from tokenizers import models, pre_tokenizers
+
+        words = sorted({word for text in texts for word in text.split()} - {*tokens})
+        places = {word: i for i, word in enumerate([*tokens, *words])}
+        core = tokenizers.Tokenizer(models.WordLevel(places, unk_token=self.special["unk_token"]))
+        core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        core.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
+        return core
+
+
+class Bytes(Made, called=("ByT5",)):
+    """Each byte of UTF-8 a token, so that there is nothing it cannot write [Xue et al. 2021, ByT5]."""
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         return _byte_pairs(tokens)
 
 
-class TrainedBPE(ByteLevel, called=("BPE", "byte pair encoding")):
+class TrainedBPE(Made, called=("BPE", "byte pair encoding")):
     """Byte pairs merged by how often they stand together in this data [Sennrich et al. 2016; Radford et al. 2019]."""
 
     size: int = 8192
@@ -109,11 +130,11 @@ class TrainedBPE(ByteLevel, called=("BPE", "byte pair encoding")):
 def _byte_pairs(tokens: list[str]) -> Any:
     """No merges: the special tokens, then the 256 bytes."""
     import tokenizers
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
 
     letters = [*tokens, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     core = tokenizers.Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     core.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
     return core
 

@@ -3,7 +3,8 @@ definition is a short script of its own, are here.
 
 A metric is about one kind of prediction, and one name means different things: `f1` of labels is that of the second
 label (GLUE), of tags that of whole entities (CoNLL), of answers that of their words (SQuAD). Shares are 0 to 1; what is
-published as 0 to 100 (SQuAD, BLEU, chrF, ROUGE) is so here. Of texts, what is wanted may be several that are all right.
+published as 0 to 100 (SQuAD, BLEU, chrF, ROUGE) is so here. Of texts, what is wanted may be several that are all right;
+of transcripts (`wer`, `cer`) less is better.
 """
 
 from __future__ import annotations
@@ -147,6 +148,18 @@ def _moses(predicted: Values, wanted: Values) -> float:
     return bleu(divided(predicted), [divided(right) for right in _right(wanted)])
 
 
+# -- what was heard ---------------------------------------------------------------------------------------------------
+
+
+def _errors(name: str) -> Metric:
+    """How many words (or letters) must be put in, taken out or changed, as a share of those that were said."""
+
+    def score(predicted: Values, wanted: Values) -> float:
+        return float(getattr(_library("jiwer", name), name)(list(wanted), list(predicted)))
+
+    return score
+
+
 # -- which there are --------------------------------------------------------------------------------------------------
 
 METRICS: dict[str, dict[str, Metric]] = {
@@ -164,16 +177,17 @@ METRICS: dict[str, dict[str, Metric]] = {
         "bleu": _sacrebleu("BLEU"), "bleu_lower": _sacrebleu("BLEU", lowercase=True), "bleu_tokenized": _moses,
         "chrf": _sacrebleu("CHRF"), **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
+    "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
 }  # fmt: skip
 # what the mean loss of a token says alone
 LOSSES = ("perplexity", "bits_per_byte")
 # lower is better
-FALLING = ("loss", *LOSSES)
+FALLING = ("loss", *LOSSES, "wer", "cer")
 # what is told unless asked for; the others need one more library, or two labels
 USUAL = {
     "labels": ("accuracy", "macro_f1", "matthews"), "numbers": ("pearson", "spearman"),
     "tags": ("f1", "precision", "recall", "accuracy"), "answers": ("exact_match", "f1"),
-    "texts": ("bleu", "bleu_lower", "chrf"),
+    "texts": ("bleu", "bleu_lower", "chrf"), "transcripts": ("wer", "cer"),
 }  # fmt: skip
 
 
@@ -191,5 +205,5 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
 # predictions of each kind that every metric can score: a library that is missing is told at once
 _TRIED: dict[str, tuple[Values, Values]] = {
     "labels": ((0, 1), (0, 1)), "numbers": ((0.0, 1.0), (0.0, 1.0)), "tags": ((("B-a", "O"),), (("B-a", "O"),)),
-    "answers": (("a",), (("a",),)), "texts": (("a",), ("a",)),
+    "answers": (("a",), (("a",),)), "texts": (("a",), ("a",)), "transcripts": (("a",), ("a",)),
 }  # fmt: skip

@@ -18,10 +18,12 @@ from anyformer.objectives.answer import Answer, best_spans
 from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.examples import label_number, texts_of
-from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read
+from anyformer.objectives.ctc import CTC
+from anyformer.objectives.examples import label_number, text_of, texts_of
+from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read, taken
 from anyformer.objectives.picture import ClassifyImage
 from anyformer.objectives.tag import Tag, listed, word_tokens
+from anyformer.objectives.transcribe import Transcribe
 from anyformer.objectives.translate import Translate
 
 Example = Mapping[str, Any]
@@ -71,10 +73,12 @@ def task_of(objective: Objective) -> Objective:
 
 
 def kind_of(objective: Objective) -> str | None:
-    """What is predicted: "labels", "numbers", "tags", "answers", "texts"; None where nothing but a loss can be told."""
+    """What is predicted: "labels", "numbers", "tags", "answers", "texts", "transcripts"; None where nothing but a loss
+    can be told."""
     if isinstance(objective, Classify):
         return "labels" if objective.labels else "numbers"
-    kinds = {Choose: "labels", ClassifyImage: "labels", Tag: "tags", Answer: "answers", Translate: "texts"}
+    kinds = {Choose: "labels", ClassifyImage: "labels", Tag: "tags", Answer: "answers", Translate: "texts",
+             CTC: "transcripts", Transcribe: "transcripts"}  # fmt: skip
     return next((kind for cls, kind in kinds.items() if isinstance(objective, cls)), None)
 
 
@@ -82,7 +86,7 @@ def predictions(
     objective: Objective, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
 ) -> Answered:
     """`records` are the objective's of each example."""
-    ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts)}
+    ask: dict[str | None, Any] = {f.__name__: f for f in (labels, numbers, tags, answers, texts, transcripts)}
     return ask[kind_of(objective)](objective, job, examples, records)
 
 
@@ -172,6 +176,21 @@ def texts(
     found = written(objective, job, [record for (record,) in records], num_beams=job.num_beams, **language, **room)
     right = [texts_of(example, "target") for example in examples]
     return Answered(found, [own if len(own) > 1 else own[0] for own in right])
+
+
+def transcripts(
+    objective: CTC | Transcribe, job: Predictor, examples: Sequence[Example], records: Sequence[list[Record]]
+) -> Answered:
+    found = [""] * len(records)
+    for which, batch in job.batches(objective, [record for (record,) in records]):
+        heard = {name: value for name, value in taken(job.model, batch).items() if name != "labels"}
+        room: dict[str, Any] = {"compile": False, "do_sample": False} if isinstance(objective, Transcribe) else {}
+        if room and settings_for(job.model, {}).max_new_tokens is None:
+            room["max_new_tokens"] = 2 * batch["labels"].shape[1]
+        ids = generate(job.model, **heard, num_beams=job.num_beams, **room)
+        for i, text in zip(which, job.tokenizer.batch_decode(ids.cpu(), skip_special_tokens=True)):
+            found[i] = text.strip()
+    return Answered(found, [text_of(example, "text") for example in examples])
 
 
 def written(objective: Objective, job: Predictor, records: Sequence[Record], **options: Any) -> list[str]:

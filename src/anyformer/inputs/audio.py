@@ -1,5 +1,6 @@
 """Sound for a model: samples as they are (`input_values`), or their log-mel spectrogram (`input_features`), as the
-folder's preprocessor_config.json says.
+folder's preprocessor_config.json says: of a fixed length and up to 80 dB below the loudest (Whisper), or as long as the
+recording, each channel to mean 0 and variance 1 (Parakeet).
 
     hear = AudioProcessor.load("a/model/folder")
     inputs = hear(["a.flac", (samples, 44100)])            # files, arrays, any rate: resampled to the model's
@@ -21,11 +22,13 @@ from torch import Tensor
 
 from anyformer.inputs.sound import Recording, Source
 from anyformer.part import nearest
-from anyformer.weights.io import read_json
+from anyformer.weights.io import read_json, write_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
-KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel"}
+KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel", "ParakeetFeatureExtractor": "bank"}
+USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # where not said
 LEAST = 1e-10  # power of what cannot be heard
+QUIET, NARROW = 2**-24, 1e-5  # added to powers before their logarithm, and to spreads before they divide (Parakeet)
 LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
 RANGE = 8.0  # of what is shown, in powers of ten below the loudest
 
@@ -34,7 +37,7 @@ RANGE = 8.0  # of what is shown, in powers of ten below the loudest
 class AudioProcessor:
     """Field names are those of preprocessor_config.json."""
 
-    kind: Literal["values", "mel"] = "values"
+    kind: Literal["values", "mel", "bank"] = "values"
     sampling_rate: int = 16000
     feature_size: int = 1  # M
     padding_value: float = 0.0
@@ -42,15 +45,17 @@ class AudioProcessor:
     do_normalize: bool = True  # samples to mean 0 and variance 1; a spectrogram is as it is
     n_fft: int = 400
     hop_length: int = 160
-    chunk_length: int = 30  # seconds of a spectrogram
+    win_length: int = 400  # samples that are weighed for a frame, of n_fft (bank)
+    preemphasis: float = 0.97  # so much of each sample is taken from the next (bank)
+    chunk_length: int = 30  # seconds of a spectrogram of a fixed length (mel)
     dither: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("sampling_rate", "feature_size", "n_fft", "hop_length", "chunk_length"):
+        for name in ("sampling_rate", "feature_size", "n_fft", "hop_length", "win_length", "chunk_length"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10_000_000:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
-        for name in ("padding_value", "dither"):
+        for name in ("padding_value", "dither", "preemphasis"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
                 raise ValueError(f"{name} is {value!r}; it must be a number")
@@ -59,7 +64,9 @@ class AudioProcessor:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.kind == "values" and self.feature_size != 1:
             raise ValueError(f"feature_size is {self.feature_size}; samples have one value each")
-        if self.kind == "mel":
+        if self.kind == "bank" and self.win_length > self.n_fft:
+            raise ValueError(f"win_length is {self.win_length}, longer than n_fft {self.n_fft}")
+        if self.kind != "values":
             bins, samples = self.n_fft // 2 + 1, self.chunk_length * self.sampling_rate
             if max(samples, self.chunk_frames * max(bins, self.feature_size), self.feature_size * bins) > LARGEST:
                 names = ("chunk_length", "sampling_rate", "n_fft", "hop_length", "feature_size")
@@ -91,10 +98,15 @@ class AudioProcessor:
             raise ValueError(f"feature_extractor_type {name!r} is not supported; {nearest(str(name), KINDS)}")
         if config.get("padding_side", "right") != "right":
             raise ValueError("padding_side is 'left'; recordings are padded at their end")
-        usual = {"feature_size": 80} if KINDS[name] == "mel" else {}
         known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
         given = {field: value for field, value in config.items() if field in known and value is not None}
-        return cls(**{"kind": KINDS[name], **usual, **given})
+        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **given})
+
+    def save(self, folder: str | Path) -> None:
+        """Writes what `load` reads, and transformers too."""
+        name = next(name for name, kind in KINDS.items() if kind == self.kind)
+        values = {field: value for field, value in dataclasses.asdict(self).items() if field != "kind"}
+        write_json(Path(folder) / FILES[0], {"feature_extractor_type": name, **values})
 
     # -- whole recordings ---------------------------------------------------------------------------------------------
 
@@ -128,14 +140,22 @@ class AudioProcessor:
         longest = max(map(len, rows))
         length = max(longest, max_length) if padding == "max_length" and max_length is not None else longest
         masked = self.return_attention_mask if return_attention_mask is None else return_attention_mask
-        return self.spectrograms(rows, length, masked) if mel else self.values(rows, length, masked)
+        return self.prepared(rows, length, masked)
+
+    def prepared(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+        """The inputs of samples at the model's rate, filled up to `length` of them."""
+        match self.kind:
+            case "values":
+                return self.values(rows, length, masked)
+            case "mel":
+                return self.spectrograms(rows, length, masked)
+        return self.banks(rows, length)
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
-        out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
-        mask = np.zeros((len(rows), length), dtype=np.int64)
+        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int64)
         for i, row in enumerate(rows):
-            out[i, : len(row)], mask[i, : len(row)] = row, 1
+            mask[i, : len(row)] = 1
         if self.do_normalize:
             for i, row in enumerate(rows):
                 real = slice(0, len(row) if masked else length)
@@ -147,17 +167,42 @@ class AudioProcessor:
         """(B, M, F)"""
         if length // self.hop_length < 1 or length <= self.n_fft // 2:
             raise ValueError(f"{length} samples are less than a frame of {self.n_fft}")
-        padded = np.full((len(rows), length), self.padding_value, dtype=np.float32)
-        for i, row in enumerate(rows):
-            padded[i, : len(row)] = row
         half = self.n_fft // 2
-        around = np.pad(padded, ((0, 0), (half, half)), mode="reflect")
+        around = np.pad(self.filled(rows, length), ((0, 0), (half, half)), mode="reflect")
         power = self.powers(torch.from_numpy(around))[..., : length // self.hop_length]
         found = {"input_features": self.shown(power, power.amax((1, 2), keepdim=True))}
         if masked:
             frames = torch.arange(length // self.hop_length) * self.hop_length
             found["attention_mask"] = (frames < torch.tensor([len(row) for row in rows])[:, None]).int()
         return found
+
+    def banks(self, rows: list[np.ndarray], length: int) -> dict[str, Tensor]:
+        """(B, F, M), and which frames are of a recording: those count for the mean and the variance of a channel."""
+        counts = torch.tensor([len(row) // self.hop_length for row in rows])
+        if int(counts.min()) < 2:
+            few = min(map(len, rows))
+            raise ValueError(f"{few} samples are less than two frames, {self.hop_length} samples apart")
+        samples = torch.from_numpy(self.filled(rows, length))
+        samples = torch.cat((samples[:, :1], samples[:, 1:] - self.preemphasis * samples[:, :-1]), dim=1)
+        real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+        window = torch.hann_window(self.win_length, periodic=False)
+        waves = torch.stft(
+            samples.masked_fill(~real, 0.0), self.n_fft, self.hop_length, self.win_length, window, pad_mode="constant",
+            return_complex=True,
+        )  # fmt: skip
+        powers = (torch.matmul(self.filters, waves.abs().square()) + QUIET).log().transpose(1, 2)
+        mask = torch.arange(powers.shape[1]) < counts[:, None]
+        share, number = mask[..., None].float(), counts[:, None, None]
+        mean = (powers * share).sum(1, keepdim=True) / number
+        spread = (((powers - mean).square() * share).sum(1, keepdim=True) / (number - 1)).sqrt()
+        return {"input_features": (powers - mean) / (spread + NARROW) * share, "attention_mask": mask}
+
+    def filled(self, rows: list[np.ndarray], length: int) -> np.ndarray:
+        """(B, length)"""
+        out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+        return out
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +219,9 @@ class AudioProcessor:
 
     @functools.cached_property
     def filters(self) -> Tensor:
-        return torch.from_numpy(mel_filters(self.n_fft // 2 + 1, self.feature_size, self.sampling_rate)).float()
+        highest = self.sampling_rate / 2 if self.kind == "bank" else 8000.0
+        filters = mel_filters(self.n_fft // 2 + 1, self.feature_size, self.sampling_rate, highest)
+        return torch.from_numpy(filters).float()
 
     # -- recordings of any length -------------------------------------------------------------------------------------
 
@@ -208,10 +255,10 @@ class AudioProcessor:
             yield self.powers(torch.from_numpy(end[: (left - 1) * hop + self.n_fft]))
 
 
-def mel_filters(bins: int, channels: int, rate: int) -> np.ndarray:
-    """(channels, bins): triangles of equal area, evenly spaced by pitch as it is heard up to 8 kHz: linear below 1 kHz
-    and logarithmic above [Slaney 1998]."""
-    ends = to_hertz(np.linspace(0.0, to_mel(8000.0), channels + 2))
+def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) -> np.ndarray:
+    """(channels, bins): triangles of equal area, evenly spaced up to `highest` by pitch as it is heard: linear below 1
+    kHz and logarithmic above [Slaney 1998]."""
+    ends = to_hertz(np.linspace(0.0, to_mel(highest), channels + 2))
     frequencies = np.linspace(0, rate // 2, bins)
     rising = (frequencies - ends[:-2, None]) / np.diff(ends)[:-1, None]
     falling = (ends[2:, None] - frequencies) / np.diff(ends)[1:, None]

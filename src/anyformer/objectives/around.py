@@ -23,6 +23,10 @@ class Around(Objective):
         return self.of.columns
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        return self.of.texts
+
+    @property
     def packs(self) -> bool:
         return self.of.packs
 
@@ -56,3 +60,6 @@ class Around(Objective):
 
     def module(self, model: TransformerModule) -> nn.Module:
         return self.of.module(model)
+
+    def before(self, trained: Any, step: int) -> None:
+        self.of.before(trained, step)

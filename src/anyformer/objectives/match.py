@@ -31,6 +31,10 @@ class MatchImage(Pictures):
     def columns(self) -> tuple[str, ...]:
         return ("image", "text")
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ("text",)
+
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         given = field(example, "text")
         texts = [given] if isinstance(given, str) else list(given)

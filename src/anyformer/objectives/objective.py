@@ -50,6 +50,11 @@ class Objective(Part):
         return ("text",)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Those of them that hold texts, which a vocabulary can be made of."""
+        return self.columns
+
+    @property
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False
@@ -100,6 +105,9 @@ class Objective(Part):
         """What is trained: the model, or a module around it where others are trained along (a generator). ValueError
         where the model cannot be asked this."""
         return model
+
+    def before(self, trained: Any, step: int) -> None:
+        """Before each step of a training: what goes by its number (a temperature that falls)."""
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """How much each term counts here, known before the forward pass; labels unless said otherwise."""

@@ -435,6 +435,13 @@ class CTCModule(HeadModule):
         return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        each, lengths = self.each(logits, labels, ctx)
+        if self.part.reduction == "sum":
+            return Loss(each.sum(), 1.0)
+        return Loss((each / lengths.clamp(min=1)).sum(), len(each))
+
+    def each(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B,) how unlikely each row of labels is, and how long it is."""
         check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
         if labels.numel() and int(labels.max()) >= self.part.vocab_size:
             raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
@@ -446,6 +453,4 @@ class CTCModule(HeadModule):
             log_probs, labels.masked_select(kept), frames, lengths, blank=self.part.blank, reduction="none",
             zero_infinity=self.part.zero_infinity,
         )  # fmt: skip
-        if self.part.reduction == "sum":
-            return Loss(each.sum(), 1.0)
-        return Loss((each / lengths.clamp(min=1)).sum(), B)
+        return each, lengths

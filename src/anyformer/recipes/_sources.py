@@ -183,6 +183,8 @@ ORIGINS: dict[str, Origin] = {
     "wikipedia": Origin("text files of Wikipedia's articles, made from a dump of dumps.wikimedia.org"),
     "gpt3": Origin("a folder of text files for each source of GPT-3, none of which is published"),
     "dialogue": Origin('conversations of your own, {"messages": [...]} a line in train.jsonl and valid.jsonl'),
+    "speech_fsdd": Origin("3,000 recordings of the Free Spoken Digit Dataset in fsdd.npz, which you make with"
+                          " the arrays that `anyformer parts Recordings` names, label, speaker and index"),
     "image_text_emoji": Origin("1,903 pictures of emoji with their names, which you draw from an emoji font"),
 }  # fmt: skip
 

@@ -64,9 +64,7 @@ def letters(model: TransformerModule, processor: AudioProcessor, source: Source,
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
     """(T, V) log-probabilities of the frames of each window that are its own."""
-    stem, adapter = model.spec.embedding.stem, getattr(model.spec.encoder.neck, "adapter", None)
-    fewer = adapter.stride**adapter.depth if adapter is not None else 1
-    hop, rate = stem.hop * fewer, processor.sampling_rate
+    (hop, reach), rate = spacing(model, processor), processor.sampling_rate
     margin = -(-OVERLAP * rate // hop)  # frames
     size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
     held, first = np.zeros(0, np.float32), True
@@ -77,15 +75,29 @@ def frames(model: TransformerModule, processor: AudioProcessor, source: Source) 
                 heard = spoken(model, processor, held[:size])
                 yield heard[0 if first else margin : margin + step // hop]
                 held, first = held[step:], False
-    if len(held) < stem.reach:
-        raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {stem.reach}")
+    if len(held) < reach:
+        raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {reach}")
     yield spoken(model, processor, held)[0 if first else margin :]
+
+
+def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
+    """Samples from one frame that the model scores to the next, and those that a recording has at least."""
+    embedding, adapter = model.spec.embedding, getattr(model.spec.encoder.neck, "adapter", None)
+    if processor.kind == "bank":
+        return processor.hop_length * embedding.hop, 2 * processor.hop_length
+    fewer = adapter.stride**adapter.depth if adapter is not None else 1
+    return embedding.stem.hop * fewer, embedding.stem.reach
 
 
 def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
     inputs = processor(samples, processor.sampling_rate)
-    values = inputs["input_values"].to(model.device, model.dtype)
-    return model(input_values=values).logits[0].float().log_softmax(-1).cpu()
+    if processor.kind == "bank":  # its last frame is half a window of nothing
+        count = int(inputs["attention_mask"].sum())
+        values = {"input_features": inputs["input_features"][:, :count]}
+    else:
+        values = {"input_values": inputs["input_values"]}
+    values = {name: value.to(model.device, model.dtype) for name, value in values.items()}
+    return model(**values).logits[0].float().log_softmax(-1).cpu()
 
 
 # -- sentences and times ----------------------------------------------------------------------------------------------

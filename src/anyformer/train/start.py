@@ -198,7 +198,7 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
             if (made / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(made)
             with telling(tell, "making the vocabulary"):
-                return run.vocabulary.make(texts_of(run.data.train, run.objective.columns), made)
+                return run.vocabulary.make(texts_of(run.data.train, run.objective.texts), made)
     if isinstance(run.model, Pretrained):
         source = hub.resolve(run.model.path)
         with contextlib.suppress(FileNotFoundError):

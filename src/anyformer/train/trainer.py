@@ -27,6 +27,7 @@ from anyformer import machine
 from anyformer.data import Ready
 from anyformer.data.lock import Lock
 from anyformer.evaluate import mean_losses
+from anyformer.evaluate.metrics import FALLING
 from anyformer.model import TransformerModule
 from anyformer.nonfinite import first_nonfinite
 from anyformer.objectives.objective import Batch, Objective
@@ -230,6 +231,7 @@ class Trainer:
     def launch(self, ready: Ready) -> _Launched:
         """Forward, backward and the optimisers' step; nothing waits for the device."""
         seed_all(self.run.seed, ready.step, self.layout.data_rank)
+        self.objective.before(self.module, ready.step)
         divisors = self.divisors(ready)
         total: dict[str, Tensor] = {}
         for left, batch, real in zip(reversed(range(len(ready.batches))), ready.batches, ready.real, strict=True):
@@ -372,7 +374,7 @@ class Trainer:
         if wanted not in self.scores:
             raise ValueError(f"evaluate.best is {wanted!r}; there are {', '.join(self.scores)}")
         value = self.scores[wanted]
-        self.score = value if wanted.endswith("loss") or wanted in ("perplexity", "bits_per_byte") else -value
+        self.score = value if wanted.endswith("loss") or wanted in FALLING else -value
         better = self.best is None or self.score < self.best
         self.best = self.score if better else self.best
         self.waited = 0 if better else self.waited + 1

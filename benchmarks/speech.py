@@ -1,0 +1,262 @@
+"""The recipes of spoken digits, whole, on one machine: word errors on strings of the official test recordings.
+
+    python benchmarks/speech.py digits OUT [--data DIR] [--minutes 6]      Conformer and CTC
+    python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   sound alone first, or from scratch; 3 seeds
+    python benchmarks/speech.py scratch OUT --steps 683 --steps 2500       the second of them alone, for so many steps
+    python benchmarks/speech.py score OUT                                  what is in OUT again, by jiwer; and the plots
+
+Trainings are over by the minutes, whatever the machine, but for that from scratch, which has the other's steps. In OUT:
+results.json, every transcript (*.jsonl, which `anyformer eval FILE RECIPE --metrics wer` scores too), and
+curve-*.jsonl, a line every some steps. Word errors are counted here, so that nothing has to be installed; `score` uses
+jiwer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ARMS = ("digits-wav2vec-tenth", "digits-scratch-tenth")
+NAMES = {"digits": "Conformer, all labels", ARMS[0]: "sound alone first", ARMS[1]: "from scratch"}
+
+
+def errors(predicted: list[str], wanted: list[str]) -> float:
+    """The share of words that must be put in, taken out or changed [Levenshtein 1966]."""
+    wrong = total = 0
+    for mine, right in ((a.split(), b.split()) for a, b in zip(predicted, wanted, strict=True)):
+        row = list(range(len(right) + 1))
+        for i, word in enumerate(mine, 1):
+            before, row[0] = row[0], i
+            for j, other in enumerate(right, 1):
+                before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (word != other))
+        wrong, total = wrong + row[-1], total + len(right)
+    return wrong / total
+
+
+def note(path: Path, **values: Any) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: str) -> Any:
+    """Trains the run's steps, or for so many seconds at most; a line of the curve every evaluation."""
+    import torch
+
+    from anyformer.evaluate import Evaluation
+    from anyformer.evaluate.predict import Predictor
+    from anyformer.train.deadline import Deadline
+    from anyformer.train.start import setup
+    from anyformer.train.trainer import Callback
+
+    torch.set_float32_matmul_precision("high")
+
+    class Budget(Deadline):
+        def stepped(self, trainer: Any, done: Any) -> None:
+            super().stepped(trainer, done)
+            trainer.steps = min(trainer.steps, run.steps)
+
+    class Watch(Callback):
+        def stepped(self, trainer: Any, done: Any) -> None:
+            if done.step % 50 == 0 or done.step == 1:
+                note(curve, step=done.step, of=trainer.steps, seconds=round(trainer.seconds, 2), **done.terms)
+            if done.step % 250 == 0 or done.step == 1:
+                pace = f"{done.seconds:.3f} s a step"
+                print(f"{run.name} {done.step}/{trainer.steps}: {done.loss:.3f}, {pace}", flush=True)
+
+        def evaluated(self, trainer: Any, scores: dict[str, float]) -> None:
+            said = {f"valid_{name}": value for name, value in scores.items()}
+            if "text" in run.objective.columns:
+                said["valid_wer"] = errors(*ask(run.data.valid, trainer.model, trainer.tokenizer).answered)
+            note(curve, step=trainer.step, seconds=round(trainer.seconds, 2), **said)
+            print(f"{run.name} {trainer.step}: {said}", flush=True)
+
+    def ask(source: Any, model: Any, tokenizer: Any) -> Any:
+        evaluation, trains = Evaluation(source, run.objective.ready(tokenizer), tokenizer, ()), model.training
+        evaluation.ask(Predictor(model.eval(), tokenizer, tokenizer.filler, size=256))
+        model.train(trains)
+        return evaluation
+
+    watchers: list[Callback] = [Watch()] if seconds is None else [Budget(time.monotonic() + seconds), Watch()]
+    trainer = setup(run, folder, device=device, callbacks=watchers, tell=lambda line: print(line, flush=True))
+    return trainer.fit(), ask
+
+
+def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
+    """Trains, and writes what the model makes of the test strings, and the share of wrong words; the steps it had."""
+    from anyformer.train.alone import write_predictions
+
+    trainer, ask = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
+    found = ask(run.data.test, trainer.model, trainer.tokenizer)
+    write_predictions(out / f"{name}.jsonl", found)
+    wrong = errors(*found.answered)
+    facts = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "strings": len(found.answered.wanted)}
+    note(out / "results.jsonl", name=name, wer=wrong, parameters=size(trainer.model), **facts)
+    print(f"{name}: {100 * wrong:.2f} % of the words of {facts['strings']} test strings are wrong", flush=True)
+    return trainer.step
+
+
+def size(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def prepared(run: Any, folder: Path, shared: Path) -> Any:
+    """The records of runs that read the same are made once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared.mkdir(parents=True, exist_ok=True)
+    if not (folder / "data").exists():
+        os.symlink(shared.resolve(), folder / "data")
+    return run
+
+
+def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
+    from anyformer.codec import override
+    from anyformer.recipes import recipe
+
+    given = dict(pair.split("=", 1) for pair in options.set)
+    given = {path: json.loads(value) for path, value in given.items()}
+    run = override(recipe(name, options.data), {"evaluate.metrics": (), **changes})
+    known = {path: value for path, value in given.items() if applies(run, path)}
+    return override(run, known) if known else run
+
+
+def applies(run: Any, path: str) -> bool:
+    """Whether a run has such a place: one that begins from a pretrained model has no description."""
+    from anyformer.part import at
+
+    try:
+        at(run, path)
+    except (ValueError, AttributeError, KeyError):
+        return False
+    return True
+
+
+def digits(options: argparse.Namespace) -> None:
+    out = Path(options.out)
+    run = prepared(described("digits", options, seed=options.seed), out / "runs" / "digits", out / "runs" / "data")
+    transcribed(run, out, "digits", 60 * options.minutes - 20, options.device)
+    finish(out)
+
+
+def one_seed(options: argparse.Namespace) -> None:
+    """Sound alone, then both arms, of one seed: from scratch for exactly as many steps as the other had."""
+    out, seed, whole = Path(options.out), options.seed, 60 * options.minutes
+
+    def folder(name: str) -> Path:
+        return out / "runs" / f"{name}-{seed}"
+
+    def ready(name: str, **changes: Any) -> Any:
+        run = described(name, options, seed=seed, **changes)
+        return prepared(run, folder(name), out / "runs" / "data")
+
+    for steps in options.steps:  # from scratch alone
+        name = f"{ARMS[1]}-{steps}-{seed}"
+        run = prepared(described(ARMS[1], options, seed=seed, steps=steps), out / "runs" / name, out / "runs" / "data")
+        transcribed(run, out, name, None, options.device)
+    if options.steps:
+        return
+    first = ready("digits-wav2vec")
+    learn(first, folder("digits-wav2vec"), 0.5 * whole, out / f"curve-digits-wav2vec-{seed}.jsonl", options.device)
+    tuned = ready(ARMS[0], **{"model.path": str(folder("digits-wav2vec"))})
+    steps = transcribed(tuned, out, f"{ARMS[0]}-{seed}", 0.2 * whole, options.device)
+    transcribed(ready(ARMS[1], steps=steps), out, f"{ARMS[1]}-{seed}", None, options.device)
+
+
+def wav2vec(options: argparse.Namespace) -> None:
+    """A process for each seed (and number of steps from scratch), at once: a small model leaves most of a GPU idle."""
+    out = Path(options.out)
+    command = [sys.executable, __file__, "seed", str(out), "--data", options.data, "--device", options.device]
+    command += ["--minutes", str(options.minutes), *(word for pair in options.set for word in ("--set", pair))]
+    each = [["--steps", str(steps)] for steps in options.steps] or [[]]
+    several = [[*command, "--seed", str(seed), *more] for seed in range(options.seeds) for more in each]
+    threads = {**os.environ, "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // (len(several) + 1), 1))}
+    failed = [process.wait() for process in [subprocess.Popen(one, env=threads) for one in several]]
+    finish(out)
+    if any(failed):
+        sys.exit(f"seeds ended with {failed}")
+
+
+def scratch(options: argparse.Namespace) -> None:
+    if not options.steps:
+        sys.exit("scratch: --steps N, as many as are to be compared with")
+    wav2vec(options)
+
+
+def finish(out: Path) -> None:
+    """results.json, from what each part left."""
+    if not (out / "results.jsonl").is_file():
+        return
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = {"runs": sorted(rows, key=lambda row: row["name"])}
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row["name"].startswith(ARMS):
+            groups.setdefault(row["name"].rpartition("-")[0], []).append(row["wer"])
+    for name, own in sorted(groups.items()):
+        spread = statistics.stdev(own) if len(own) > 1 else 0.0
+        found[name] = {"mean": statistics.mean(own), "deviation": spread, "seeds": len(own)}
+    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found), flush=True)
+
+
+def score(options: argparse.Namespace) -> None:
+    import jiwer
+
+    from anyformer.train.alone import read_predictions
+
+    out = Path(options.out)
+    for file in sorted(out.glob("digits*.jsonl")):
+        answered = read_predictions(file)
+        theirs, ours = jiwer.wer(answered.wanted, answered.predicted), errors(answered.predicted, answered.wanted)
+        print(f"{file.stem}: {100 * theirs:.2f} % by jiwer, {100 * ours:.2f} % here")
+    draw(out)
+
+
+def draw(out: Path) -> None:
+    """Word errors on the strings held out from the training recordings, as the training goes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    colours: dict[str, str] = {}
+    for file in sorted(out.glob("curve-*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        points = [(line["step"], 100 * line["valid_wer"]) for line in lines if "valid_wer" in line]
+        if points:
+            name = next(label for start, label in NAMES.items() if file.stem.removeprefix("curve-").startswith(start))
+            first = name not in colours
+            colour = colours.setdefault(name, f"C{len(colours)}")
+            axes.plot(*zip(*points, strict=True), ".-", color=colour, label=name if first else None)
+    axes.set(xlabel="steps", ylabel="wrong words, %", yscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(out / "speech.png", dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("digits", "wav2vec", "scratch", "seed", "score"))
+    parser.add_argument("out")
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, action="append", default=[], help="from scratch alone, for so many steps")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=JSON", help="where a run has such a place")
+    options = parser.parse_args()
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    verbs = {"digits": digits, "wav2vec": wav2vec, "scratch": scratch, "seed": one_seed, "score": score}
+    verbs[options.what](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Sound alone: which code stands behind a hidden frame, among those behind others [Baevski et al. 2020]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyformer.check import at_least, chance
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.objective import Batch, Read, Record, answering, head_of
+from anyformer.objectives.sound import Sounds
+from anyformer.parts.contrast import ContrastModule
+
+LEAST = 2  # spans, as published
+
+
+class Contrast(Sounds, called=("wav2vec 2.0", "contrastive")):
+    """About `hidden` of the frames are hidden each time, in spans of `span` that may lie over each other, and for each
+    of them `negatives` others of the same recording are drawn. A frame is `reach` samples, every `hop`: the model's
+    stem. Codes are drawn at a temperature that falls from the first of `temperatures` to the second, by the factor
+    `cooling` a step."""
+
+    hop: int = 320
+    reach: int = 400
+    hidden: float = 0.65
+    span: int = 10
+    negatives: int = 100
+    temperatures: tuple[float, float] = (2.0, 0.5)
+    cooling: float = 0.999995
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "hop", "reach", "negatives")
+        at_least(self, 2, "span")
+        chance(self, "hidden")
+        if self.form != "values":
+            raise ValueError("Contrast.form: codes are made of samples, 'values'")
+        if not 0 < self.temperatures[1] <= self.temperatures[0] or not 0 < self.cooling <= 1:
+            raise ValueError("Contrast: temperatures fall, from above 0 to above 0, by a factor of at most 1")
+
+    def frames(self, samples: int) -> int:
+        return (samples - self.reach) // self.hop + 1
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        record = super().encode(example, tokenizer)
+        least = int(self.span * (1 + self.speed)) + 2
+        if (frames := self.frames(len(record["samples"]))) < least:
+            raise ValueError(f"{frames} frames of sound; spans of {self.span} are hidden, so {least} or more")
+        return record
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        record = super().vary(record, random)
+        frames = self.frames(len(record["samples"]))
+        places = frames - self.span + 1
+        number = min(max(int(self.hidden * frames / self.span + random.random()), LEAST), places)
+        starts = random.choice(places, number, replace=False)
+        where = np.unique(starts[:, None] + np.arange(self.span))  # (n,)
+        drawn = random.integers(len(where) - 1, size=(len(where), self.negatives))
+        drawn += drawn >= np.arange(len(where))[:, None]  # any but itself
+        return {**record, "hidden": where.astype(np.int32), "others": where[drawn].astype(np.int32).reshape(-1)}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = super().collate(records, pad)
+        B, T, K = len(records), self.frames(batch["input_values"].shape[1]), self.negatives
+        hidden = np.zeros((B, T), np.bool_)
+        # frames are numbered through the batch; where nothing is hidden, the row's first stands for nothing
+        others = np.broadcast_to(T * np.arange(B)[:, None, None], (B, T, K)).copy()
+        for i, record in enumerate(records):
+            hidden[i, record["hidden"]] = True
+            others[i, record["hidden"]] += record["others"].reshape(-1, K)
+        more = {"mask_time_indices": hidden, "sampled_negative_indices": others}
+        return {**batch, **{name: torch.from_numpy(array) for name, array in more.items()}}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head = head_of(model, ContrastModule, "telling codes apart")
+        self.fits(model.spec.embedding)
+        stem = model.spec.embedding.stem
+        for name, there in (("hop", stem.hop), ("reach", stem.reach), ("negatives", head.part.negatives)):
+            if getattr(self, name) != there:
+                raise ValueError(f"Contrast.{name} is {getattr(self, name)}, and the model's is {there}")
+        return model
+
+    def before(self, trained: Any, step: int) -> None:
+        first, last = self.temperatures
+        trained.head.quantizer.temperature = max(first * self.cooling**step, last)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        number = float(batch["mask_time_indices"].sum())
+        return {"contrast": number, "diversity": number}
+
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        terms = answering(model).losses(seen.x, seen.ctx, seen.inputs)
+        return {name: term.sum for name, term in terms.items()}

@@ -1,0 +1,42 @@
+"""What is said, from frames that nobody lined up with it [Graves et al. 2006]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.examples import flat, text_of
+from anyformer.objectives.objective import Batch, Read, Record, head_of, logits_of, num_labels, padded
+from anyformer.objectives.sound import Sounds
+from anyformer.parts.head import CTCModule
+
+
+class CTC(Sounds, called=("speech recognition",)):
+    """Also a column "text", what is said. The loss is that of a token, all its alignments together."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("audio", "text")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        ids = flat(tokenizer.pieces(text_of(example, "text"), add_special_tokens=False))
+        return {**super().encode(example, tokenizer), "labels": ids}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {**super().collate(records, pad), "labels": padded([record["labels"] for record in records], IGNORED)}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head_of(model, CTCModule, "CTC")
+        self.fits(model.spec.embedding)
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": num_labels(batch["labels"])}
+
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        each, _ = head_of(model, CTCModule, "CTC").each(logits_of(model, seen), batch["labels"], seen.ctx)
+        return {"loss": each.sum()}

@@ -1,0 +1,49 @@
+"""Sound in, text out, by an encoder and a decoder [Radford et al. 2022]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.examples import flat, text_of
+from anyformer.objectives.objective import Batch, Record, padded
+from anyformer.objectives.rewrite import Rewrite
+from anyformer.objectives.sound import Sounds
+
+
+class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
+    """Also a column "text", what is to be written: behind the model's own start token and `prompt`, tokens such as
+    "<|en|><|transcribe|><|notimestamps|>", and up to the tokenizer's end token. A record is as long as its text."""
+
+    prompt: str = ""
+
+    def check(self) -> None:
+        Sounds.check(self)
+        Rewrite.check(self)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("audio", "text")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        if tokenizer.eos_token_id is None:
+            raise ValueError("a text is written up to its end, and this tokenizer has no token for it")
+        parts = (tokenizer.pieces(text, add_special_tokens=False) for text in (self.prompt, text_of(example, "text")))
+        labels = flat(piece for part in (*parts, [[tokenizer.eos_token_id]]) for piece in part)
+        return {**super().encode(example, tokenizer), "labels": labels}
+
+    def size(self, record: Record) -> int:
+        return len(record["labels"])
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        heard = Sounds.collate(self, records, pad)
+        return {**heard, "labels": padded([record["labels"] for record in records], IGNORED)}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        super().module(model)
+        self.fits(model.spec.embedding)
+        return model

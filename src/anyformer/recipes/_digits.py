@@ -1,0 +1,40 @@
+"""Spoken digits (FSDD): 3,000 recordings of 6 speakers, joined into strings as one of them would say them."""
+
+from __future__ import annotations
+
+from anyformer.data import Held, JoinedRecordings, Recordings, Source, Where, Words
+
+RATE = 8000
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+SIZE = 12  # tokens: a pad, which is the blank too, an unknown word, and the digits
+HELD = 7  # of 50 recordings of each digit by each speaker the first five are the official test, two more are held out
+
+
+def words() -> Words:
+    return Words()
+
+
+def recordings(data: str, least: int | None = None, most: int | None = None) -> Source:
+    """Those whose number among the recordings of one digit by one speaker is from `least` to `most`."""
+    every = Recordings(path=f"{data}/speech_fsdd/fsdd.npz", fields=("speaker", "index"), texts=DIGITS)
+    return Where(source=every, column="index", least=least, most=most)
+
+
+def strings(source: Source, count: int, seed: int = 0) -> JoinedRecordings:
+    return JoinedRecordings(source=source, count=count, least=3, most=8, alike="speaker", seed=seed)
+
+
+def learnt(data: str, count: int = 8000, one_in: int | None = None) -> Source:
+    """Strings to learn from, of all their recordings or of one in so many."""
+    known = recordings(data, least=HELD)
+    return strings(known if one_in is None else Held(source=known, one_in=one_in, out=True), count)
+
+
+def held(data: str) -> Source:
+    """Strings to watch a training by, of recordings that it does not see."""
+    return strings(recordings(data, least=5, most=HELD - 1), 200, seed=1)
+
+
+def official(data: str) -> Source:
+    """Strings of the official test recordings."""
+    return strings(recordings(data, most=4), 1000, seed=2)
