@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.context import Context
-from anyformer.part import Site, walk
+from anyformer.part import Part, Site, walk
 from anyformer.parts.constant import Computed
 from anyformer.parts.op import Op
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
@@ -25,6 +25,23 @@ class Grid(NamedTuple):
 
     rows: int
     columns: int
+
+
+def as_image(x: Tensor, grid: Grid | None) -> Tensor:
+    """(B, N, D) -> (B, D, rows, columns)"""
+    assert grid is not None
+    return x.transpose(1, 2).unflatten(2, grid).contiguous()
+
+
+class Down(Part):
+    """A step between stages: its module maps x (B, N, D) and the grid to both, of which the grid is coarser or x wider."""
+
+    def coarser(self, grid: Grid) -> Grid:
+        """The grid after this step."""
+        raise NotImplementedError
+
+    def out_width(self, width: int) -> int:
+        raise NotImplementedError
 
 
 class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention")):
