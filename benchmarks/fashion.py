@@ -2,8 +2,9 @@
 
 Each training is a recipe. `--sizes` are so many pictures of a drawn order, the smaller ones part of the larger; all of
 them are 60,000. What is measured is the accuracy on the 10,000 test pictures after the last step: nothing is chosen by
-it. The file fashion.json in `--out` is written anew after every evaluation, and a training that is over its `--minutes`
-ends earlier, its schedule with it. `--plot` draws fashion.json again, which needs matplotlib.
+it. A file fashion-MODELS.json in `--out` is written anew after every evaluation, so that several can run at once, and a
+training that is over its `--minutes` ends earlier, its schedule with it. `--plot` draws what all of them have found, which
+needs matplotlib.
 
     python benchmarks/fashion.py --data data --out results [--models vit swin resnet] [--sizes 1000 5000 20000]
     python benchmarks/fashion.py --out results --plot docs/results
@@ -35,11 +36,22 @@ STEPS = {1000: 1500, 5000: 3000, 20_000: 4000}  # of both models alike, where pi
 
 
 class Curve(Callback):
-    """Puts what happens into `results` and writes them."""
+    """Puts what happens into `row` and writes it. The accuracy is counted here, so that no library of metrics is needed."""
 
     def __init__(self, row: dict[str, Any], write: Any) -> None:
         self.row, self.write, self.spans, self.loss = row, write, [0.0], float("nan")
         self.begin = time.perf_counter()
+
+    def started(self, trainer: Trainer) -> None:
+        records = list(trainer.splits.valid)
+        self.test = [trainer.objective.collate(records[i : i + 1000], 0) for i in range(0, len(records), 1000)]
+
+    def accuracy(self, trainer: Trainer) -> float:
+        """Of the weights that count, on all test pictures."""
+        with trainer.evaluating(), trainer.autocast():
+            moved = map(trainer.moved, self.test)
+            right = [(trainer.model(b["pixel_values"]).logits.argmax(-1) == b["labels"]).float().mean() for b in moved]
+        return float(torch.stack(right).mean())
 
     def stepped(self, trainer: Trainer, done: Done) -> None:
         self.loss = done.loss
@@ -48,6 +60,7 @@ class Curve(Callback):
     def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
         seconds = time.perf_counter() - self.begin
         middle = sorted(self.spans)[len(self.spans) // 2]
+        scores = {**scores, "accuracy": round(self.accuracy(trainer), 4)}
         point = {"step": trainer.step, "seconds": round(seconds, 1), "training_loss": self.loss, **scores}
         self.row["curve"].append(point)
         self.row |= {"accuracy": scores["accuracy"], "steps": trainer.step, "ms_a_step": round(1e3 * middle, 2)}
@@ -58,7 +71,7 @@ class Curve(Callback):
 
 def train(model: str, size: int, options: argparse.Namespace, results: dict[str, Any], write: Any) -> None:
     run = recipe(RECIPES[model], options.data)
-    changes: dict[str, Any] = {"keep.every": 10**6}
+    changes: dict[str, Any] = {"keep.every": 10**6, "evaluate.metrics": (), "evaluate.best": "loss"}
     if size < ALL:
         changes |= {"data.train": First(source=run.data.train, count=size, seed=0), "steps": STEPS.get(size, 2000)}
     run = override(run, {**changes, **dict(setting(text) for text in options.set)})
@@ -137,7 +150,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "fashion.json"
+    file = options.out / f"fashion-{'-'.join(options.models)}.json"
     if options.plot:
         plot({k: v for each in sorted(options.out.glob("fashion*.json")) for k, v in json.loads(each.read_text()).items()},
              options.plot)  # fmt: skip
