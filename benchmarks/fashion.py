@@ -1,10 +1,10 @@
-"""Fashion-MNIST from scratch by a ViT, a Swin and a ResNet, and the first two kinds against each other on fewer pictures.
+"""Fashion-MNIST from scratch by a ViT, a Swin and a ResNet, and how a ViT and a ResNet do with fewer pictures.
 
 Each training is a recipe. `--sizes` are so many pictures of a drawn order, the smaller ones part of the larger; all of
 them are 60,000. What is measured is the accuracy on the 10,000 test pictures after the last step: nothing is chosen by
 it. A file fashion-MODELS.json in `--out` is written anew after every evaluation, so that several can run at once, and a
-training that is over its `--minutes` ends earlier, its schedule with it. `--plot` draws what all of them have found, which
-needs matplotlib.
+training that is over its `--minutes` ends earlier, its schedule with it. `--plot` draws what all of them have found
+(matplotlib).
 
     python benchmarks/fashion.py --data data --out results [--models vit swin resnet] [--sizes 1000 5000 20000]
     python benchmarks/fashion.py --out results --plot docs/results
@@ -36,7 +36,7 @@ STEPS = {1000: 1500, 5000: 3000, 20_000: 4000}  # of both models alike, where pi
 
 
 class Curve(Callback):
-    """Puts what happens into `row` and writes it. The accuracy is counted here, so that no library of metrics is needed."""
+    """Puts what happens into `row` and writes it. The accuracy is counted here: no library of metrics is needed."""
 
     def __init__(self, row: dict[str, Any], write: Any) -> None:
         self.row, self.write, self.spans, self.loss = row, write, [0.0], float("nan")
@@ -152,9 +152,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"fashion-{'-'.join(options.models)}.json"
     if options.plot:
-        plot({k: v for each in sorted(options.out.glob("fashion*.json")) for k, v in json.loads(each.read_text()).items()},
-             options.plot)  # fmt: skip
-        return
+        found = [json.loads(each.read_text()) for each in sorted(options.out.glob("fashion*.json"))]
+        return plot({name: row for each in found for name, row in each.items()}, options.plot)
     results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
     def write() -> None:

@@ -1,8 +1,8 @@
 """A training step of ViT-B/16 on one CUDA device, beside timm's and transformers', all three compiled.
 
 Pictures that lie on the device, bf16 autocast, cross-entropy, fused AdamW: forward, backward and the optimiser's step.
-Ours is the trainer's own step (`LossStep`, fused projections, the stream in bf16); theirs are compiled as they come. All
-are in one process and take turns, a few steps each; the ratio is theirs / ours of the same turn, and above 1 we are
+Ours is the trainer's own step (`LossStep`, fused projections, the stream in bf16); theirs are compiled as they come.
+All are in one process and take turns, a few steps each; the ratio is theirs / ours of the same turn, and above 1 we are
 faster. Memory is the highest of a side's own steps, without what the others hold. Ours and transformers' start with the
 same weights: their first losses must agree.
 

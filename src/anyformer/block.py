@@ -8,7 +8,6 @@ the Conformer's half-step are kinds of `residual`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -357,7 +356,7 @@ class Stages(Part, sees="all"):
     stages: tuple[Stack, ...]
     down: tuple[Down, ...]  # one between each two stages, or one before the first too
     norm: Norm | None = None
-    # as hidden states: what each stage reads and the last one gives, also as images; or what each gives, as images alone
+    # as hidden states: what each stage reads and the last gives, also as images; or what each gives, as images alone
     shows: Literal["inputs", "images"] = "inputs"
 
     def check(self) -> None:

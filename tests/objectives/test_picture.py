@@ -77,7 +77,7 @@ def test_chance_mirrors_and_moves() -> None:
 
 
 def test_boxes_of_neighbours_and_empty_ones() -> None:
-    """Half of a picture from its neighbour: half of the loss is about the other label. In evaluation nothing is done."""
+    """Half of a picture from its neighbour: half of the loss is about the other label. In evaluation all is plain."""
     rows = [GREY.encode({"image": np.full((8, 6), 50 + i, np.uint8), "label": i % 2}, None) for i in range(40)]
     for name in ("cut", "erase"):
         pasting = GREY.replace(**{name: 0.5})
@@ -126,8 +126,8 @@ def test_clear_errors() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             objective.module(net)
-    wrong = ({"labels": ("a",)}, "two labels"), ({"std": (0.5, 0.5)}, "mean and std"), ({"shift": -1}, "shift"), ({"cut": 1.0}, "cut")
-    for changes, match in wrong:
+    wrong = ({"labels": ("a",)}, "two labels"), ({"std": (0.5, 0.5)}, "mean and std"), ({"shift": -1}, "shift")
+    for changes, match in (*wrong, ({"cut": 1.0}, "cut")):
         with pytest.raises(ValueError, match=match):
             GREY.replace(**changes)
 

@@ -16,6 +16,6 @@ from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, tex
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
     "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Mixture", "Share", "TextToText", "TextFiles",
-    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX", "SQuAD",
-    "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
+    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
+    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
 ]  # fmt: skip

@@ -18,7 +18,6 @@ from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
 from anyformer.parts.head import ClassifyModule
 
-
 CHANCES = 8  # numbers between 0 and 1, for each time that a picture is seen
 
 

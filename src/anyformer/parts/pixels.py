@@ -26,7 +26,7 @@ from anyformer.state import State
 
 
 class Convolution(Part, sees="all"):
-    """One over the grid, with zeros around it, then a norm and an activation. Every `stride`-th row and column stays."""
+    """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
 
     kernel: int = 3
     width: int | None = None  # of what it gives; that of the place it stands in unless said

@@ -34,7 +34,7 @@ def as_image(x: Tensor, grid: Grid | None) -> Tensor:
 
 
 class Down(Part):
-    """A step between stages: its module maps x (B, N, D) and the grid to both, of which the grid is coarser or x wider."""
+    """A step between stages: its module maps x (B, N, D) and the grid to both, the grid coarser or x wider."""
 
     def coarser(self, grid: Grid) -> Grid:
         """The grid after this step."""
