@@ -15,7 +15,7 @@ from anyformer.parts.image import ImageOutput
 from anyformer.parts.init import Kaiming, Uniform
 from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
 from anyformer.parts.residual import Activated
-from anyformer.weights.rules import Rename, Rule
+from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
 REDUCTION = 4  # of the narrow layers between two wide ones
 BACKBONE = "read by ResNetBackbone alone"
@@ -114,15 +114,14 @@ def describe(c: Any) -> Model:
         init={
             "head.out.weight": Kaiming(gain=1 / math.sqrt(3), normal=False),
             "head.out.bias": Uniform(low=-bound, high=bound),
-            "*": Kaiming(outputs=True),
         },
     )  # fmt: skip
 
 
 def rules(spec: Any) -> list[Rule]:
     def convolution(theirs: str, ours: str) -> list[Rule]:
-        pairs = {"convolution": "taps", "normalization": "norm"}
-        return [Rename(f"{theirs}.{name}.{{p}}", f"{ours}.{own}.{{p}}") for name, own in pairs.items()]
+        taps = ChannelsLast(f"{theirs}.convolution.weight", f"{ours}.taps.weight")
+        return [taps, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
 
     found = convolution("~embedder.embedder", "embedding.layers.0")
     for s, stage in enumerate(spec.encoder.stages):

@@ -69,16 +69,15 @@ class Xavier(Initializer, called=("Glorot",)):
 
 
 class Kaiming(Initializer, called=("He",)):
-    """Variance 1 / inputs, times a gain [He et al. 2015]; or 1 / outputs, so that gradients keep their size."""
+    """Variance 1 / inputs, times a gain [He et al. 2015]."""
 
     gain: float = math.sqrt(2.0)
     normal: bool = True
-    outputs: bool = False
     branches: int | None = None  # that a layer adds to the stream; divided by the square root of all of them (GPT-2)
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
-        reached = tensor[:, 0] if self.outputs and tensor.dim() > 1 else tensor[0] if tensor.dim() > 1 else tensor
-        std = self.gain / math.sqrt(reached.numel() * (1 if self.branches is None else self.branches * depth))
+        inputs = tensor[0].numel() if tensor.dim() > 1 else tensor.numel()
+        std = self.gain / math.sqrt(inputs * (1 if self.branches is None else self.branches * depth))
         if self.normal:
             tensor.normal_(0, std, generator=generator)
         else:

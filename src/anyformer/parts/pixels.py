@@ -18,7 +18,7 @@ from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.embed import Embedding
-from anyformer.parts.init import Kaiming
+from anyformer.parts.init import Normal
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op
 from anyformer.parts.window import Down, Grid
@@ -50,20 +50,36 @@ class Convolution(Part, sees="all"):
 class ConvolutionLayer(nn.Module):
     """Maps x (B, N, inputs) and its grid to both."""
 
-    starts: ClassVar[dict[str, Any]] = {"taps.weight": Kaiming(outputs=True)}
-
     def __init__(self, part: Convolution, inputs: int, site: Site) -> None:
         super().__init__()
-        width, k = part.width or site.width, part.kernel
-        self.taps = nn.Conv2d(inputs, width, k, stride=part.stride, padding=k // 2, bias=part.bias)
+        width = part.width or site.width
+        self.taps = Taps(inputs, width, part)
         self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
-        y = self.taps(x.unflatten(1, grid).permute(0, 3, 1, 2))
-        grid = Grid(y.shape[2], y.shape[3])
-        x = y.permute(0, 2, 3, 1).flatten(1, 2)
+        y = self.taps(x.unflatten(1, grid))
+        x, grid = y.flatten(1, 2), Grid(y.shape[1], y.shape[2])
         return self.activation(x if self.norm is None else self.norm(x)), grid
+
+
+class Taps(nn.Module):
+    """The weights (outputs, rows, columns, inputs) are laid out as the pixels are: libraries of convolutions would turn
+    others round in every pass."""
+
+    def __init__(self, inputs: int, outputs: int, part: Convolution) -> None:
+        super().__init__()
+        self.kernel, self.stride = part.kernel, part.stride
+        self.weight = nn.Parameter(torch.empty(outputs, part.kernel, part.kernel, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if part.bias else None
+        self.starts = {"weight": Normal(std=math.sqrt(2 / (outputs * part.kernel**2)))}  # by outputs [He et al. 2015]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, rows, columns, inputs) -> the same, of outputs"""
+        if self.kernel == 1:  # a product
+            return F.linear(x[:, :: self.stride, :: self.stride], self.weight.flatten(1), self.bias)
+        pixels, weight = x.permute(0, 3, 1, 2), self.weight.permute(0, 3, 1, 2)
+        return F.conv2d(pixels, weight, self.bias, self.stride, self.kernel // 2).permute(0, 2, 3, 1)
 
 
 class ConvolutionChain(nn.Module):
