@@ -415,7 +415,7 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
         return stack(draw, place)
     if kind == "Stages":
         return {"kind": "Stages", "stages": [stack(draw, place), stack(draw, dataclasses.replace(
-            place, width=2 * place.width))], "down": [fields(draw, "Merge", place)]}  # fmt: skip
+            place, width=2 * place.width))], "down": [part(draw, Part.kinds["Down"], place)]}  # fmt: skip
     place = dataclasses.replace(place, shortened=True)
     made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
     return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})

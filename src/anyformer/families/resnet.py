@@ -111,10 +111,7 @@ def describe(c: Any) -> Model:
         ),
         encoder=Stages(stages=tuple(stages), down=tuple(down), shows="images"),
         head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type) if classifies else ImageOutput(),
-        init={
-            "head.out.weight": Kaiming(gain=1 / math.sqrt(3), normal=False),
-            "head.out.bias": Uniform(low=-bound, high=bound),
-        },
+        init={"head.out.bias": Uniform(low=-bound, high=bound), "*": Kaiming(gain=1 / math.sqrt(3), normal=False)},
     )  # fmt: skip
 
 
