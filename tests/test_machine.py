@@ -166,6 +166,16 @@ def test_training_ends_in_time_with_its_schedule(seconds: Any, monkeypatch: pyte
     assert factors[-1] < 0.1 and max(factors[5:]) > 0.9 and len(factors) > 50
 
 
+def test_a_step_from_before_the_clock_began_moves_no_end() -> None:
+    """On a GPU a step's numbers come once the next is on its way: a Deadline that begins there hears of its own step."""
+    end, trainer = deadline.Deadline(deadline.time.monotonic() + 60.0), SimpleNamespace(step=21, steps=500)
+    end.started(trainer)  # type: ignore[arg-type]
+    end.stepped(trainer, Done(21, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
+    assert trainer.steps == 500
+    end.stepped(trainer, Done(22, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]
+    assert trainer.steps != 500
+
+
 @pytest.mark.parametrize(("speed", "name"), [(0.002, "full"), (0.02, "middle"), (1.0, "small"), (100.0, "small")])
 def test_the_quickstart_chooses_the_largest_size_that_fits(
     speed: float, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -66,7 +66,7 @@ OPS: dict[str, dict[str, Any]] = {
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
                                     "BatchNorm": {}}  # fmt: skip
 RESIDUALS: dict[str, dict[str, Any]] = {
-    "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Halved": {"every": 2},
+    "Add": {}, "Scaled": {}, "ReZero": {}, "Fixup": {}, "LayerScale": {}, "Activated": {}, "Halved": {"every": 2},
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
 POSITIONS: dict[str, dict[str, Any]] = {
@@ -116,7 +116,8 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
     "Transform",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
-    "GridVectors", "Skip", "SubsampledSpectrogram",
+    "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
+    "ConvolutionEmbedding",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -274,6 +274,19 @@ def stem(draw: Draw, place: Place) -> dict[str, Any]:
     return {"kind": "ConvolutionStem", "norm": draw(st.sampled_from(("layer", "group"))), **made}
 
 
+def convolutions(stride: int) -> Callable[[Draw, Place], Any]:
+    """Of which the first alone has a stride, and the last the width of its place."""
+
+    def make(draw: Draw, place: Place) -> list[dict[str, Any]]:
+        made = [fields(draw, "Convolution", place) for _ in range(draw(st.integers(1, 2)))]
+        if not place.careless:
+            made = [{**without(each, "width"), "stride": 1 if i else stride} for i, each in enumerate(made)]
+            made = [{**each, "width": 8} for each in made[:-1]] + made[-1:]
+        return made
+
+    return make
+
+
 STEM = {"widths": (8, 12), "kernels": (4, 3), "strides": (2, 3)}
 KEPT = object()  # the default stays: what it changes is not for a random description to say
 CHANCE = st.sampled_from((0.0, 0.1))
@@ -282,7 +295,8 @@ TOKEN = st.integers(0, VOCABULARY - 1)
 
 # whose defaults are for larger models
 UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
-         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations")}  # fmt: skip
+         ("ConvolutionEmbedding", "image_size"), ("ConvolutionEmbedding", "channels"), ("XVectorHead", "widths"),
+         ("XVectorHead", "kernels"), ("XVectorHead", "dilations")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -344,7 +358,11 @@ FIELDS: dict[str, Any] = {
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
-    "PatchEmbedding.prefix": st.integers(0, 2),
+    "PatchEmbedding.prefix": st.integers(0, 2), "Convolution.kernel": st.sampled_from((1, 3)),
+    "Convolutions.layers": convolutions(1), "ConvolutionEmbedding.layers": convolutions(2),
+    "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
+    "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, place: 2 * place.width,
+    "ResidualDown.skip": lambda draw, place: {**fields(draw, "Convolution", place), "width": None, "stride": 2},
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
     "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,
@@ -424,7 +442,7 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
         return stack(draw, dataclasses.replace(place, reshapes=True))
     if kind == "Stages":
         return {"kind": "Stages", "stages": [stack(draw, place), stack(draw, dataclasses.replace(
-            place, width=2 * place.width))], "down": [fields(draw, "Merge", place)]}  # fmt: skip
+            place, width=2 * place.width))], "down": [part(draw, Part.kinds["Down"], place)]}  # fmt: skip
     place = dataclasses.replace(place, shortened=True)
     made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
     return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})

@@ -11,8 +11,10 @@ import pytest
 from anyformer.codec import decode, encode
 from anyformer.data import (
     CSV,
+    IDX,
     TSV,
     Arrays,
+    Beside,
     Bytes,
     Columns,
     Data,
@@ -333,3 +335,30 @@ def test_real_files_have_as_many_rows_as_their_sources_say(shared_data):
     assert count(SQuAD(path=str(shared_data / "qa_xquad" / "xquad.en.json.gz")), "answers") == (1190, 0)
     images = Arrays(path=str(shared_data / "fashion_mnist_part"), fields={"image": "x_test", "label": "y_test"})
     assert count(images, "image", "label") == (2000, 0)
+
+
+def test_idx_files_side_by_side_and_the_first_of_a_drawn_order(tmp_path):
+    pixels, labels = np.arange(120, dtype=np.uint8).reshape(20, 2, 3), np.arange(20, dtype=np.uint8)
+    for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+        header = bytes((0, 0, 8, array.ndim)) + np.asarray(array.shape, ">u4").tobytes()
+        (tmp_path / f"{name}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    image, label = tmp_path / "images-idx3-ubyte.gz", tmp_path / "labels-idx1-ubyte.gz"
+    source = Beside(sources=(IDX(path=str(image), name="image"), IDX(path=str(label), name="label")))
+
+    def seen(source):
+        found = [row.example for row in source.rows(("image", "label"))]
+        assert all((each["image"] == pixels[each["label"]]).all() for each in found)
+        return [int(each["label"]) for each in found]
+
+    assert seen(source) == list(range(20)) and seen(First(source=source, count=3)) == [0, 1, 2]
+    few, more = (seen(First(source=source, count=count, seed=1)) for count in (4, 12))
+    assert more[:4] == few != [0, 1, 2, 3] and len(set(more)) == 12
+    assert seen(First(source=source, count=4, seed=2)) != few
+    assert sorted(seen(First(source=source, count=99, seed=1))) == list(range(20))
+    for damaged in (b"", b"\0\0\x08", b"\0\0\x09\x01\0\0\0\x02ab", b"\0\0\x08\x01\0\0\0\x03ab"):
+        (tmp_path / "bad").write_bytes(damaged)
+        with pytest.raises(ValueError, match="not a file of bytes like MNIST's"):
+            list(IDX(path=str(tmp_path / "bad"), name="x").raw())
+    (tmp_path / "cut.gz").write_bytes(image.read_bytes()[:40])
+    with pytest.raises(ValueError, match="cut.gz"):
+        list(IDX(path=str(tmp_path / "cut.gz"), name="x").raw())

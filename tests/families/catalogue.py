@@ -149,7 +149,7 @@ def shallow(case: Case) -> Any:
     as every layer is traced anew."""
     def enough(stack: Stack) -> int:
         kinds = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
-        return max(map(kinds.index, kinds)) + 1
+        return max(map(kinds.index, kinds), default=-1) + 1
 
     stacks = {path: part for path, part in af_walk(spec_of(case)) if isinstance(part, Stack) and part.order is None}
     model = af.build(af.override(spec_of(case), {f"{path}.depth": enough(part) for path, part in stacks.items()}))

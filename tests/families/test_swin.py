@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer.part import walk
+from anyformer.parts.attention import Attention
 
 PLAIN, ABSOLUTE = (next(c for c in CASES if c.id == name) for name in ("SwinModel", "SwinModel-absolute"))
 MASKED = next(c for c in CASES if c.id == "SwinForMaskedImageModeling-absolute")
@@ -90,6 +91,15 @@ def test_masks_are_made_once_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = af.override(shared(PLAIN).spec, {"encoder.stages.0.depth": 6})
     af.build(spec)(picture(32, 32))
     assert made == [(9, 9, 3, 0), (9, 9, 3, 1), (6, 6, 3, 0), (6, 6, 3, 1)]
+
+
+def test_windows_cost_what_the_lectures_say() -> None:
+    """M^2 H W products of a query with a key, where attention among all places takes (H W)^2: M = 7 on 56 x 56."""
+    config = {"image_size": 224, "embed_dim": 16, "depths": [1], "num_heads": [2], "window_size": 7}
+    swin = af.families.find("swin").read(config, "SwinModel")
+    plain = af.override(swin, {"encoder.stages.0.layers.attention.op": Attention(num_heads=2)})
+    found = [sum(af.count(spec).work(1).pairs.values()) // (4 * 16) for spec in (swin, plain)]
+    assert found == [7**2 * 56 * 56, (56 * 56) ** 2] == [153_664, 9_834_496]
 
 
 def test_depth_grows_through_the_stages() -> None:

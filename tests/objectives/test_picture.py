@@ -61,15 +61,44 @@ def test_chance_mirrors_and_moves() -> None:
     assert record["label"] == 1
 
     def seen(**changes: Any) -> set[bytes]:
-        varied = (GREY.replace(**changes).vary(record, np.random.default_rng(i)) for i in range(60))
-        return {each["pixels"].tobytes() for each in varied}
+        plain = GREY.replace(mean=(0.0,), std=(1.0,), **changes)
+        batch = plain.collate([plain.vary(record, np.random.default_rng(i)) for i in range(90)], 0)
+        return {(each * 255).round().byte().numpy().tobytes() for each in batch["pixel_values"]}
 
     around = np.pad(picture, 1)
     assert seen() == {picture.tobytes()} and seen(flip=0.5) == {picture.tobytes(), picture[:, ::-1].tobytes()}
-    assert seen(shift=1) == {around[i : i + 8, j : j + 6].tobytes() for i in range(3) for j in range(3)}
+    moved = {around[i : i + 8, j : j + 6].tobytes() for i in range(3) for j in range(3)}
+    assert seen(shift=1) == moved
+    turned = {around[:, ::-1][i : i + 8, j : j + 6].tobytes() for i in range(3) for j in range(3)}
+    assert len(seen(shift=1, flip=0.5) - moved) > 5 and seen(shift=1, flip=0.5) <= moved | turned
     again = GREY.replace(shift=1, flip=0.5)
-    one, two = (again.vary(record, np.random.default_rng(7))["pixels"] for _ in range(2))
-    assert (one == two).all()
+    one, two = (again.collate([again.vary(record, np.random.default_rng(7))], 0)["pixel_values"] for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_boxes_of_neighbours_and_empty_ones() -> None:
+    """Half of a picture from its neighbour: half of the loss is about the other label. In evaluation all is plain."""
+    rows = [GREY.encode({"image": np.full((8, 6), 50 + i, np.uint8), "label": i % 2}, None) for i in range(40)]
+    for name in ("cut", "erase"):
+        pasting = GREY.replace(**{name: 0.5})
+        batch = pasting.collate([pasting.vary(row, np.random.default_rng(i)) for i, row in enumerate(rows)], 0)
+        plain, made = batch["pixel_values"], pasting.pasted(batch)
+        new = made["pixel_values"] != plain
+        touched = new.flatten(1).any(1)
+        assert 8 < int(touched.sum()) < 32
+        wanted = plain.roll(1, 0) if name == "cut" else torch.zeros_like(plain)
+        assert torch.equal(made["pixel_values"][new], wanted[new])
+        for box in new[touched][:, 0]:  # what is new is a rectangle
+            assert torch.equal(box, box.any(1)[:, None] & box.any(0)[None])
+        net = model().train()
+        logits, changed = (net(pixels).logits for pixels in (plain, made["pixel_values"]))
+        both = (batch["labels"], batch["labels"].roll(1))
+        own, other = (F.cross_entropy(changed, labels, reduction="none") for labels in both)
+        share = new.flatten(1).float().mean(1) if name == "cut" else torch.zeros(40)
+        expected = (1 - share) * own + share * other
+        assert torch.allclose(pasting.losses(net, batch)["loss"], expected.sum(), atol=1e-4)
+        asked = F.cross_entropy(logits, batch["labels"], reduction="sum")
+        assert torch.allclose(pasting.losses(net.eval(), batch)["loss"], asked, atol=1e-4)
 
 
 def test_settings_stay_beside_the_model(source: Arrays, tmp_path: Path) -> None:
@@ -98,7 +127,7 @@ def test_clear_errors() -> None:
         with pytest.raises(ValueError, match=match):
             objective.module(net)
     wrong = ({"labels": ("a",)}, "two labels"), ({"std": (0.5, 0.5)}, "mean and std"), ({"shift": -1}, "shift")
-    for changes, match in wrong:
+    for changes, match in (*wrong, ({"cut": 1.0}, "cut")):
         with pytest.raises(ValueError, match=match):
             GREY.replace(**changes)
 

@@ -10,7 +10,7 @@ import torch
 
 import anyformer as af
 from anyformer.codec import override
-from anyformer.data import First, TrainedBPE
+from anyformer.data import Arrays, Data, First, TrainedBPE
 from anyformer.part import walk
 from anyformer.recipes import recipe
 from anyformer.train.progress import Metrics, read_metrics
@@ -20,12 +20,18 @@ from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
 
-SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare", "fashion-mnist"]
+SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
+SCRATCH += ["fashion-mnist", "fashion-mnist-swin", "fashion-mnist-resnet"]
+PARTS = ("train", "test")
 
 
 def small(name: str, data: Path, **more: Any) -> Any:
     """The same run with little data, all of it in every step, a narrow vocabulary and one layer."""
     run = recipe(name, str(data))
+    if "fashion" in name:  # there is a part of them
+        file = str(data / "fashion_mnist_part" / "fashion_mnist_12k_2k.npz")
+        train, valid = (Arrays(path=file, fields={"image": f"x_{part}", "label": f"y_{part}"}) for part in PARTS)
+        run = run.replace(data=Data(train=train, valid=valid), precision="fp32")
     changes: dict[str, Any] = {
         "steps": 12, "evaluate.every": 12, "evaluate.batches": 2, "evaluate.sample": None, "keep.every": 12,
         "ema": None,

@@ -9,7 +9,7 @@ from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Beside, First, Held, Row, Source, Where
-from anyformer.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
+from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
@@ -17,6 +17,6 @@ __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
     "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText",
     "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays",
-    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes",
+    "IDX", "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary", "Bytes",
     "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

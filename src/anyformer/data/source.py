@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+
 from anyformer.check import at_least
 from anyformer.part import Part, Table, nearest
 
@@ -170,16 +172,22 @@ class Held(Subset):
 
 
 class First(Subset):
-    """The first so many examples of a source: a small form of a large run."""
+    """The first so many examples of a source: a small form of a large run. With `seed` they are the first of a drawn
+    order, so that of two counts the smaller is part of the larger."""
 
     count: int
+    seed: int | None = None
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "count")
+        at_least(self, 0, "seed")
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         good = 0
+        if self.seed is not None:  # all are held at once
+            held = list(rows)
+            rows = (held[i] for i in np.random.default_rng(self.seed).permutation(len(held)))
         for row in rows:
             yield row
             good += row.example is not None

@@ -33,10 +33,11 @@ class Flow:
     def through(self, part: Part, width: int) -> Iterator[tuple[str, int]]:
         """(shape, width) before each stack of a chain and after the last."""
         flow: Flow = self
-        yield flow.shape(width), width
+        if not isinstance(part, Stages) or part.first:
+            yield flow.shape(width), width
         if isinstance(part, Stages):
             for down in part.down:
-                flow, width = flow.stepped(down), width * getattr(down, "widen", 1)
+                flow, width = flow.stepped(down), down.out_width(width)
                 yield flow.shape(width), width
         elif isinstance(part, Funnel):
             for i in range(1, len(part.stages)):

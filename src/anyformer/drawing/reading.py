@@ -295,7 +295,9 @@ class Reader:
             return
         others = [(at, each) for at, each in parts_in(part, address) if not isinstance(each, (Stack, Norm))]
         between = [self.card(each, at, "resize", 0) for at, each in others]
-        yield from alternating(folded, between, shapes)
+        before = max(len(between) - len(folded) + 1, 0) if isinstance(part, Stages) else 0
+        yield from (*between[:before], *shapes[:before])
+        yield from alternating(folded, between[before:], shapes)
 
 
 def alternating(stacks: Sequence[Card], between: Sequence[Card], shapes: Sequence[str]) -> Iterator[Any]:

@@ -80,8 +80,8 @@ def neurons(
             weight = (down.effective() if hasattr(down, "effective") else down.weight).detach().double()
             shares.setdefault(name, []).append((slope @ weight * inner).float())
             active.setdefault(name, []).append(inner.float())
-    joined = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))
-    return Neurons(*joined, tokens, positions)
+    whole, acts = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))
+    return Neurons(whole, acts, tokens, positions)
 
 
 def named(step: Step) -> str:

@@ -18,6 +18,8 @@ from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
 from anyformer.parts.head import ClassifyModule
 
+CHANCES = 8  # numbers between 0 and 1, for each time that a picture is seen
+
 
 class Pictures(Objective):
     """Column "image", whatever `Images` reads. Pictures are scaled to `image_size` once; each time they are seen they
@@ -54,20 +56,26 @@ class Pictures(Objective):
         return 1  # pictures are all as large as each other
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
-        pixels = record["pixels"].reshape(-1, *self.image_size)
-        if self.flip and random.random() < self.flip:
-            pixels = pixels[..., ::-1]
-        if self.shift:
-            down, right = random.integers(0, 2 * self.shift + 1, 2)
-            around = np.pad(pixels, ((0, 0), (self.shift, self.shift), (self.shift, self.shift)))
-            pixels = around[:, down : down + self.image_size[0], right : right + self.image_size[1]]
-        return {**record, "pixels": pixels.reshape(-1)}
+        """What chance says of a picture; it is done to all of a batch at once."""
+        return {**record, "chance": random.random(CHANCES, np.float32)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        pixels = torch.from_numpy(np.stack([record["pixels"] for record in records]))
+        B, C, (H, W) = len(records), len(self.mean), self.image_size
+        pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, H, W)
+        if "chance" in records[0] and (self.flip or self.shift):
+            pixels = self.moved(pixels, chances(records))
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        pixels = (pixels.view(len(records), -1, *self.image_size).double() / 255).float()
-        return {"pixel_values": (pixels - mean) / std}
+        return {"pixel_values": pixels.float().div_(255).sub_(mean).div_(std)}
+
+    def moved(self, pixels: Tensor, chance: Tensor) -> Tensor:
+        """(B, C, H, W) mirrored and shifted, as chance has it."""
+        B, C, H, W = pixels.shape
+        down, right = ((chance[:, i : i + 1] * (2 * self.shift + 1)).long() for i in (1, 2))
+        rows, columns = torch.arange(H) + down, torch.arange(W) + right  # (B, H), (B, W) of the picture in its margin
+        columns = torch.where(chance[:, :1] < self.flip, W - 1 + 2 * self.shift - columns, columns)
+        places = rows[:, :, None] * (W + 2 * self.shift) + columns[:, None, :]  # (B, H, W)
+        around = F.pad(pixels, (self.shift,) * 4).flatten(2)
+        return around.gather(2, places.view(B, 1, H * W).expand(-1, C, -1)).view(B, C, H, W)
 
     def fits(self, embedding: Any) -> None:
         """ValueError where a model reads other pictures."""
@@ -77,16 +85,20 @@ class Pictures(Objective):
 
 
 class ClassifyImage(Pictures):
-    """Also a column "label": one of `labels`, by name or number."""
+    """Also a column "label": one of `labels`, by name or number. In training a box of a picture may come from its
+    neighbour in the batch (`cut` is the chance), whose label then counts for the share of it [Yun et al. 2019], or be
+    empty (`erase`) [Zhong et al. 2020]."""
 
     labels: tuple[str, ...]
     smoothing: float = 0.0  # of the labels
+    cut: float = 0.0
+    erase: float = 0.0
 
     def check(self) -> None:
         super().check()
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             raise ValueError("ClassifyImage.labels: two labels or more, and none twice")
-        chance(self, "smoothing")
+        chance(self, "smoothing", "cut", "erase")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -97,7 +109,8 @@ class ClassifyImage(Pictures):
         return {**super().encode(example, tokenizer), "label": label}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return {**super().collate(records, pad), "labels": scalars(records, "label")}
+        batch = {**super().collate(records, pad), "labels": scalars(records, "label")}
+        return {**batch, "chance": chances(records)} if (self.cut or self.erase) and "chance" in records[0] else batch
 
     def module(self, model: TransformerModule) -> nn.Module:
         head = head_of(model, ClassifyModule, "classification")
@@ -109,6 +122,42 @@ class ClassifyImage(Pictures):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"loss": float(len(batch["labels"]))}
 
+    def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
+        return super().losses(trained, self.pasted(batch) if trained.training and "chance" in batch else batch)
+
+    def pasted(self, batch: Batch) -> Batch:
+        """With boxes from neighbours, and empty ones."""
+        pixels, chance = batch["pixel_values"], batch["chance"]
+        if self.cut:
+            box = boxes(chance[:, 3:6], pixels.shape[2:]) & (chance[:, 6] < self.cut)[:, None, None]
+            pixels = torch.where(box[:, None], pixels.roll(1, 0), pixels)
+            share = box.flatten(1).float().mean(1)
+            batch = {**batch, "other_labels": batch["labels"].roll(1, 0), "share": share}
+        if self.erase:
+            box = boxes(chance[:, (4, 5, 3)], pixels.shape[2:]) & (chance[:, 7] < self.erase)[:, None, None]
+            pixels = pixels.masked_fill(box[:, None], 0)
+        return {**batch, "pixel_values": pixels}
+
     def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
         logits = logits_of(model, seen)
-        return {"loss": F.cross_entropy(logits, batch["labels"], reduction="sum", label_smoothing=self.smoothing)}
+        kind: dict[str, Any] = {"reduction": "none", "label_smoothing": self.smoothing}
+        loss = F.cross_entropy(logits, batch["labels"], **kind)
+        if "share" in batch:
+            loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **kind), batch["share"])
+        return {"loss": loss.sum()}
+
+
+def chances(records: Sequence[Record]) -> Tensor:
+    """(B, CHANCES)"""
+    return torch.from_numpy(np.stack([record["chance"] for record in records]))
+
+
+def boxes(chance: Tensor, size: Sequence[int]) -> Tensor:
+    """(B, 3) numbers -> (B, H, W) True in a box with the proportions of the picture: which share of it (less where it
+    lies over the edge), and where."""
+    inside = []
+    for side, middle in zip(size, chance[:, 1:].unbind(1), strict=True):
+        half, middle = chance[:, 0].sqrt() * side / 2, middle * side
+        places = torch.arange(side, device=chance.device) + 0.5
+        inside.append((places - middle[:, None]).abs() < half[:, None])
+    return inside[0][:, :, None] & inside[1][:, None, :]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.context import Context
-from anyformer.part import Site
+from anyformer.part import Part, Site
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Learned, check_positions
 
 Sides = tuple[int, ...]  # rows and columns, of a video after its frames
@@ -63,6 +63,23 @@ def on_grid(x: Tensor, grid: Layout, change: Callable[[Tensor], Tensor]) -> Tens
     before, x = x[:, : -math.prod(grid)], x[:, -math.prod(grid) :]
     x = change(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
     return torch.cat((before, x), dim=1) if before.shape[1] else x
+
+
+def as_image(x: Tensor, grid: Layout | None) -> Tensor:
+    """(B, N, D) -> (B, D, rows, columns)"""
+    assert grid is not None
+    return x.transpose(1, 2).unflatten(2, grid).contiguous()
+
+
+class Down(Part):
+    """A step between stages: its module maps x (B, N, D) and the grid to both, the grid coarser or x wider."""
+
+    def coarser(self, grid: Grid) -> Grid:
+        """The grid after this step."""
+        raise NotImplementedError
+
+    def out_width(self, width: int) -> int:
+        raise NotImplementedError
 
 
 def strided(grid: Layout, stride: Sides) -> Layout:

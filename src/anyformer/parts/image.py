@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.context import Context
-from anyformer.part import Part, Site
+from anyformer.part import Site
 from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape, hides_nothing
-from anyformer.parts.grid import NEEDS, Grid, Layout, Sides, laid_out
+from anyformer.parts.grid import NEEDS, Down, Grid, Layout, Sides, as_image, laid_out
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
@@ -205,17 +205,17 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
         return (self.frame_edge, *self.edge)
 
 
-class Merge(Part, sees="all", called=("patch merging",)):
+class Merge(Down, sees="all", called=("patch merging",)):
     """Each 2 x 2 patches become one, twice as wide [Liu et al. 2021]. An odd grid is padded with zeros."""
-
-    widen: ClassVar[int] = 2
 
     pre_norm: Norm | None = None
     post_norm: Norm | None = None  # of the wider patches (Swin V2)
 
     def coarser(self, grid: Grid) -> Grid:
-        """The grid after this step."""
         return Grid(-(-grid.rows // 2), -(-grid.columns // 2))
+
+    def out_width(self, width: int) -> int:
+        return 2 * width
 
     def build(self, site: Site) -> nn.Module:
         return MergeModule(self, site)
@@ -225,8 +225,8 @@ class MergeModule(nn.Module):
     def __init__(self, part: Merge, site: Site) -> None:
         super().__init__()
         self.pre_norm = part.pre_norm.build(site.child("pre_norm", width=4 * site.width)) if part.pre_norm else None
-        self.project = nn.Linear(4 * site.width, part.widen * site.width, bias=False)
-        after = site.child("post_norm", width=part.widen * site.width)
+        self.project = nn.Linear(4 * site.width, part.out_width(site.width), bias=False)
+        after = site.child("post_norm", width=part.out_width(site.width))
         self.post_norm = part.post_norm.build(after) if part.post_norm else None
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
@@ -238,6 +238,20 @@ class MergeModule(nn.Module):
         x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
         x = self.project(x if self.pre_norm is None else self.pre_norm(x))
         return (x if self.post_norm is None else self.post_norm(x)), grid
+
+
+class ImageOutput(Head):
+    """The last grid as an image (B, D, rows, columns), and the mean of it (B, D, 1, 1), as published for ResNet."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    def build(self, site: Site) -> nn.Module:
+        return ImageOutputModule()
+
+
+class ImageOutputModule(HeadModule):
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"last_hidden_state": as_image(x, ctx.extra(Grid)), "pooler_output": x.mean(1)[..., None, None]}
 
 
 class DistilledHead(Head):

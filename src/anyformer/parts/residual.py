@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.part import Part, Site
+from anyformer.parts.activation import ACTIVATIONS, Activation
 
 
 class Residual(Part):
@@ -45,6 +46,24 @@ class ScaledModule(nn.Module):
         if self.skip != 1.0:
             x = x * self.skip
         return torch.add(x, branch, alpha=self.scale)
+
+
+class Activated(Residual, sees="itself", called=("ResNet's sum",)):
+    """activation(x + branch): what leaves a step has been through it too [He et al. 2016]."""
+
+    activation: Activation = "relu"
+
+    def build(self, site: Site) -> nn.Module:
+        return ActivatedModule(self.activation)
+
+
+class ActivatedModule(nn.Module):
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.activation(x + branch)
 
 
 class ReZero(Residual, sees="itself"):

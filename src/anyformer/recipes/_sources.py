@@ -89,14 +89,15 @@ def paragraphs(rows: Rows) -> bytes:
     return json.dumps({"data": [{"paragraphs": found}]}, ensure_ascii=False).encode()
 
 
-def pictures(rows: Rows) -> bytes:
-    """The first 12,000 to learn from and the rest, which is the published test part."""
-    rows, out = list(rows), io.BytesIO()
-    images = np.stack([np.asarray(row["image"], dtype=np.uint8) for row in rows])
-    labels = np.array([row["label"] for row in rows], dtype=np.uint8)
-    cut = max(len(rows) - 2000, len(rows) // 2)
-    np.savez_compressed(out, x_train=images[:cut], y_train=labels[:cut], x_test=images[cut:], y_test=labels[cut:])
-    return out.getvalue()
+def idx(column: str) -> Callable[[Rows], bytes]:
+    """MNIST's own format."""
+
+    def write(rows: Rows) -> bytes:
+        values = np.stack([np.asarray(row[column], dtype=np.uint8) for row in rows])
+        header = bytes((0, 0, 8, values.ndim)) + np.asarray(values.shape, ">u4").tobytes()
+        return header + values.tobytes()
+
+    return write
 
 
 # -- the folders -------------------------------------------------------------------------------------------------------
@@ -170,10 +171,10 @@ ORIGINS: dict[str, Origin] = {
     "qa_xquad": Origin("1,190 questions on paragraphs", "google/xquad", {
         "xquad.en.json.gz": (HFDataset(name="google/xquad", config="xquad.en", split="validation"), paragraphs),
     }),
-    "fashion_mnist_part": Origin("14,000 pictures of garments", "zalando-datasets/fashion_mnist", {
-        "fashion_mnist_12k_2k.npz": (
-            HFDataset(name="zalando-datasets/fashion_mnist", split="train[:12000]+test[:2000]"), pictures
-        ),
+    "fashion_mnist": Origin("70,000 pictures of garments", "zalando-datasets/fashion_mnist", {
+        f"{ours}-{kind}-ubyte.gz": (HFDataset(name="zalando-datasets/fashion_mnist", split=theirs), idx(column))
+        for ours, theirs in (("train", "train"), ("t10k", "test"))
+        for kind, column in (("images-idx3", "image"), ("labels-idx1", "label"))
     }),
     "summ_scitldr": Origin("3,229 papers in one sentence each", "allenai/scitldr"),
     "offline_rl_expert": Origin("600 episodes of gymnasium's CartPole-v1 by three policies in cartpole_mixed.npz, which"

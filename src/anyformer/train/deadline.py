@@ -23,6 +23,8 @@ class Deadline(Callback):
 
     def stepped(self, trainer: Trainer, done: Done) -> None:
         self.now = time.monotonic()
+        if done.step <= self.first:  # on its way before this began: a device is a step behind
+            return
         pace = (self.now - self.begin) / (done.step - self.first)  # of all steps, with what was between them
         left = self.end - self.tail - self.evaluating - self.now
         trainer.steps = done.step + max(int(left / pace), 0)

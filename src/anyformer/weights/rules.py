@@ -115,6 +115,16 @@ class Reshape(Rename):
         return [tensors[0].reshape(self.shape)]
 
 
+class ChannelsLast(Rename):
+    """The taps of a convolution over images, (outputs, inputs, rows, columns), as ours: the inputs last."""
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].movedim(1, -1)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].movedim(-1, 1)]
+
+
 class Heads(Reshape):
     """A matrix stored the other way round and head by head: (inputs, heads, head width), the last two in `shape`."""
 

@@ -1,0 +1,162 @@
+"""ResNet [He et al. 2016]: stages of convolutions around which the stream goes on, each on a grid half as fine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from anyformer.block import Block, Stack, Stages, Sublayer
+from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.vision import pair, unpair
+from anyformer.model import EncoderModel, Model
+from anyformer.parts.activation import activation_named
+from anyformer.parts.head import ClassifyHead, Pool
+from anyformer.parts.image import ImageOutput
+from anyformer.parts.init import Kaiming, Uniform
+from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.residual import Activated
+from anyformer.weights.rules import ChannelsLast, Rename, Rule
+
+REDUCTION = 4  # of the narrow layers between two wide ones
+BACKBONE = "read by ResNetBackbone alone"
+
+
+def widths(spec: Any) -> tuple[int, ...]:
+    encoder = spec.encoder
+    return (spec.width,) * encoder.first + tuple(down.width for down in encoder.down)
+
+
+def depths(spec: Any) -> tuple[int, ...]:
+    """A step before a stage is its first layer, where they are published."""
+    encoder = spec.encoder
+    return tuple(stage.depth + (i >= encoder.first) for i, stage in enumerate(encoder.stages))
+
+
+def layer_type(spec: Any) -> str:
+    return "basic" if len(spec.encoder.stages[0].layers.steps["convolutions"].op.layers) == 2 else "bottleneck"
+
+
+def begins_coarser(spec: Any) -> bool:
+    return spec.encoder.first == 0 and spec.encoder.down[0].stride > 1
+
+
+def early(spec: Any) -> bool:
+    """Whether the first of three convolutions has the stride."""
+    strided = [down for down in spec.encoder.down if down.stride > 1]
+    if not strided or layer_type(spec) == "basic":
+        raise Absent
+    return strided[0].layers[0].stride > 1
+
+
+def image_size(spec: Any) -> int | tuple[int, int]:
+    """Said where it is another, in a word of ours: published configs have none."""
+    if spec.embedding.image_size == (224, 224):
+        raise Absent
+    return unpair(spec.embedding.image_size)
+
+
+FIELDS: dict[str, ConfigField] = {
+    "num_channels": Field(3, "embedding.channels"),
+    "embedding_size": Field(64, "width"),
+    "hidden_sizes": Field((256, 512, 1024, 2048), widths),
+    "depths": Field((3, 4, 6, 3), depths),
+    "layer_type": Field("bottleneck", layer_type),
+    "hidden_act": Field("relu", activation_at("embedding.layers.0.activation")),
+    "downsample_in_first_stage": Field(False, begins_coarser),
+    "downsample_in_bottleneck": Field(False, early),
+    "image_size": Field(224, image_size),
+    "problem_type": Field(None, "head.problem"),
+    "out_features": Inert(None, BACKBONE),
+    "out_indices": Inert(None, BACKBONE),
+    "_out_features": Inert(None, BACKBONE),
+    "_out_indices": Inert(None, BACKBONE),
+    "stage_names": Inert(None, BACKBONE),
+}
+
+
+def describe(c: Any) -> Model:
+    if len(c.hidden_sizes) != len(c.depths) or min(c.depths, default=0) < 1:
+        raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} name a width and layers for each stage")
+    if c.layer_type not in ("basic", "bottleneck"):
+        raise ValueError(f"layer_type {c.layer_type!r} is not valid; valid: basic, bottleneck")
+    activation = activation_named(c.hidden_act)
+
+    def layers(width: int, stride: int = 1) -> tuple[Convolution, ...]:
+        last = Convolution(activation="identity")
+        if c.layer_type == "basic":
+            return Convolution(width=width, stride=stride), last
+        narrow, strides = width // REDUCTION, (stride, 1) if c.downsample_in_bottleneck else (1, stride)
+        if narrow < 1:
+            raise ValueError(f"hidden_sizes: {width} is too narrow for a bottleneck of a quarter of it")
+        first, second = (Convolution(kernel=k, width=narrow, stride=s) for k, s in zip((1, 3), strides, strict=True))
+        return first, second, last.replace(kernel=1)
+
+    stages, down, before = [], [], c.embedding_size
+    for i, (width, depth) in enumerate(zip(c.hidden_sizes, c.depths, strict=True)):
+        stride = 2 if i or c.downsample_in_first_stage else 1
+        if changes := stride > 1 or width != before:  # the first layer is a step between stages
+            skip = Convolution(kernel=1, stride=stride, activation="identity")
+            down.append(ResidualDown(width=width, layers=layers(width, stride), skip=skip, activation=activation))
+        step = Sublayer(op=Convolutions(layers=layers(width)), residual=Activated(activation=activation))
+        stages.append(Stack(layers=Block(convolutions=step), depth=depth - changes))
+        before = width
+    bound = 1 / math.sqrt(before)
+    classifies = c.architecture == "ResNetForImageClassification"
+    pool = Pool(take="mean")
+    return EncoderModel(
+        width=c.embedding_size,
+        embedding=ConvolutionEmbedding(
+            layers=(Convolution(kernel=7, stride=2, activation=activation),), channels=c.num_channels,
+            image_size=pair(c.image_size),
+        ),
+        encoder=Stages(stages=tuple(stages), down=tuple(down), shows="images"),
+        head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type) if classifies else ImageOutput(),
+        init={"head.out.bias": Uniform(low=-bound, high=bound), "*": Kaiming(gain=1 / math.sqrt(3), normal=False)},
+    )  # fmt: skip
+
+
+def rules(spec: Any) -> list[Rule]:
+    def convolution(theirs: str, ours: str) -> list[Rule]:
+        taps = ChannelsLast(f"{theirs}.convolution.weight", f"{ours}.taps.weight")
+        return [taps, Rename(f"{theirs}.normalization.{{p}}", f"{ours}.norm.{{p}}")]
+
+    found = convolution("~embedder.embedder", "embedding.layers.0")
+    for s, stage in enumerate(spec.encoder.stages):
+        first, layers = int(s >= spec.encoder.first), f"~encoder.stages.{s}.layers"
+        if first:
+            down = f"encoder.down.{s - spec.encoder.first}"
+            found += convolution(f"{layers}.0.shortcut", f"{down}.skip")
+            found += convolution(f"{layers}.0.layer.{{j}}", f"{down}.layers.{{j}}")
+        for i in range(stage.depth):
+            ours = f"encoder.stages.{s}.layers.{i}.convolutions.op.layers.{{j}}"
+            found += convolution(f"{layers}.{i + first}.layer.{{j}}", ours)
+    return [*found, Rename("classifier.1.{p}", "head.out.{p}")]
+
+
+BASIC = {"layer_type": "basic", "hidden_sizes": (64, 128, 256, 512)}
+
+
+def size(published: float, *depths: int, **more: Any) -> Size:
+    return Size({"depths": depths, "num_labels": 1000, **more}, published)
+
+
+FAMILIES = (
+    Family(
+        name="resnet",
+        about="convolutions with residual steps, the measure of vision before attention",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("ResNetForImageClassification", "ResNetModel"),
+        base=("ResNetModel",),
+        prefix="resnet.",
+        sizes={
+            "resnet-18": size(11.7e6, 2, 2, 2, 2, **BASIC),
+            "resnet-26": size(16.0e6, 2, 2, 2, 2),
+            "resnet-34": size(21.8e6, 3, 4, 6, 3, **BASIC),
+            "resnet-50": size(25.6e6, 3, 4, 6, 3),
+            "resnet-101": size(44.5e6, 3, 4, 23, 3),
+            "resnet-152": size(60.2e6, 3, 8, 36, 3),
+        },
+    ),
+)
