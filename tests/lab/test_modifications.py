@@ -1,0 +1,116 @@
+"""Every row of the modifications table: it counts what the paper counts, and keeps what every model must keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.lab.experiments import modifications as experiment
+from anyformer.lab.modifications import ROWS, Row, Size, activation, row_named
+from anyformer.part import Site
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.residual import Scaled
+from architectures.lines import broken, check, inputs_of, random_model
+from small import close, context, filled
+
+# two layers a stack, and of everything little
+SMALL = Size(
+    width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=64, narrow=8, cutoffs=(20, 50),
+    softmaxes=3, experts=2, keys=6, found=3, taps=5,
+)  # fmt: skip
+ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
+OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
+    "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes",
+    "Transparent attention",
+    "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
+    "Synthesizer (random)", "Universal Transformer", "Mixture of experts", "Switch Transformer", "Funnel Transformer",
+    "Weighted Transformer", "Product key memory",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_parameters_are_the_papers(row: Row) -> None:
+    """Within 2 %, or a note says what the difference is made of."""
+    off = abs(af.count(row.describe()).parameters / 1e6 / row.parameters - 1)
+    assert off <= 0.02 or row.note, f"{off:.1%} off without a note"
+    assert off > 0.02 or not row.note, f"{off:.1%} off, which needs no note"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_keeps_the_lines(row: Row, tmp_path: Path) -> None:
+    """Its loss falls (T5) and every parameter gets a gradient (N8); and where it is not an activation alone, all lines
+    that random architectures keep."""
+    spec = row.describe(SMALL)
+    if row.name not in ACTIVATIONS:
+        assert broken(spec, tmp_path) is None
+        return
+    check("N8", spec, tmp_path)
+    check("T5", spec, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_compiled_is_eager(name: str) -> None:
+    """N9, of a forward pass with its loss."""
+    torch._dynamo.reset()
+    spec = row_named(name).describe(SMALL)
+    model, inputs = random_model(spec), inputs_of(spec, labels=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        found, expected = (made(**inputs, use_cache=False) for made in (compiled, model))
+    close(found.logits, expected.logits, 1e-5)
+    close(found.loss, expected.loss, 1e-5)
+
+
+def test_rows_differ() -> None:
+    """No two rows are one description, and a name that is none is told with the nearest."""
+    assert len({row.describe(SMALL) for row in ROWS}) == len(ROWS) == len({row.name for row in ROWS})
+    assert activation("elu") != activation("selu")
+    with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
+        row_named("SwiGlue")
+
+
+def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
+    """It is added before the step, whichever layer runs there."""
+    step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))
+    stack = filled(Stack(layers=Block(one=step), depth=2, order=(0, 1, 0), timed=True).build(Site(width=6, depth=2)))
+    x = expected = torch.randn(1, 4, 6)
+    for vector, layer in zip(stack.timing, (0, 1, 0), strict=True):
+        op = stack.layers[layer].one.op
+        expected = op.down(op.up(expected + vector))
+    close(stack(x, context(4))[0], expected)
+
+
+# -- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_compared_as_scipy_does() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    ours, theirs = [3.0, 1.0, 2.0, 2.0, 5.0, 4.0], [1.0, 1.0, 3.0, 2.0, 9.0, 2.0]
+    assert abs(experiment.correlation(ours, theirs) - stats.spearmanr(ours, theirs).statistic) < 1e-12
+
+
+def test_trials_are_every_row_and_the_leading_ones_again() -> None:
+    values = experiment.FORMS["full"].values
+    trials = experiment.trials(**values)
+    assert [trial.values["row"] for trial in trials[: len(ROWS)]] == [row.name for row in ROWS]
+    leading = {trial.values["row"] for trial in trials[len(ROWS) :]}
+    assert leading == {row.name for row in ROWS if row.final_loss <= 1.825} | {"Vanilla Transformer"}
+    assert len({trial.name for trial in trials}) == len(trials) == len(ROWS) + 2 * len(leading)
+    for row in ROWS:  # all of them fit the sizes that are trained
+        row.describe(experiment.size(values["width"], values["depth"], values["tokens"]))
+
+
+def test_a_claim_of_losses_in_the_papers_order() -> None:
+    """A training that failed has no loss and is counted."""
+    rows = [{"row": row.name, "seed": 0, "early": 2 * row.early_loss, "final": row.final_loss + 1} for row in ROWS]
+    verdict = experiment.claim([*rows, {"row": "ELU", "seed": 1, "failed": "NaN"}])
+    assert verdict.holds and verdict.figures["rank correlation, final"] == pytest.approx(1)
+    assert (verdict.figures["rows"], verdict.figures["failed"]) == (len(ROWS), 1)
+    assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
+    turned = [{**row, "final": -row["final"]} for row in rows]
+    assert not experiment.claim(turned).holds
