@@ -33,6 +33,7 @@ VERBS = {
     "fetch": "the public data of a recipe, and where it comes from",
     "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
+    "lab": "experiments with a claim that is checked, and grids of trainings",
     "look": "inside a model while it reads: attention, residual stream, changes, as a page",
     "completion": "what makes bash, zsh or fish complete all of this",
 }

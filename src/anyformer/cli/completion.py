@@ -52,6 +52,11 @@ def words_of(verb: str) -> list[str]:
     module = importlib.import_module(f"anyformer.cli.{verb}")
     if verb == "run":
         return [*module.TASKS, *{flag: None for task in module.TASKS for flag in module.parser_of(task).flags()}]
+    if verb == "lab":
+        from anyformer.lab.experiments import experiments
+
+        flags = {flag: None for action in module.ACTIONS for flag in module.parser_of(action).flags()}
+        return [*module.ACTIONS, *experiments(), *flags]
     parser = Parser(prog=verb)
     module.arguments(parser)
     return [*names_of(verb), *parser.flags()]

@@ -52,10 +52,12 @@ def train(
 
 def setup(
     run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = "auto",
-    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
+    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None, records: Path | None = None,
 ) -> Trainer:  # fmt: skip
-    """Everything before the first step: the folder, the vocabulary, the records, the model."""
+    """Everything before the first step: the folder, the vocabulary, the records, the model. `records` is where prepared
+    data is kept, the run's folder unless said: runs on the same data may share it."""
     folder = Path(folder)
+    records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
     if run.compile and not machine.has("compiler"):
@@ -71,7 +73,7 @@ def setup(
         objective = run.objective.ready(tokenizer)
         length = longest(run, model.spec)
         with telling(tell, "preparing the data") as progress:
-            splits = prepare(run.data, objective, tokenizer, folder / "data", length, progress)
+            splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.from_first(splits.verify)
         for line in splits.report():
             tell(line)
@@ -92,7 +94,7 @@ def setup(
 
         def prepared(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.train, unfit=run.data.unfit)
-            short = prepare(part, objective, tokenizer, folder / "data", length)
+            short = prepare(part, objective, tokenizer, records, length)
             parallel.from_first(short.verify)
             return short.train
 

@@ -1,0 +1,142 @@
+"""Experiments: `anyformer lab list`, `lab show NAME`, `lab run NAME`, and `lab grid`, which trains any description or
+recipe for every combination of some values and several seeds.
+
+What is done is not done again: the same command goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from anyformer.cli import Mistake, Parser, tell
+from anyformer.cli.settings import device_flag
+from anyformer.part import nearest
+
+ACTIONS = {
+    "list": "every experiment and what it shows",
+    "show": "one of them: what is tried, its forms and its claim",
+    "run": "runs one, in the largest form that the time is enough for",
+    "grid": "trains a description or recipe for every combination of values and seeds",
+}
+WAYS = ("here", "ray")
+
+
+def main(given: Sequence[str]) -> None:
+    if not given or given[0].startswith("-"):
+        actions = "\n".join(f"  {action:6} {about}" for action, about in ACTIONS.items())
+        parser = Parser(
+            prog="anyformer lab", usage="anyformer lab [--help] ACTION ...", description=__doc__,
+            epilog=f"actions:\n{actions}\n\n`anyformer lab ACTION --help` says more.",
+        )  # fmt: skip
+        parser.parse(given)
+        raise Mistake(f"give an action: {', '.join(ACTIONS)}")
+    action, *rest = given
+    if action not in ACTIONS:
+        raise Mistake(f"no action {action!r}; {nearest(action, ACTIONS)}")
+    parser = parser_of(action)
+    {"list": listing, "show": show, "run": run, "grid": grid}[action](parser.parse(rest))
+
+
+def parser_of(action: str) -> Parser:
+    parser = Parser(prog=f"anyformer lab {action}", description=f"{ACTIONS[action].capitalize()}.")
+    if action in ("show", "run"):
+        parser.add_argument("name", metavar="NAME", help="an experiment, see `anyformer lab list`")
+    if action == "run":
+        parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; 2, on a GPU 4")
+        parser.add_argument("--form", metavar="NAME", help="this form, whatever it takes")
+        parser.add_argument("--data", metavar="PATH", help="text files to learn from, where it learns from text")
+    if action == "grid":
+        parser.add_argument("recipe", metavar="NAME", help="a recipe, a run.json, a run's folder, or a name of the zoo")
+        what = "values to try, by address; said again, every combination is tried"
+        parser.add_argument("--set", metavar="PATH=A,B,...", action="append", default=[], help=what)
+        parser.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from 0 on; 1")
+        parser.add_argument("--steps", type=int, metavar="N", help="of each training; the recipe's unless said")
+        parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
+        parser.add_argument("--show", action="store_true", help="say what would be trained, and train nothing")
+    if action in ("run", "grid"):
+        parser.add_argument("--jobs", type=int, metavar="N", help="how many trainings at once; one a core, 8 on a GPU")
+        parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
+        parser.add_argument("--out", metavar="DIR", help="the folder; runs/lab/NAME unless said")
+        device_flag(parser)
+    return parser
+
+
+def check(options: argparse.Namespace) -> None:
+    if options.on not in WAYS:
+        raise ValueError(f"--on {options.on}; {nearest(options.on, WAYS)}")
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs is {options.jobs}; it must be at least 1")
+
+
+def listing(options: argparse.Namespace) -> None:
+    from anyformer.cli.terminal import table
+    from anyformer.lab.experiments import experiments
+
+    table(("experiment", "what it shows"), list(experiments().items()))
+
+
+def show(options: argparse.Namespace) -> None:
+    from anyformer.cli.terminal import table
+    from anyformer.lab.experiments import experiment
+
+    found = experiment(options.name)
+    print(f"{found.__doc__.strip()}\n\nclaim: {found.CLAIM}\n")
+    rows = []
+    for name, form in found.FORMS.items():
+        values = ", ".join(f"{key} {value}" for key, value in form.values.items())
+        rows.append((name, str(len(found.trials(**form.values))), f"{form.cpu:g}", f"{form.cuda:g}", values))
+    table(("form", "trials", "minutes on 2 cores", "on a GPU", "values"), rows, right=(1, 2, 3))
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
+    if options.budget is not None and options.form is not None:
+        raise ValueError("give --budget or --form, one of them")
+    from anyformer import machine
+    from anyformer.lab.experiment import chosen, perform
+    from anyformer.lab.experiments import experiment
+
+    forms = experiment(options.name).FORMS
+    if options.form is not None and options.form not in forms:
+        raise ValueError(f"{options.name} has no form {options.form!r}; {nearest(options.form, forms)}")
+    kind = machine.device(options.device).type
+    form = options.form or chosen(options.name, kind, options.budget)
+    folder = Path(options.out or f"runs/lab/{options.name}/{form}")
+    biggest = "" if form == list(forms)[-1] else f" ({', '.join(list(forms)[list(forms).index(form) + 1 :])}: larger)"
+    tell(f"{options.name}, the {form} form{biggest}, in {folder}")
+    outcome = perform(
+        options.name, form, folder, device=options.device, jobs=options.jobs, on=options.on, budget=options.budget,
+        data=options.data, tell=tell,
+    )  # fmt: skip
+    print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
+    if outcome.holds is None:
+        print("the time is over: the same command goes on with the rest")
+        return
+    for name, value in outcome.figures.items():
+        print(f"  {name}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
+    print(f"claim: {outcome.claim}\n{'holds' if outcome.holds else 'does not hold'} in the {form} form")
+    print(f"written: {folder}, results.jsonl, claim.json, plot.png")
+
+
+def grid(options: argparse.Namespace) -> None:
+    check(options)
+    from anyformer.cli.terminal import table
+    from anyformer.lab.grid import Grid, described, values_of
+
+    base = described(options.recipe, options.data)
+    settings = dict(values_of(text) for text in options.set)
+    if len(settings) < len(options.set):
+        raise ValueError("--set: one address is given twice; all of its values go into one list")
+    grid = Grid(base, settings, options.seeds, options.steps)
+    if options.show:
+        for trial in grid.trials:
+            print(trial.name)
+        return
+    folder = Path(options.out or f"runs/lab/{base.name}-grid")
+    tell(f"{len(grid.trials)} trainings in {folder}")
+    rows = grid.perform(folder, options.device, options.jobs, options.on, tell)
+    header = [*settings, "seeds", "parameters", "loss", "spread"]
+    lines = [[str(cell) for cell in line] for line in grid.summary(rows)]
+    table(header, lines, right=range(len(settings), len(header)))
+    print(f"written: {folder}, results.jsonl, plot.png, and every training in {folder / 'trials'}")

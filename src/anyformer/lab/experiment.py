@@ -1,0 +1,127 @@
+"""An experiment is a file in experiments/: what is tried, what is measured, one plot and one claim that is checked.
+
+It has FORMS, of growing cost, `trials(...)` which takes a form's values, `work(values, place)` which does one trial and
+gives rows, `claim(rows)` and `plot(rows)`; its first line says what it shows. Files whose names begin with _ are shared
+by several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from anyformer.lab.experiments import experiment
+from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
+from anyformer.machine import device as device_of
+
+USUAL = {"cpu": 2.0, "cuda": 4.0}  # minutes, unless a budget is given
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One size of an experiment: about how many minutes it takes, and what `trials` is given for it."""
+
+    cpu: float  # on two cores
+    cuda: float  # on one GPU
+    values: Values
+
+    def minutes(self, kind: str) -> float:
+        return self.cuda if kind == "cuda" else self.cpu
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, and the figures that say so."""
+
+    holds: bool
+    figures: Mapping[str, Any]
+
+
+class Experiment(Protocol):
+    """What a file of experiments/ has."""
+
+    __doc__: str
+    CLAIM: str
+    FORMS: Mapping[str, Form]
+    trials: Callable[..., list[Trial]]
+
+    def work(self, values: Values, place: Place) -> list[Row]: ...
+    def claim(self, rows: Sequence[Row]) -> Verdict: ...
+    def plot(self, rows: Sequence[Row]) -> Any: ...
+
+
+def chosen(name: str, kind: str, budget: float | None = None) -> str:
+    """The largest form of an experiment that a budget of minutes is enough for on such a device."""
+    if budget is not None and not 0 < budget < math.inf:
+        raise ValueError(f"--budget is {budget:g} minutes; there is nothing to see without any")
+    forms = experiment(name).FORMS
+    least = min(forms.values(), key=lambda form: form.minutes(kind)).minutes(kind)
+    if budget is not None and budget < least:
+        raise ValueError(f"--budget {budget:g}: the smallest form of {name} takes about {least:g} minutes here")
+    fits = [form for form, each in forms.items() if each.minutes(kind) <= (budget or max(USUAL[kind], least))]
+    return max(fits, key=lambda form: forms[form].minutes(kind))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What is in the folder of an experiment once it ran."""
+
+    name: str
+    form: str
+    claim: str
+    holds: bool | None  # None while trials are left
+    figures: Mapping[str, Any]
+    done: int
+    trials: int
+    device: str
+    folder: Path
+
+
+def perform(
+    name: str, form: str, folder: Path, *, device: str = "auto", jobs: int | None = None, on: str = "here",
+    budget: float | None = None, data: str | None = None, tell: Callable[[str], object] = lambda line: None,
+) -> Outcome:  # fmt: skip
+    """Runs a form of an experiment, or goes on with it: results.jsonl, claim.json and plot.png are in its folder."""
+    begin, place = time.monotonic(), device_of(device)
+    each = experiment(name)
+    if data is not None and "data" not in inspect.signature(each.trials).parameters:
+        raise ValueError(f"--data: {name} learns from no text but its own")
+    given = each.FORMS[form].values | ({} if data is None else {"data": data})
+    every = Trials(each.trials(**given), each.work, folder, str(place))
+    until = begin + 60 * budget if budget is not None else math.inf
+    rows = every.perform(at_once(place.type, jobs), on, until, tell)
+    total = len(every.trials)
+    done = total - len(every.left)
+    verdict = each.claim(rows) if done == total else None
+    outcome = Outcome(
+        name, form, each.CLAIM, verdict.holds if verdict else None, verdict.figures if verdict else {}, done, total,
+        place.type, folder,
+    )  # fmt: skip
+    told = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
+    told["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
+    write(folder / "claim.json", json.dumps(told, indent=1) + "\n")
+    if done == total:
+        draw(each.plot, rows, folder / "plot.png", tell)
+    return outcome
+
+
+def at_once(kind: str, jobs: int | None) -> int:
+    """How many trials unless said: one a core, on a GPU no more than 8."""
+    return jobs or min(os.cpu_count() or 1, 8 if kind == "cuda" else 2**10)
+
+
+def draw(plot: Callable[[Sequence[Row]], Any], rows: Sequence[Row], path: Path, tell: Callable[[str], object]) -> None:
+    """The picture, where matplotlib is there."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        tell("no plot without matplotlib: pip install 'anyformer[look]'")
+        return
+    plot(rows).savefig(path, dpi=110)

@@ -1,0 +1,77 @@
+"""What experiments share: small writers and readers of bytes, their runs, and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer import families
+from anyformer.codec import override
+from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles
+from anyformer.model import Model
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.objective import Objective
+from anyformer.recipes._encoder import SPECIAL
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+SIZE = 258  # bytes, and the two special tokens of a writer
+READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
+READER_SIZE = 260
+
+
+def writer(width: int, depth: int, heads: int, length: int, changes: Mapping[str, Any] | None = None) -> Model:
+    """A GPT-2 over bytes, without dropout; `changes` by address."""
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "vocab_size": SIZE, "n_positions": length, "n_embd": width,
+        "n_layer": depth, "n_head": heads, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    }  # fmt: skip
+    return override(families.find("gpt2").read(config), changes or {})
+
+
+def texts(path: str | None) -> Data:
+    """Text files, or the documentation and the library of the Python that runs; one in twenty is held out."""
+    source: Source = PythonDocs() if path is None else TextFiles(path=path, unit="paragraph")
+    return Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip")
+
+
+def training(
+    name: str, model: Model, data: Data, device: str, *, steps: int, batch: int, length: int, lr: float,
+    seed: int = 0, warmup: int | None = None, objective: Objective | None = None, vocabulary: Bytes | None = None,
+    every: int | None = None, batches: int = 8,
+) -> Run:  # fmt: skip
+    """A run from scratch whose only checkpoint is its last: one that was stopped begins anew, so that what is measured
+    on the way is whole."""
+    return Run(
+        name=name, model=model, vocabulary=vocabulary or Bytes(), data=data, objective=objective or NextToken(),
+        optimizer=AdamW(lr=lr, betas=(0.9, 0.98)),
+        schedule=Cosine(warmup=max(steps // 20, 1) if warmup is None else warmup, floor=0.1),
+        batch=Batch(examples=batch, length=length), steps=steps,
+        precision="bf16" if device.startswith("cuda") else "fp32", seed=seed,
+        evaluate=Evaluate(every=every or steps, batches=batches), keep=Keep(every=steps, last=1, best=False),
+    )  # fmt: skip
+
+
+def each_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """(B, T, V), (B, T) -> (B, T - 1): how surprising every token but the first is, in nats."""
+    return torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), ids[:, 1:], reduction="none")
+
+
+def checkpoints(steps: int, number: int) -> set[int]:
+    """About so many steps, evenly along the logarithm, the last among them."""
+    return {max(round(steps ** (i / number)), 1) for i in range(1, number + 1)}
+
+
+def ids_of(text: str, folder: Path) -> list[int]:
+    """As the tokenizer of a run's folder has it."""
+    from anyformer.inputs.text import Tokenizer
+
+    return Tokenizer.load(folder / "tokenizer").encode(text)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,188 @@
+"""Induction heads: in-context learning jumps when heads form that look at what followed a token before.
+
+Attention alone, one layer and two, learns a stream of random letters in which spans come again. How much better the
+second half of a text is predicted that says the same twice is the score of in-context learning [Olsson et al. 2022]:
+with two layers it falls at once, when a head that attends to the token after an earlier copy appears; with one layer
+no head can. Where the heads are taken out of the trained model, the score is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.block import Block
+from anyformer.codec import override
+from anyformer.data import Data
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._runs import checkpoints, each_loss, training, writer
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.look.scores import head_scores
+from anyformer.look.trace import trace
+from anyformer.model import TransformerModule
+from anyformer.train.trainer import Callback, Done, Trainer
+
+CLAIM = (
+    "the in-context score of two layers has a steep jump, that of one layer has none (a third of it at most); without "
+    "its induction heads the model loses three quarters of the score, without as many others it keeps half"
+)
+FORMS = {
+    "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4}),
+    "small": Form(1.5, 0.5, {"steps": 700, "width": 64, "points": 30, "batch": 24}),
+    "full": Form(60, 3, {"steps": 4000, "width": 128, "points": 60, "batch": 128}),
+}
+LETTERS = [chr(i) for i in range(48, 112)]
+LENGTH, HALF, HEADS = 96, 40, 4
+MIXED = "decoder.layers.*.attention.op.mixed"
+
+
+def trials(steps: int, width: int, points: int, batch: int) -> list[Trial]:
+    same = {"width": width, "steps": steps, "points": points, "batch": batch, "lr": 0.16 / width}
+    return [Trial(f"layers-{depth}", {"depth": depth, **same}) for depth in (1, 2)]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    steps = values["steps"]
+    model: Any = writer(values["width"], values["depth"], HEADS, LENGTH)
+    model = override(model, {"decoder.layers": Block(attention=model.decoder.layers.steps["attention"])})
+    data = Data(train=place.texts("spans", lambda: spans(400 if steps < 100 else 4000)))
+    run = training(
+        "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"]
+    )
+    watch = Watch(checkpoints(steps, values["points"]))
+    trainer = place.train(run, watch)
+    return [*watch.rows, *ablations(trainer, values["depth"])]
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def spans(number: int, length: int = 500, seed: int = 0) -> list[str]:
+    """Texts of random letters in which half of all spans are copies of what came shortly before."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(number):
+        text: list[str] = []
+        while len(text) < length:
+            size = int(draw.integers(8, 25))
+            if len(text) > size and draw.random() < 0.5:
+                begin = int(draw.integers(max(len(text) - LENGTH // 2, 0), len(text) - size + 1))
+                text += text[begin : begin + size]
+            else:
+                text += [LETTERS[i] for i in draw.integers(0, len(LETTERS), size)]
+        found.append("".join(text[:length]))
+    return found
+
+
+def twice(trainer: Trainer, rows: int = 32) -> Tensor:
+    """(rows, 2 * HALF) tokens: random letters, and the same once more."""
+    known = torch.tensor(trainer.tokenizer.encode("".join(LETTERS)))
+    half = known[torch.randint(0, len(known), (rows, HALF), generator=torch.Generator().manual_seed(1))]
+    return torch.cat((half, half), 1).to(trainer.device)
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def score(logits: Tensor, ids: Tensor) -> float:
+    """How much less surprising the second half is than the first, in nats a token, below 0."""
+    loss = each_loss(logits, ids)
+    return float(loss[:, HALF:].mean() - loss[:, : HALF - 1].mean())
+
+
+class Watch(Callback):
+    """The score of in-context learning, and that of the best induction head, at some steps."""
+
+    def __init__(self, steps: set[int]) -> None:
+        self.steps, self.rows = steps, list[Row]()
+
+    def stepped(self, trainer: Trainer, done: Done) -> None:
+        if done.step in self.steps:
+            ids = twice(trainer)
+            with trainer.evaluating():
+                run = trace(trainer.model, input_ids=ids)
+                best = head_scores(run).best("induction")[0][2]
+            self.rows.append({"step": done.step, "score": score(run.output.logits, ids), "head": best})
+
+
+def ablations(trainer: Trainer, depth: int) -> list[Row]:
+    """The score without the heads that score highest as induction heads (a quarter of all), and without as many of the
+    same layers that score lowest."""
+    ids, model = twice(trainer), trainer.model
+    with trainer.evaluating():
+        run = trace(model, input_ids=ids)
+        ranked = head_scores(run).best("induction", depth * HEADS)
+        number = max(depth * HEADS // 4, 1)
+        layer = ranked[0][0]
+        others = [head for head in reversed(ranked) if head[0] == layer][:number]
+        rows: list[Row] = [{"without": "nothing", "score": score(run.output.logits, ids)}]
+        for name, heads in (("induction", ranked[:number]), ("others", others)):
+            rows.append({"without": name, "score": score(without(model, heads, ids), ids)})
+    return rows
+
+
+def without(model: TransformerModule, heads: Sequence[tuple[str, int, float]], ids: Tensor) -> Tensor:
+    """The scores of the vocabulary where these heads say nothing."""
+    def silence(mixed: Tensor, address: str) -> Tensor:
+        kept = mixed.clone().unflatten(-1, (HEADS, -1))
+        for layer, head, _ in heads:
+            if address.startswith(f"{layer}."):
+                kept[..., head, :] = 0
+        return kept.flatten(-2)
+
+    return trace(model, change={MIXED: silence}, input_ids=ids).output.logits
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def curve(rows: Sequence[Row], depth: int) -> list[Row]:
+    return [row for row in rows if row["depth"] == depth and "step" in row]
+
+
+def jump(points: Sequence[Row]) -> tuple[int, float]:
+    """Where the score falls fastest, and by how much a doubling of the steps: the derivative by log2(step)."""
+    slopes = [
+        (after["step"], (before["score"] - after["score"]) / math.log2(after["step"] / before["step"]))
+        for before, after in zip(points, points[2:])
+    ]
+    return max(slopes, key=lambda slope: slope[1], default=(0, 0.0))
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    (_, one), (step, two) = (jump(curve(rows, depth)) for depth in (1, 2))
+    left = {row["without"]: row["score"] for row in rows if row["depth"] == 2 and "without" in row}
+    whole = left["nothing"]
+    kept = {name: left[name] / whole if whole < 0 else math.nan for name in ("induction", "others")}
+    found = {
+        "jump of one layer": one, "jump of two layers": two, "at step": step, "score": whole,
+        "kept without induction heads": kept["induction"], "kept without others": kept["others"],
+        "best head": curve(rows, 2)[-1]["head"],
+    }  # fmt: skip
+    return Verdict(two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and kept["others"] > 0.5, found)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(3, 1, 13, 4)
+    for depth in (1, 2):
+        points = curve(rows, depth)
+        steps, name = [row["step"] for row in points], f"{depth} layer{'s' * (depth > 1)}"
+        axes[0, 0].plot(steps, [row["score"] for row in points], label=name)
+        axes[0, 1].plot(steps, [row["head"] for row in points], label=name)
+    axes[0, 0].axvline(jump(curve(rows, 2))[0], color="#777777", linestyle=":")
+    axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats a token)")
+    axes[0, 1].set(xscale="log", xlabel="step", title="attention of the best induction head")
+    bars = [(row["depth"], row["without"], row["score"]) for row in rows if "without" in row]
+    axes[0, 2].bar([f"{depth}: {name}" for depth, name, _ in bars], [value for *_, value in bars])
+    axes[0, 2].set(title="score without heads (layers: which)")
+    axes[0, 2].tick_params(axis="x", labelrotation=30, labelsize=8)
+    for axis in axes[0, :2]:
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,162 @@
+"""Grids: one run for every combination of some values, each with several seeds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anyformer.codec import override, to_json
+from anyformer.counting import count
+from anyformer.data import Data, Held, PythonDocs
+from anyformer.families import names
+from anyformer.lab.experiment import at_once, draw
+from anyformer.lab.trials import Place, Row, Trial, Trials, Values, write
+from anyformer.look import figures
+from anyformer.machine import device as device_of
+from anyformer.model import Model
+from anyformer.recipes import recipe
+from anyformer.recipes._own import writing
+from anyformer.train.progress import read_metrics
+from anyformer.train.run import Run, read_run
+
+BASE = "run.json"  # in the grid's folder: what every trial changes
+
+
+def described(name: str, data: str = "data") -> Run:
+    """A recipe, a run.json or a run's folder; of a name of the zoo, a training on the documentation and the library of
+    the Python that runs."""
+    path = Path(name).expanduser()
+    if path.suffix == ".json" or path.is_dir():
+        return read_run(path / "run.json" if path.is_dir() else path)
+    if name in dict(names()):
+        texts = PythonDocs()
+        held = Data(train=Held(source=texts, one_in=100), valid=Held(source=texts, one_in=100, out=True))
+        return writing(held, name, 2**23, name, "")
+    return recipe(name, data)
+
+
+def values_of(text: str) -> tuple[str, list[Any]]:
+    """PATH=A,B,..., each JSON where it is JSON, else text."""
+    path, equals, values = text.partition("=")
+    if not path or not equals or not values:
+        raise ValueError(f"--set takes PATH=VALUE,VALUE,..., got {text!r}")
+    try:
+        return path, json.loads(f"[{values}]")
+    except ValueError:
+        return path, [_json(value) for value in values.split(",")]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+class Grid:
+    """The runs of a grid. An address that is none of a run is one of its model: `decoder.depth`."""
+
+    def __init__(
+        self, base: Run, settings: Mapping[str, Sequence[Any]], seeds: int = 1, steps: int | None = None
+    ) -> None:
+        if seeds < 1:
+            raise ValueError(f"--seeds is {seeds}; there is nothing to see without any")
+        self.base = base if steps is None else override(base, {"steps": steps})
+        self.settings, self.seeds = dict(settings), seeds
+        self.trials: list[Trial] = []
+        for values in itertools.product(*settings.values()):
+            changes = dict(zip(settings, values))
+            shown = ",".join(f"{path.rpartition('.')[2]}={_short(value)}" for path, value in changes.items()) or "as-is"
+            run = changed(self.base, {**changes, "seed": 0})  # a change that does not apply is told before any training
+            size = count(run.model).parameters if isinstance(run.model, Model) else None
+            for seed in range(seeds):
+                self.trials.append(Trial(f"{shown},seed={seed}", {**changes, "seed": seed, "parameters": size}))
+
+    def perform(
+        self, folder: Path, device: str = "auto", jobs: int | None = None, on: str = "here",
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> list[Row]:  # fmt: skip
+        place = device_of(device)
+        trials = Trials(self.trials, work, folder, str(place))
+        text = to_json(self.base) + "\n"
+        if (folder / BASE).is_file() and (folder / BASE).read_text("utf-8") != text:
+            raise ValueError(f"{folder} holds the grid of another run; --out DIR starts another")
+        write(folder / BASE, text)
+        rows = trials.perform(at_once(place.type, jobs), on, math.inf, tell)
+        draw(self.plot, rows, folder / "plot.png", tell)
+        return rows
+
+    def final(self, rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+        """The last row of each training that did not fail, by the values it had."""
+        last = {row["trial"]: row for row in rows if "failed" not in row}
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in last.values():
+            found.setdefault(tuple(_short(row[path]) for path in self.settings), []).append(row)
+        return found
+
+    def summary(self, rows: Sequence[Row]) -> list[list[Any]]:
+        """For each combination: its values, how many seeds ended well, parameters, the mean of their losses and its
+        standard deviation."""
+        lines = []
+        for values, each in self.final(rows).items():
+            losses = [row["loss"] for row in each]
+            spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+            lines.append([*values, len(each), each[0]["parameters"], f"{statistics.mean(losses):.4f}", spread])
+        return sorted(lines, key=lambda line: float(line[-2]))
+
+    def plot(self, rows: Sequence[Row]) -> Any:
+        figure, axes = figures.new(2, 1, 12, 4.5)
+        for number, (values, each) in enumerate(self.final(rows).items()):
+            name, colour = figures.plain(", ".join(values)) or "as it is", f"C{number % 10}"
+            for row in each:
+                points = [(p["step"], p["loss"]) for p in rows if p["trial"] == row["trial"] and "failed" not in p]
+                label = name if row is each[0] and number < 12 else None
+                axes[0, 0].plot(*zip(*points), color=colour, linewidth=0.8, label=label)
+            axes[0, 1].plot([number] * len(each), [row["loss"] for row in each], "o", color=colour)
+            axes[0, 1].plot([number], [statistics.mean(row["loss"] for row in each)], "_", color=colour, markersize=18)
+        labels = [figures.plain("\n".join(values)) for values in self.final(rows)]
+        axes[0, 1].set_xticks(range(len(labels)), labels, fontsize=7)
+        axes[0, 0].set(xlabel="step", ylabel="loss")
+        axes[0, 1].set_title("at the end, a point a seed", fontsize=9)
+        axes[0, 0].legend(frameon=False, fontsize=7)
+        return figure
+
+
+def changed(base: Run, changes: Mapping[str, Any]) -> Run:
+    own = {name for name, _ in base.items()}
+    return override(base, {
+        path if path.partition(".")[0] in own else f"model.{path}": value for path, value in changes.items()
+    })  # fmt: skip
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    """A row for each evaluation: what was learnt from so far, and the loss and the metrics on what was held out;
+    without such data one row, the mean of the training loss over the last tenth."""
+    changes = {path: value for path, value in values.items() if path != "parameters"}
+    run = changed(read_run(place.shared.parent / BASE), changes)
+    trainer = place.train(run)
+    lines = read_metrics(trainer.folder)
+    steps = {line["step"]: line for line in lines if "loss" in line}
+    rows: list[Row] = []
+    for line in lines:
+        if "valid/loss" in line:
+            scores = {name.removeprefix("valid/"): value for name, value in line.items() if name.startswith("valid/")}
+            rows.append({"step": line["step"], "tokens": steps[line["step"]]["tokens"], **scores})
+    if not rows:
+        last = list(steps.values())[-max(len(steps) // 10, 1) :]
+        loss = statistics.mean(line["loss"] for line in last)
+        rows.append({"step": last[-1]["step"], "tokens": last[-1]["tokens"], "loss": loss})
+    return rows
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else value["kind"] if isinstance(value, dict) and "kind" in value else (
+        json.dumps(value)
+    )  # fmt: skip
+    return re.sub(r"[^\w.+-]+", "_", text)[:60]

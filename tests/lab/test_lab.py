@@ -1,0 +1,198 @@
+"""The laboratory's frame: trials that are dealt out, resumed and refused; grids; what the commands say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyformer import cli
+from anyformer.codec import to_json
+from anyformer.lab.experiment import chosen, perform
+from anyformer.lab.experiments import experiment, experiments
+from anyformer.lab.trials import Place, Row, Trial, Trials, Values
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+import runs
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+def squares(values: Values, place: Place) -> list[Row]:
+    """Of a number, which is also noted for whoever wants to know how often it was asked for."""
+    with (place.shared.parent / "asked").open("a") as file:
+        file.write(f"{values['number']}\n")
+    if values["number"] == 3:
+        raise FloatingPointError("no threes")
+    return [{"square": values["number"] ** 2}, {"square": float("nan")}]
+
+
+def killed_once(values: Values, place: Place) -> list[Row]:
+    """The process of the second trial ends by force the first time."""
+    mark = place.shared.parent / "killed"
+    if values["number"] == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return squares(values, place)
+
+
+def numbered(*numbers: int) -> list[Trial]:
+    return [Trial(f"n{number}", {"number": number}) for number in numbers]
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """A time that is over begins nothing; rows come in the order of the trials, with what is no number as null."""
+    trials = Trials(numbered(2, 1, 3), squares, tmp_path, "cpu")
+    assert trials.perform(until=time.monotonic()) == [] and len(trials.left) == 3
+    Trials(numbered(1), squares, tmp_path, "cpu").perform()
+    rows = trials.perform()
+    assert (tmp_path / "asked").read_text().split() == ["1", "2", "3"]
+    assert [row["trial"] for row in rows] == ["n2", "n2", "n1", "n1", "n3"]
+    assert rows[0]["square"] == 4 and rows[1]["square"] is None and rows[4]["failed"] == "no threes"
+    assert rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+
+
+def test_mistakes_of_trials(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two trials are called n1"):
+        Trials(numbered(1, 2, 1), squares, tmp_path, "cpu")
+    Trials(numbered(1), squares, tmp_path, "cpu").perform()
+    with pytest.raises(ValueError, match="other values"):
+        Trials([Trial("n1", {"number": 7})], squares, tmp_path, "cpu")
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
+    rows = Trials(numbered(0, 1, 2), killed_once, tmp_path, "cpu").perform(jobs=2)
+    assert (tmp_path / "killed").exists()
+    assert [row["square"] for row in rows if row["square"] is not None] == [0, 1, 4]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_of_ray_is_replaced(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    rows = Trials(numbered(0, 1, 2), killed_once, tmp_path, "cpu").perform(jobs=2, on="ray")
+    assert (tmp_path / "killed").exists()
+    assert [row["square"] for row in rows if row["square"] is not None] == [0, 1, 4]
+
+
+# -- grids ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with texts and run.json, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    runs.write_texts(tmp_path / "texts")
+    run = runs.run_of(tmp_path / "texts/text.txt", steps=2, evaluate=runs.Evaluate(every=1))
+    (tmp_path / "run.json").write_text(to_json(run))
+    return tmp_path
+
+
+GRID = ("run.json", "--set", "optimizer.lr=0.01,0.001", "--device", "cpu")
+
+
+def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every combination; a trial that is gone is done again and gives the same bits."""
+    command = ["lab", "grid", *GRID, "--set", "decoder.depth=1,2", "--jobs", "1", "--out", "grid"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("grid/results.jsonl").read_text().splitlines()]
+    assert len(rows) == 4 * 2 and {(row["optimizer.lr"], row["decoder.depth"], row["seed"]) for row in rows} == {
+        (lr, depth, 0) for lr in (0.01, 0.001) for depth in (1, 2)
+    }
+    assert len({row["loss"] for row in rows}) == 8 and len({row["parameters"] for row in rows}) == 2
+    assert (place / "grid/plot.png").stat().st_size > 1000 and "spread" in shown
+    before, weights = Path("grid/results.jsonl").read_bytes(), written("grid")
+    shutil.rmtree("grid/trials/lr=0.01,depth=2,seed=0")
+    assert cli.main(command) == 0 and "1 of 1" in capsys.readouterr().err
+    assert Path("grid/results.jsonl").read_bytes() == before and written("grid") == weights
+
+
+def written(folder: str) -> dict[str, bytes]:
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("model.safetensors")}
+    assert found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["here", "ray"])
+def test_many_workers_write_the_files_of_one(on: str, place: Path) -> None:
+    if on == "ray":
+        pytest.importorskip("ray")
+    command = ["lab", "grid", *GRID, "--set", "decoder.depth=1,2", "--seeds", "2", "--out"]
+    assert cli.main([*command, "one", "--jobs", "1"]) == 0
+    assert cli.main([*command, "two", "--jobs", "2", "--on", on]) == 0
+    assert Path("one/results.jsonl").read_bytes() == Path("two/results.jsonl").read_bytes()
+    assert written("one") == written("two") and len(written("one")) >= 8
+
+
+@pytest.mark.parametrize("arguments, line", [
+    (("grid", *GRID, "--set", "decoder.dept=1"), "did you mean 'depth'?"),
+    (("grid", *GRID, "--set", "model.width=0"), "width is 0"),
+    (("grid", *GRID, "--seeds", "0"), "--seeds is 0; there is nothing to see without any"),
+    (("grid", *GRID, "--set", "optimizer.lr=1"), "one address is given twice"),
+    (("grid", "run.json", "--set", "steps=2,2"), "two trials are called steps=2,seed=0"),
+    (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
+    (("grid", "shakespear"), "did you mean 'shakespeare'?"),
+    (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),
+    (("grid", *GRID, "--jobs", "0"), "--jobs is 0"),
+    (("run", "induction-head"), "did you mean 'induction-heads'?"),
+    (("run", "induction-heads", "--budget", "0"), "--budget is 0 minutes; there is nothing to see without any"),
+    (("run", "induction-heads", "--budget", "0.01"), "the smallest form of induction-heads takes about 0.1 minutes"),
+    (("run", "induction-heads", "--form", "big"), "induction-heads has no form 'big'"),
+    (("run", "induction-heads", "--form", "tiny", "--data", "x"), "induction-heads learns from no text but its own"),
+    (("rn",), "no action 'rn'"), ((), "give an action"),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
+def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+
+
+# -- experiments ------------------------------------------------------------------------------------------------------
+
+
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", "list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(experiments())
+    for name in experiments():
+        assert cli.main(["lab", "show", name]) == 0
+        shown = capsys.readouterr().out
+        assert experiment(name).CLAIM in shown and "tiny" in shown and "full" in shown
+
+
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_forms(name: str) -> None:
+    """The forms cost more and more, trials have names of their own, and a budget gets the largest that fits."""
+    forms = experiment(name).FORMS
+    assert list(forms) == ["tiny", "small", "full"]
+    for kind in ("cpu", "cuda"):
+        costs = [form.minutes(kind) for form in forms.values()]
+        assert costs == sorted(costs)
+        for form, cost in zip(forms, costs):
+            assert forms[chosen(name, kind, cost)].minutes(kind) == forms[form].minutes(kind)
+    assert forms[chosen(name, "cpu")].cpu <= 2 and forms[chosen(name, "cuda")].cuda <= 4
+    for form in forms.values():
+        trials = experiment(name).trials(**form.values)
+        assert trials and len({trial.name for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("name", [
+    name if name in ("induction-heads",) else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(experiments())
+])  # fmt: skip
+def test_the_tiniest_form(name: str, tmp_path: Path) -> None:
+    """Whatever it finds, it says whether the claim holds, from which figures, and draws it."""
+    torch.set_num_threads(1)
+    outcome = perform(name, "tiny", tmp_path, device="cpu", jobs=1)
+    assert outcome.holds in (True, False) and outcome.figures and outcome.done == outcome.trials
+    told = json.loads((tmp_path / "claim.json").read_text())
+    assert told["form"] == "tiny" and told["holds"] == outcome.holds and told["claim"] == experiment(name).CLAIM
+    assert (tmp_path / "plot.png").stat().st_size > 1000
