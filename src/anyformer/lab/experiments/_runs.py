@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.recipes._encoder import SPECIAL
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
+from anyformer.train.trainer import Trainer
 
 SIZE = 258  # bytes, and the two special tokens of a writer
 READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
@@ -29,14 +30,26 @@ def writer(width: int, depth: int, heads: int, length: int, changes: Mapping[str
     config = {
         "architectures": ["GPT2LMHeadModel"], "vocab_size": SIZE, "n_positions": length, "n_embd": width,
         "n_layer": depth, "n_head": heads, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     return override(families.find("gpt2").read(config), changes or {})
 
 
-def texts(path: str | None) -> Data:
-    """Text files, or the documentation and the library of the Python that runs; one in twenty is held out."""
-    source: Source = PythonDocs() if path is None else TextFiles(path=path, unit="paragraph")
-    return Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip")
+def reader(family: str, architecture: str, width: int, depth: int, heads: int, length: int, **more: Any) -> Model:
+    """An encoder over bytes, without dropout."""
+    config = {
+        "architectures": [architecture], "vocab_size": READER_SIZE, "hidden_size": width, "num_hidden_layers": depth,
+        "num_attention_heads": heads, "intermediate_size": 4 * width, "max_position_embeddings": length,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0, **more,
+    }  # fmt: skip
+    return families.find(family).read(config)
+
+
+def texts(path: str | None, library: bool) -> Data:
+    """Text files, or the documentation of the Python that runs, with its library or without; one in twenty is held
+    out."""
+    source: Source = PythonDocs(library=library) if path is None else TextFiles(path=path, unit="paragraph")
+    return Data(train=Held(source=source), valid=Held(source=source, out=True))
 
 
 def training(
@@ -66,11 +79,15 @@ def checkpoints(steps: int, number: int) -> set[int]:
     return {max(round(steps ** (i / number)), 1) for i in range(1, number + 1)}
 
 
-def ids_of(text: str, folder: Path) -> list[int]:
-    """As the tokenizer of a run's folder has it."""
-    from anyformer.inputs.text import Tokenizer
-
-    return Tokenizer.load(folder / "tokenizer").encode(text)
+def held_out(trainer: Trainer, rows: int, length: int) -> Tensor:
+    """(rows, length) tokens that stand together in the texts that were held out, evenly over all of them; less where
+    there are too few."""
+    column = trainer.splits.valid.fields["input_ids"]
+    total = int(column.ends[-1])
+    length = min(length, total)
+    starts = [round(i * (total - length) / max(rows - 1, 1)) for i in range(rows)]
+    found = np.stack([column.read(start, start + length) for start in starts]).astype(np.int64)
+    return torch.from_numpy(found).to(trainer.device)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,0 +1,131 @@
+"""ELECTRA against BERT: at equal compute, telling replaced tokens teaches more than guessing hidden ones.
+
+A small BERT learns from masked tokens, an ELECTRA of the same size with a generator of a quarter of its width from
+replaced ones [Clark et al. 2020], for as many steps as cost the same by count. Both are then tuned to say of every word
+of Python source what kind of token it is (name, keyword, string, ...), which Python's own tokenizer knows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import keyword
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anyformer.counting import count
+from anyformer.data import Data, Held, JSONLines, PythonDocs
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._runs import READER, reader, texts, training
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.model import Model
+from anyformer.objectives.masked import Masked
+from anyformer.objectives.objective import Objective
+from anyformer.objectives.replaced import ReplacedTokens
+from anyformer.objectives.tag import Tag
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+
+CLAIM = "tuned after the largest of the equal budgets, ELECTRA tags words at least as well as BERT"
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 64, "steps": 300, "batch": 16, "budgets": 2, "tuning": 60}),
+    "full": Form(120, 4, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "budgets": 4, "tuning": 200}),
+}
+LENGTH, LABELS = 96, ("name", "keyword", "operator", "number", "string", "comment")
+
+
+def trials(
+    depth: int, width: int, steps: int, batch: int, budgets: int, tuning: int, data: str | None = None
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "batch": batch, "tuning": tuning, "library": steps > 1000, "data": data}
+    found = []
+    for budget in (steps // 2**i for i in reversed(range(budgets))):
+        for kind in ("bert", "electra"):
+            cost = flops(kind, width, depth) * batch
+            number = max(round(budget * flops("bert", width, depth) * batch / cost), 1)
+            values = {"kind": kind, "budget": budget, "steps": number, "flops": number * cost, **same}
+            found.append(Trial(f"{kind}-{budget}", values))
+    return found
+
+
+def described(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
+    """The model, and the generator beside it."""
+    if kind == "bert":
+        return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH), None
+    size = {"embedding_size": width}
+    generator = reader("electra", "ElectraForMaskedLM", width // 4, depth, 2, LENGTH, **size)
+    return reader("electra", "ElectraForPreTraining", width, depth, 4, LENGTH, **size), generator
+
+
+def flops(kind: str, width: int, depth: int) -> int:
+    """Of a training step on one text."""
+    return sum(count(model).training_flops(LENGTH) for model in described(kind, width, depth) if model is not None)
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    model, generator = described(values["kind"], values["width"], values["depth"])
+    objective: Objective = Masked() if generator is None else ReplacedTokens(generator=generator)
+    lr = 1e-3
+    run = training(
+        values["kind"], model, texts(values["data"], values["library"]), place.device, steps=values["steps"],
+        batch=values["batch"], length=LENGTH, lr=lr, objective=objective, vocabulary=READER,
+    )  # fmt: skip
+    place.train(run, name="pretrained")
+    place.texts("words", lambda: [json.dumps(row) for row in tagged(20000 if values["steps"] > 100 else 200)])
+    source = JSONLines(path=str(place.shared / "words.txt"))
+    architecture = {"bert": "BertForTokenClassification", "electra": "ElectraForTokenClassification"}[values["kind"]]
+    tune = Run(
+        name="tuned", data=Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip"),
+        model=Pretrained(path=str(place.folder / "pretrained"), architecture=architecture, labels=LABELS),
+        objective=Tag(labels=LABELS), optimizer=AdamW(lr=lr / 2), schedule=Linear(warmup=values["tuning"] // 10),
+        batch=Batch(examples=16, length=LENGTH), steps=values["tuning"], keep=Keep(every=values["tuning"], best=False),
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), precision=run.precision,
+    )  # fmt: skip
+    scores = place.train(tune, name="tuned").scores
+    return [{"accuracy": scores["accuracy"], "loss": scores["loss"]}]
+
+
+def tagged(number: int) -> Iterator[dict[str, list[str]]]:
+    """Pieces of the library of the Python that runs, as words and the kinds of token they are."""
+    kinds = {tokenize.OP: "operator", tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.COMMENT: "comment"}
+    for row in PythonDocs(documentation=False).raw():
+        words: list[str] = []
+        tags: list[str] = []
+        try:
+            for token in tokenize.generate_tokens(io.StringIO((row.example or {}).get("text", "")).readline):
+                kind = kinds.get(token.type)
+                if token.type == tokenize.NAME:
+                    kind = "keyword" if keyword.iskeyword(token.string) else "name"
+                word = token.string.split()[0][:20] if token.string.split() else ""
+                if kind is None or not word.isascii() or not word:
+                    continue
+                if len(" ".join((*words, word))) > LENGTH - 2:
+                    yield {"words": words, "tags": tags}
+                    words, tags, number = [], [], number - 1
+                    if not number:
+                        return
+                words.append(word)
+                tags.append(kind)
+        except (tokenize.TokenError, SyntaxError):
+            continue
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    last = max(row["budget"] for row in rows)
+    found = {row["kind"]: row["accuracy"] for row in rows if row["budget"] == last}
+    spent = {f"FLOPs of {row['kind']}": float(row["flops"]) for row in rows if row["budget"] == last}
+    return Verdict(found["electra"] >= found["bert"], {f"accuracy of {k}": v for k, v in found.items()} | spent)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 11, 4)
+    for kind in ("bert", "electra"):
+        for axis, what in zip(axes.flat, ("accuracy", "loss")):
+            axis.plot(*zip(*[(row["flops"], row[what]) for row in rows if row["kind"] == kind]), marker="o", label=kind)
+            axis.set(xscale="log", xlabel="FLOPs of pretraining, by count", title=f"{what} after tuning")
+            axis.legend(frameon=False)
+            axis.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,101 @@
+"""Few-shot: examples in the text help, and help larger models more.
+
+Every text has a secret: each letter is followed by the one so many places further on in the alphabet. Pairs of letters
+are the shots, and nothing but earlier pairs tells how far. How often the second letter of a pair is right, by the
+number of pairs before it and by the size of the model [Brown et al. 2020, figure 1.2].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyformer.counting import count
+from anyformer.data import Data
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._runs import mean, training, writer
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+
+CLAIM = "shots raise the accuracy, and that of the largest model by more than that of the smallest"
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100}),
+    "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 32, "texts": 20000}),
+    "full": Form(120, 3.5, {"widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 256, "texts": 60000}),
+}
+LETTERS, SHOTS = "abcdefghijklmnop", 12
+LENGTH = 3 * SHOTS + 1  # two letters and a space a shot, and the end
+
+
+def trials(widths: list[int], steps: int, batch: int, texts: int) -> list[Trial]:
+    same = {"steps": steps, "batch": batch, "texts": texts}
+    return [
+        Trial(f"width-{width}", {"width": width, "parameters": count(described(width)).parameters, **same})
+        for width in widths
+    ]
+
+
+def described(width: int) -> Any:
+    return writer(width, 2, max(width // 16, 1), LENGTH)
+
+
+def made(number: int, seed: int) -> list[str]:
+    """Texts of pairs, each with a shift of its own."""
+    draw = np.random.default_rng(seed)
+    first, shifts = draw.integers(0, len(LETTERS), (number, SHOTS)), draw.integers(1, len(LETTERS), (number, 1))
+    second = (first + shifts) % len(LETTERS)
+    return [" ".join(LETTERS[a] + LETTERS[b] for a, b in zip(*pair)) for pair in zip(first, second)]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    data = Data(train=place.texts("pairs", lambda: made(values["texts"], 0)))
+    run = training(
+        "few-shot", described(values["width"]), data, place.device, steps=values["steps"], batch=values["batch"],
+        length=LENGTH, lr=min(0.2 / values["width"], 8e-3),
+    )  # fmt: skip
+    trainer = place.train(run)
+    ids = torch.tensor([trainer.tokenizer.encode(text) for text in made(512, 1)], device=trainer.device)
+    with trainer.evaluating():
+        logits = trainer.model(input_ids=ids).logits[:, :-1].float()
+    right = (logits.argmax(-1) == ids[:, 1:])[:, 0::3].float().mean(0)  # the second letter of every pair
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")[:, 0::3].mean(0)
+    found = zip(right.tolist(), loss.tolist())
+    return [{"shots": shots, "accuracy": hits, "loss": nats} for shots, (hits, nats) in enumerate(found)]
+
+
+def gains(rows: Sequence[Row]) -> dict[int, float]:
+    """width -> accuracy with many shots, less that with none."""
+    found = {}
+    for width in dict.fromkeys(row["width"] for row in rows):
+        own = [row["accuracy"] for row in rows if row["width"] == width]
+        found[width] = mean(own[-4:]) - own[0]
+    return found
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    found = gains(rows)
+    values = list(found.values())
+    holds = values[-1] > 0.3 and values[-1] > values[0] + 0.1
+    return Verdict(holds, {f"gained by shots, width {width}": value for width, value in found.items()})
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 11, 4)
+    sizes = {row["width"]: row["parameters"] for row in rows}
+    for width, size in sizes.items():
+        points = [(row["shots"], row["accuracy"]) for row in rows if row["width"] == width]
+        axes[0, 0].plot(*zip(*points), marker="o", markersize=3, label=f"{size:,}")
+    axes[0, 0].axhline(1 / len(LETTERS), color="#777777", linestyle=":")
+    axes[0, 0].set(xlabel="shots", title="accuracy")
+    axes[0, 0].legend(frameon=False, fontsize=8, title="parameters")
+    for number in (0, 1, 4, SHOTS - 1):
+        points = [(row["parameters"], row["accuracy"]) for row in rows if row["shots"] == number]
+        axes[0, 1].plot(*zip(*points), marker="o", label=f"{number} shots")
+    axes[0, 1].set(xscale="log", xlabel="parameters", title="accuracy by size")
+    axes[0, 1].legend(frameon=False, fontsize=8)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    return figure

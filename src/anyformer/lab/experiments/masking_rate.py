@@ -1,0 +1,88 @@
+"""Masking rate: how much of a text BERT should hide, and whether it should be hidden anew each time.
+
+The same encoder learns with 5 % to 80 % of the tokens hidden [Wettig et al. 2023], and with 15 % hidden once and for
+all (static masking) instead of anew each time it is seen (dynamic [Liu et al. 2019]). All are asked about the same
+held-out texts with 15 % hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anyformer.data import Loader, Plan
+from anyformer.evaluate import mean_losses
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._runs import READER, reader, texts, training
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.objectives.masked import Masked
+from anyformer.train.trainer import Trainer
+
+CLAIM = (
+    "asked with 15 % hidden, those that learnt with 15 % to 60 % beat those with 5 % and with 80 %; masking anew beats "
+    "masking once"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "library": False}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 64, "steps": 200, "batch": 16, "library": False}),
+    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "library": False}),
+}
+RATES, ASKED, LENGTH = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15, 64
+
+
+def trials(depth: int, width: int, steps: int, batch: int, library: bool, data: str | None = None) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "library": library, "data": data}
+    ways = [{"rate": rate, "masking": "dynamic"} for rate in RATES]
+    ways += [{"rate": ASKED, "masking": kind} for kind in ("static", "dynamic pieces")]
+    return [Trial(f"{way['rate']}-{str(way['masking']).replace(' ', '-')}", {**way, **same}) for way in ways]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    pieces = values["masking"] != "dynamic"  # static masking is of fixed pieces; so is what it is compared with
+    objective = Masked(
+        rate=values["rate"], length=LENGTH if pieces else None, copies=1 if values["masking"] == "static" else None
+    )
+    run = training(
+        "masking", reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, LENGTH),
+        texts(values["data"], values["library"]), place.device, steps=values["steps"], batch=values["batch"],
+        length=LENGTH, lr=2e-3 if values["width"] < 100 else 1e-3, objective=objective, vocabulary=READER,
+    )  # fmt: skip
+    trainer = place.train(run)
+    return [{"loss": asked(trainer)}]
+
+
+def asked(trainer: Trainer) -> float:
+    """The loss of hidden tokens in what was held out, the same ones for all."""
+    objective = Masked(rate=ASKED, mask=1.0, random=0.0).ready(trainer.tokenizer)
+    packs = trainer.objective.packs
+    plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, packs=packs, once=True)
+    with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+        found = mean_losses(
+            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
+        )
+    return found["loss"]
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    loss = {row["rate"]: row["loss"] for row in rows if row["masking"] == "dynamic"}
+    kinds = {row["masking"]: row["loss"] for row in rows if row["masking"] != "dynamic"}
+    middle = [loss[rate] for rate in RATES[1:-1]]
+    best = min(loss, key=lambda rate: loss[rate])
+    holds = max(middle) < min(loss[RATES[0]], loss[RATES[-1]]) and kinds["dynamic pieces"] < kinds["static"]
+    found = {f"loss at {rate:g}": value for rate, value in loss.items()}
+    return Verdict(holds, {**found, "best rate": best, **{f"loss, {kind}": value for kind, value in kinds.items()}})
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(1, 1, 7, 4.5)
+    points = [(row["rate"], row["loss"]) for row in rows if row["masking"] == "dynamic"]
+    axes[0, 0].plot(*zip(*points), marker="o", label="dynamic")
+    for row in rows:
+        if row["masking"] != "dynamic":
+            axes[0, 0].plot([row["rate"]], [row["loss"]], "s", label=f"{row['masking']}, in fixed pieces"
+                            if row["masking"] == "static" else row["masking"])  # fmt: skip
+    axes[0, 0].set(xlabel="share of tokens hidden while learning", ylabel="loss with 15 % hidden (nats)")
+    axes[0, 0].legend(frameon=False)
+    axes[0, 0].grid(alpha=0.3)
+    return figure

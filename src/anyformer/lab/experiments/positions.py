@@ -1,0 +1,167 @@
+"""Positions: five properties of every way to tell where a token stands, and what is left of it on longer texts.
+
+The properties are read off the scores of one attention over a text that says the same everywhere, so that what differs
+is position alone: places are told apart (unique), scores depend on the distance alone (relative), a place means the
+same in a longer text (consistent), scores stay in bounds (bounded), and there is an answer for places never seen
+(extends). Then the same decoder learns from texts of one length and reads longer ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.codec import override
+from anyformer.construct import build
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._runs import each_loss, held_out, texts, training, writer
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.look.trace import trace
+from anyformer.model import Model
+from anyformer.parts.bias import Alibi, BucketedBias, RelativeVectors
+from anyformer.parts.init import Normal
+from anyformer.parts.position import Binary, Integer, Learned, Rope, Sinusoidal
+from anyformer.parts.relative import RelativeSinusoids
+
+CLAIM = (
+    "at four times the length it learnt from ALiBi loses 3 % at most, sinusoids lose 10 % or more, and learned "
+    "positions have no answer; schemes of the attention are relative, added vectors are not"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "library": False}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 150, "batch": 16, "length": 32, "library": False}),
+    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "library": True}),
+}
+HEADS, TIMES = 4, (1, 2, 4)
+PROPERTIES = ("unique", "relative", "consistent", "bounded", "extends")
+ADDED = ("learned", "sinusoidal", "integer", "binary")
+SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl")
+
+
+def trials(
+    depth: int, width: int, steps: int, batch: int, length: int, library: bool, data: str | None = None
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "library": library,
+            "data": data}  # fmt: skip
+    return [Trial(scheme, {"scheme": scheme, **same}) for scheme in SCHEMES]
+
+
+def placed(scheme: str, width: int, depth: int, length: int) -> Model:
+    added = {"learned": Learned(length=length), "sinusoidal": Sinusoidal(length=length), "integer": Integer(),
+             "binary": Binary(bits=min(16, width))}  # fmt: skip
+    inside = {
+        "rope": Rope(), "alibi": Alibi(num_heads=HEADS),
+        "bucketed": BucketedBias(num_heads=HEADS, max_distance=max(length, 64), both_ways=False),
+        "shaw": RelativeVectors(before=length - 1, after=0), "transformer-xl": RelativeSinusoids(num_heads=HEADS),
+    }  # fmt: skip
+    changes = {"embedding.position": added.get(scheme), "decoder.layers.attention.op.position": inside.get(scheme)}
+    return writer(width, depth, HEADS, length, changes)
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    length = values["length"]
+    model = placed(values["scheme"], values["width"], values["depth"], length)
+    rows: list[Row] = [properties(placed(values["scheme"], 32, 1, 32), 32)]
+    run = training(
+        values["scheme"], model, texts(values["data"], values["library"]), place.device, steps=values["steps"],
+        batch=values["batch"], length=length, lr=3e-3 if values["width"] < 100 else 1e-3,
+    )  # fmt: skip
+    trainer = place.train(run)
+    ids = held_out(trainer, 16, TIMES[-1] * length)
+    with trainer.evaluating():
+        for times in TIMES:
+            try:
+                # the same tokens are asked about, with more and more before them
+                loss = each_loss(trainer.model(input_ids=ids[:, -times * length :]).logits, ids[:, -times * length :])
+                rows.append({"times": times, "loss": float(loss[:, -length // 2 :].mean())})
+            except ValueError:
+                rows.append({"times": times, "loss": None})
+    return rows
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
+    """Each as true or false, of a decoder of one layer with random weights."""
+    model = build(override(spec, {"init": {"*": Normal(std=0.3)}}), seed=0).double().eval()
+
+    def scores(number: int) -> Tensor | None:
+        """(H, T, T) less what each token says to itself; -inf in the future. Of the last heads, which see farthest."""
+        try:
+            run = trace(model, keep=["decoder.layers.0.attention.op.weights"], input_ids=torch.ones(1, number).long())
+        except ValueError:
+            return None
+        found = run["decoder.layers.0.attention.op.weights"][0].double().log()
+        return found - found.diagonal(dim1=-2, dim2=-1)[..., None]
+
+    found, longer = scores(length), scores(4 * length)
+    assert found is not None
+    past = torch.ones(length, length).tril().bool()
+    spread = float(found[:, past].std()) + 1e-12
+    last = found[:, -1]  # what the last token says of every place
+    apart = (last[:, :, None] - last[:, None, :]).abs().amax(0) + torch.eye(length) * 1e9
+    along = [torch.diagonal(found, -offset, 1, 2).std(-1) for offset in range(1, length - 1)]
+    return {
+        "unique": bool(apart.min() > eps * spread) and spread > eps,
+        "relative": bool(torch.stack(along).max() < eps * spread + 1e-9),
+        "consistent": longer is not None and bool(((longer[:, :length, :length] - found)[:, past]).abs().max() < eps),
+        "bounded": longer is not None and bool(
+            longer[-1][torch.ones(4 * length, 4 * length).tril().bool()].abs().max() <= 2 * found[-1][past].abs().max()
+        ),
+        "extends": longer is not None,
+    }  # fmt: skip
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row]) -> dict[str, Row]:
+    """scheme -> its properties, and the loss at each multiple of the length."""
+    found: dict[str, Row] = {scheme: {} for scheme in SCHEMES}
+    for row in rows:
+        own = found[row["scheme"]]
+        own |= {name: row[name] for name in PROPERTIES if name in row}
+        own |= {f"loss x{row['times']}": row["loss"]} if "times" in row else {}
+    return found
+
+
+def lost(row: Row) -> float:
+    """By how much the loss is higher at the longest texts, as a share."""
+    far = row.get(f"loss x{TIMES[-1]}")
+    return float("inf") if far is None else far / row["loss x1"] - 1
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    found = table(rows)
+    figures = {f"lost by {scheme}": lost(row) for scheme, row in found.items()}
+    relative = [scheme for scheme, row in found.items() if row["relative"]]
+    inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
+    holds = lost(found["alibi"]) <= 0.03 and lost(found["sinusoidal"]) >= 0.1 and not found["learned"]["extends"]
+    return Verdict(holds and set(relative) == inside, {**figures, "relative": ", ".join(relative)})
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    found = table(rows)
+    figure, axes = figures.new(2, 1, 13, 4.5)
+    shown = torch.tensor([[float(row[name]) for name in PROPERTIES] for row in found.values()])
+    axes[0, 0].imshow(shown.numpy(), cmap="Blues", vmin=0, vmax=1.5, aspect="auto")
+    axes[0, 0].set_xticks(range(len(PROPERTIES)), PROPERTIES)
+    axes[0, 0].set_yticks(range(len(found)), list(found))
+    for i, row in enumerate(found.values()):
+        for j, name in enumerate(PROPERTIES):
+            axes[0, 0].text(j, i, "yes" if row[name] else "no", ha="center", va="center", fontsize=8)
+    for number, (scheme, row) in enumerate(found.items()):
+        points = [(times, row[f"loss x{times}"]) for times in TIMES if row.get(f"loss x{times}") is not None]
+        if points:
+            axes[0, 1].plot(*zip(*points), marker="o", label=scheme, color=f"C{number}")
+    axes[0, 1].set(xscale="log", yscale="log", xlabel="times the length it learnt from", title="loss, last tokens")
+    axes[0, 1].set_xticks(TIMES, [f"{times}" for times in TIMES])
+    axes[0, 1].legend(frameon=False, fontsize=7)
+    axes[0, 1].grid(alpha=0.3)
+    return figure
