@@ -1,9 +1,10 @@
 """Induction heads: in-context learning jumps when heads form that look at what followed a token before.
 
-Attention alone, one layer and two, learns a stream of random letters in which spans come again. How much better the
-second half of a text is predicted that says the same twice is the score of in-context learning [Olsson et al. 2022]:
-with two layers it falls at once, when a head that attends to the token after an earlier copy appears; with one layer
-no head can. Where the heads are taken out of the trained model, the score is lost.
+Attention alone, one layer and two, learns texts that say some random letters again and again; of distances it knows
+0, 1 and more. How much better the second half of a text is predicted that says the same twice is the score of
+in-context learning [Olsson et al. 2022]: with two layers it falls at once, when a head that attends to the token after
+an earlier copy appears; with one layer no head can. Where the heads are taken out of the trained model, the score is
+lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores
 from anyformer.look.trace import trace
-from anyformer.model import TransformerModule
+from anyformer.model import Model, TransformerModule
+from anyformer.parts.bias import RelativeVectors
+from anyformer.parts.init import Normal
 from anyformer.train.trainer import Callback, Done, Trainer
 
 CLAIM = (
@@ -34,24 +37,23 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4}),
-    "small": Form(1.5, 0.5, {"steps": 700, "width": 64, "points": 30, "batch": 24}),
-    "full": Form(60, 3, {"steps": 4000, "width": 128, "points": 60, "batch": 128}),
+    "small": Form(2, 0.5, {"steps": 700, "width": 64, "points": 30, "batch": 24}),
+    "full": Form(60, 3, {"steps": 6000, "width": 128, "points": 80, "batch": 256}),
 }
 LETTERS = [chr(i) for i in range(48, 112)]
-LENGTH, HALF, HEADS = 96, 40, 4
+LENGTH, HALF, HEADS = 64, 24, 4
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
 def trials(steps: int, width: int, points: int, batch: int) -> list[Trial]:
-    same = {"width": width, "steps": steps, "points": points, "batch": batch, "lr": 0.16 / width}
+    same = {"width": width, "steps": steps, "points": points, "batch": batch, "lr": 0.25 / width}
     return [Trial(f"layers-{depth}", {"depth": depth, **same}) for depth in (1, 2)]
 
 
 def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
-    model: Any = writer(values["width"], values["depth"], HEADS, LENGTH)
-    model = override(model, {"decoder.layers": Block(attention=model.decoder.layers.steps["attention"])})
-    data = Data(train=place.texts("spans", lambda: spans(400 if steps < 100 else 4000)))
+    model = described(values["depth"], values["width"])
+    data = Data(train=place.texts("rounds", lambda: rounds(1000 if steps < 100 else 40000)))
     run = training(
         "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"]
     )
@@ -60,24 +62,28 @@ def work(values: Values, place: Place) -> list[Row]:
     return [*watch.rows, *ablations(trainer, values["depth"])]
 
 
+def described(depth: int, width: int) -> Model:
+    """Attention alone. A head finds the token before by its distance, and nothing farther: what follows an earlier copy
+    must be found by what it says."""
+    near = RelativeVectors(before=2, after=0, values=False)
+    whole: Any = writer(width, depth, HEADS, LENGTH, {
+        "embedding.position": None, "decoder.layers.attention.op.position": near,
+        "init": {"*": Normal(std=width**-0.5)},
+    })  # fmt: skip
+    return override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
+
+
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def spans(number: int, length: int = 500, seed: int = 0) -> list[str]:
-    """Texts of random letters in which half of all spans are copies of what came shortly before."""
+def rounds(number: int, length: int = 2 * LENGTH, seed: int = 0) -> list[str]:
+    """Texts that say 8 to 31 random letters again and again."""
     draw = np.random.default_rng(seed)
-    found = []
-    for _ in range(number):
-        text: list[str] = []
-        while len(text) < length:
-            size = int(draw.integers(8, 25))
-            if len(text) > size and draw.random() < 0.5:
-                begin = int(draw.integers(max(len(text) - LENGTH // 2, 0), len(text) - size + 1))
-                text += text[begin : begin + size]
-            else:
-                text += [LETTERS[i] for i in draw.integers(0, len(LETTERS), size)]
-        found.append("".join(text[:length]))
-    return found
+    letters = np.array(LETTERS)
+    return [
+        "".join(np.resize(letters[draw.integers(0, len(LETTERS), draw.integers(8, LENGTH // 2))], length))
+        for _ in range(number)
+    ]
 
 
 def twice(trainer: Trainer, rows: int = 32) -> Tensor:

@@ -1,0 +1,263 @@
+"""Scaling laws measured: a family of sizes and budgets of one description, and power laws through their losses.
+
+N parameters without tables and head, D tokens, C FLOPs by count, L the loss on held-out text in nats a token. The
+largest run is left out of every fit, and predicted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.codec import override
+from anyformer.counting import count
+from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
+from anyformer.lab.experiments._runs import SIZE, training
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.model import Model
+from anyformer.names import spec
+from anyformer.part import walk
+from anyformer.train.progress import read_metrics
+
+LENGTH, HEAD = 128, 32  # tokens of a text; width of a head
+# published exponents: of Kaplan et al. [2020] for one quantity at a time, of Hoffmann et al. [2022] for both
+PUBLISHED = {"L(N)": 0.076, "L(D)": 0.095, "L(C)": 0.050, "L(N,D) of N": 0.34, "L(N,D) of D": 0.28}
+
+
+# -- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def scaled(base: Model, width: int) -> Model:
+    """A decoder of this width in the proportions of `base`, over bytes: heads of 32, a layer every 64 channels."""
+    heads, changes = max(width // HEAD, 1), dict[str, Any]()
+    ops = {step: f"decoder.layers.{step}.op" for step in ("attention", "feedforward")}
+    found = dict(walk(base))
+    for step, path in ops.items():
+        if path not in found:
+            raise ValueError(f"a family of sizes is made from a decoder whose layers have a {step}; this has none")
+    old: Any = found[ops["attention"]]
+    new = {"num_heads": heads, "head_width": width // heads}
+    if getattr(old, "num_kv_heads", None) is not None:
+        new["num_kv_heads"] = max(heads * old.num_kv_heads // old.num_heads, 1)
+    changes |= {f"{ops['attention']}.{name}": value for name, value in new.items()}
+    inner: Any = found[ops["feedforward"]]
+    changes[f"{ops['feedforward']}.width"] = max(round(inner.width / base.width * width), 1)
+    changes |= {"width": width, "decoder.depth": max(width // 64, 2)}
+    for path, part in found.items():
+        own = {name for name, _ in part.items()}
+        changes |= {f"{path}.vocab_size": SIZE} if "vocab_size" in own else {}
+        changes |= {f"{path}.dropout": 0.0} if "dropout" in own else {}
+        changes |= {f"{path}.length": LENGTH} if path.endswith("position") and "length" in own else {}
+    return override(base, changes)
+
+
+def trials(
+    name: str = "gpt2", widths: Sequence[int] = (), tokens: Sequence[int] = (), largest: Sequence[int] = (),
+    batch: int = 64, data: str | None = None, library: bool = True,
+) -> list[Trial]:  # fmt: skip
+    """Every width with every number of tokens, and the largest run, (width, tokens)."""
+    for what, values in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
+        if not values or min(values) < 1:
+            raise ValueError(f"--{what}: give some, each at least 1")
+    base, found = spec(name), []
+    for width, D in [*((width, D) for width in widths for D in tokens), *([tuple(largest)] if largest else [])]:
+        model = scaled(base, width)
+        counted = count(model)
+        N = sum(size for address, size in counted.parts.items() if address.startswith("decoder."))
+        steps = max(round(D / (batch * LENGTH)), 1)
+        D = steps * batch * LENGTH
+        values = {
+            "name": name, "width": width, "parameters": N, "tokens": D, "steps": steps, "batch": batch,
+            "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH), "data": data, "library": library,
+        }  # fmt: skip
+        found.append(Trial(f"width-{width}-tokens-{D}", values))
+    return found
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    """The loss on held-out text at the end, and on the way, where the rate has not come down yet."""
+    source: Source = PythonDocs(library=values["library"])
+    if values["data"] is not None:
+        source = TextFiles(path=values["data"], unit="paragraph")
+    run = training(
+        "scale", scaled(spec(values["name"]), values["width"]),
+        Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device, steps=values["steps"],
+        batch=values["batch"], length=LENGTH, lr=min(0.032 / math.sqrt(values["width"]), 4e-3),
+        every=max(values["steps"] // 6, 1), batches=24,
+    )  # fmt: skip
+    lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]
+    return [{"step": line["step"], "loss": line["valid/loss"]} for line in lines]
+
+
+# -- the laws ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The end of one run."""
+
+    N: float
+    D: float
+    C: float
+    L: float
+
+
+def points(rows: Sequence[Row]) -> list[Point]:
+    last = {row["trial"]: row for row in rows if "failed" not in row}
+    return [Point(row["parameters"], row["tokens"], row["flops"], row["loss"]) for row in last.values()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """E + A / N^a + B / D^b; where a law is about one quantity, the other coefficient is 0."""
+
+    E: float
+    A: float
+    a: float
+    B: float = 0.0
+    b: float = 0.0
+
+    def __call__(self, N: Any, D: Any = 1.0) -> Any:
+        return self.E + self.A * N**-self.a + self.B * D**-self.b
+
+    def best(self, compute: float) -> tuple[float, float]:
+        """The N and D that lose least for C = 6 N D."""
+        G = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
+        N = G * (compute / 6) ** (self.b / (self.a + self.b))
+        return N, compute / (6 * N)
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> Law:
+    """A / x^a by least squares in the logarithms."""
+    slope, start = np.polyfit(np.log(x), np.log(y), 1)
+    return Law(0.0, float(np.exp(start)), float(-slope))
+
+
+def both(found: Sequence[Point]) -> Law:
+    """E + A / N^a + B / D^b with the least relative errors [Hoffmann et al. 2022, the third way]. For given exponents
+    that is linear, so the exponents alone are searched for, on a grid that becomes finer."""
+    N, D, L = (np.array([getattr(point, name) for point in found]) for name in ("N", "D", "L"))
+    scale_N, scale_D = np.exp(np.log(N).mean()), np.exp(np.log(D).mean())  # so that the three columns are of one size
+    low, high, best = np.array([0.02, 0.02]), np.array([1.5, 1.5]), (np.inf, Law(0, 0, 0))
+    for _ in range(4):
+        a, b = (grid.ravel() for grid in np.meshgrid(*(np.linspace(*ends, 25) for ends in zip(low, high))))
+        columns = np.stack([np.ones((len(a), len(N))), (N / scale_N) ** -a[:, None], (D / scale_D) ** -b[:, None]], -1)
+        for kept in ((0, 1, 2), (1, 2)):  # a floor below 0 has no meaning: then there is none
+            X = columns[..., kept] / L[:, None]
+            factors = np.linalg.solve(X.mT @ X + 1e-12 * np.eye(len(kept)), X.sum(1)[..., None])
+            errors = ((X @ factors)[..., 0] - 1) ** 2
+            cost = np.where((factors[..., 0] >= 0).all(-1), errors.sum(-1), np.inf)
+            i = int(cost.argmin())
+            if cost[i] < best[0]:
+                *E, A, B = factors[i, :, 0].tolist()
+                law = Law(sum(E), A * scale_N ** a[i], float(a[i]), B * scale_D ** b[i], float(b[i]))
+                best = (float(cost[i]), law)
+        size = (high - low) / 8
+        middle = np.array([best[1].a, best[1].b])
+        low, high = np.maximum(middle - size, 0.005), middle + size
+    return best[1]
+
+
+def frontier(found: Sequence[Point]) -> list[Point]:
+    """The runs that no cheaper one is as good as."""
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda point: point.C):
+        if not kept or point.L < kept[-1].L:
+            kept.append(point)
+    return kept
+
+
+def fits(found: Sequence[Point]) -> dict[str, float]:
+    """The exponents of every law: of N among the runs with the most tokens, of D among the largest models, of C along
+    the frontier, and of both."""
+    D, N = max(point.D for point in found), max(point.N for point in found)
+    law, edge = both(found), frontier(found)
+    large, long = [p for p in found if p.N == N], [p for p in found if p.D == D]
+    return {
+        "L(N)": power([p.N for p in long], [p.L for p in long]).a,
+        "L(D)": power([p.D for p in large], [p.L for p in large]).a,
+        "L(C)": power([p.C for p in edge], [p.L for p in edge]).a,
+        "L(N,D) of N": law.a, "L(N,D) of D": law.b,
+    }  # fmt: skip
+
+
+def intervals(found: Sequence[Point], number: int = 200, share: float = 0.95) -> dict[str, tuple[float, float]]:
+    """Of every exponent, from fits to losses with the residuals of the law dealt out anew: each as often as chance
+    has it, so that the same sizes and budgets are there each time."""
+    draw, law = np.random.default_rng(0), both(found)
+    wanted = np.array([law(point.N, point.D) for point in found])
+    errors = np.array([point.L for point in found]) / wanted
+    drawn = []
+    for _ in range(number):
+        losses = wanted * draw.choice(errors, len(errors))
+        drawn.append(fits([dataclasses.replace(point, L=float(loss)) for point, loss in zip(found, losses)]))
+    ends = ((1 - share) / 2, (1 + share) / 2)
+    return {
+        name: (float(low), float(high))
+        for name in PUBLISHED
+        for low, high in [np.quantile([each[name] for each in drawn], ends)]
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What the runs say: the law without the largest run, what it says of that one, and the exponents."""
+
+    law: Law
+    exponents: Mapping[str, float]
+    between: Mapping[str, tuple[float, float]]
+    largest: Point
+    predicted: float
+    decades: float  # of compute between the cheapest and the dearest run
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.largest.L - 1
+
+
+def measured(rows: Sequence[Row]) -> Measured:
+    every = sorted(points(rows), key=lambda point: point.C)
+    *found, largest = every
+    if len({point.N for point in found}) < 2 or len({point.D for point in found}) < 2 or len(found) < 4:
+        raise ValueError("a law needs runs of two sizes and two numbers of tokens at least, beside the largest run")
+    law = both(found)
+    decades = math.log10(largest.C / every[0].C)
+    return Measured(law, fits(found), intervals(found), largest, float(law(largest.N, largest.D)), decades)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    """The curves of all runs by compute with the frontier, and L by N and by D with the law."""
+    result, every = measured(rows), points(rows)
+    figure, axes = figures.new(3, 1, 15, 4.5)
+    sizes = sorted({point.N for point in every})
+    colour: Callable[[float], str] = lambda N: f"C{sizes.index(N) % 10}"  # noqa: E731
+    for trial in dict.fromkeys(row["trial"] for row in rows):
+        own = [row for row in rows if row["trial"] == trial and "failed" not in row]
+        costs = [row["flops"] * row["step"] / row["steps"] for row in own]
+        axes[0, 0].plot(costs, [row["loss"] for row in own], color=colour(own[0]["parameters"]), linewidth=0.8)
+    edge = frontier(every)
+    axes[0, 0].plot([p.C for p in edge], [p.L for p in edge], "k.--", linewidth=1, label="frontier")
+    law = power([p.C for p in edge if p != result.largest], [p.L for p in edge if p != result.largest])
+    axes[0, 0].plot([p.C for p in edge], [law(p.C) for p in edge], color="#999999", label=f"C to the -{law.a:.3f}")
+    axes[0, 0].set(xlabel="FLOPs", title="loss by compute")
+    for N in sizes:
+        own = sorted((p for p in every if p.N == N), key=lambda p: p.D)
+        axes[0, 1].plot([p.D for p in own], [p.L for p in own], "o", color=colour(N), label=f"{N:,.0f}")
+        axes[0, 1].plot([p.D for p in own], [result.law(N, p.D) for p in own], color=colour(N), linewidth=0.8)
+    axes[0, 1].plot([result.largest.D], [result.predicted], "k*", markersize=12, label="predicted")
+    axes[0, 1].set(xlabel="tokens", title="loss by tokens; lines: the law")
+    for D in sorted({p.D for p in every}):
+        own = sorted((p for p in every if p.D == D), key=lambda p: p.N)
+        axes[0, 2].plot([p.N for p in own], [p.L for p in own], "o-", linewidth=0.8, label=f"{D / 1e6:.3g}M")
+    axes[0, 2].plot([result.largest.N], [result.predicted], "k*", markersize=12, label="predicted")
+    axes[0, 2].set(xlabel="parameters", title="loss by parameters")
+    for axis, title in zip(axes.flat, (None, "parameters", "tokens")):
+        axis.set(xscale="log", yscale="log")
+        axis.legend(frameon=False, fontsize=7, title=title)
+        axis.grid(alpha=0.3, which="both")
+    return figure
