@@ -61,8 +61,8 @@ def trials(
     batch: int = 64, data: str | None = None, library: bool = True,
 ) -> list[Trial]:  # fmt: skip
     """Every width with every number of tokens, and the largest run, (width, tokens)."""
-    for what, values in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
-        if not values or min(values) < 1:
+    for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
+        if not sizes or min(sizes) < 1:
             raise ValueError(f"--{what}: give some, each at least 1")
     base, found = spec(name), []
     for width, D in [*((width, D) for width in widths for D in tokens), *([tuple(largest)] if largest else [])]:
