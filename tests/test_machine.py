@@ -167,7 +167,7 @@ def test_training_ends_in_time_with_its_schedule(seconds: Any, monkeypatch: pyte
 
 
 def test_a_step_from_before_the_clock_began_moves_no_end() -> None:
-    """On a GPU a step's numbers come once the next is on its way: a Deadline that begins there hears of its own step."""
+    """On a GPU the numbers of a step come once the next is on its way: a Deadline that begins there hears its own."""
     end, trainer = deadline.Deadline(deadline.time.monotonic() + 60.0), SimpleNamespace(step=21, steps=500)
     end.started(trainer)  # type: ignore[arg-type]
     end.stepped(trainer, Done(21, 1.0, {}, 1.0, 1.0, 1, 1, 0.1))  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ VERBS = {
     "schema": "the JSON schema of a run.json, for editors",
     "eval": "how good a model is: loss and published metrics on a data set",
     "lab": "experiments with a claim that is checked, and grids of trainings",
+    "scale": "scaling laws: trains a family of sizes and budgets, and fits the loss",
     "look": "inside a model while it reads: attention, residual stream, changes, as a page",
     "completion": "what makes bash, zsh or fish complete all of this",
 }

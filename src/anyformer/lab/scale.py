@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,8 @@ def trials(
     batch: int = 64, data: str | None = None, library: bool = True,
 ) -> list[Trial]:  # fmt: skip
     """Every width with every number of tokens, and the largest run, (width, tokens)."""
-    for what, values in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
-        if not values or min(values) < 1:
+    for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
+        if not sizes or min(sizes) < 1:
             raise ValueError(f"--{what}: give some, each at least 1")
     base, found = spec(name), []
     for width, D in [*((width, D) for width in widths for D in tokens), *([tuple(largest)] if largest else [])]:
@@ -144,8 +144,8 @@ def both(found: Sequence[Point]) -> Law:
     N, D, L = (np.array([getattr(point, name) for point in found]) for name in ("N", "D", "L"))
     scale_N, scale_D = np.exp(np.log(N).mean()), np.exp(np.log(D).mean())  # so that the three columns are of one size
     low, high, best = np.array([0.02, 0.02]), np.array([1.5, 1.5]), (np.inf, Law(0, 0, 0))
-    for _ in range(4):
-        a, b = (grid.ravel() for grid in np.meshgrid(*(np.linspace(*ends, 25) for ends in zip(low, high))))
+    for _ in range(6):
+        a, b = (grid.ravel() for grid in np.meshgrid(*(np.linspace(*ends, 11) for ends in zip(low, high))))
         columns = np.stack([np.ones((len(a), len(N))), (N / scale_N) ** -a[:, None], (D / scale_D) ** -b[:, None]], -1)
         for kept in ((0, 1, 2), (1, 2)):  # a floor below 0 has no meaning: then there is none
             X = columns[..., kept] / L[:, None]
@@ -155,9 +155,9 @@ def both(found: Sequence[Point]) -> Law:
             i = int(cost.argmin())
             if cost[i] < best[0]:
                 *E, A, B = factors[i, :, 0].tolist()
-                law = Law(sum(E), A * scale_N ** a[i], float(a[i]), B * scale_D ** b[i], float(b[i]))
+                law = Law(sum(E), float(A * scale_N ** a[i]), float(a[i]), float(B * scale_D ** b[i]), float(b[i]))
                 best = (float(cost[i]), law)
-        size = (high - low) / 8
+        size = (high - low) / 5
         middle = np.array([best[1].a, best[1].b])
         low, high = np.maximum(middle - size, 0.005), middle + size
     return best[1]
@@ -166,7 +166,7 @@ def both(found: Sequence[Point]) -> Law:
 def frontier(found: Sequence[Point]) -> list[Point]:
     """The runs that no cheaper one is as good as."""
     kept: list[Point] = []
-    for point in sorted(found, key=lambda point: point.C):
+    for point in sorted(found, key=lambda point: (point.C, point.L)):
         if not kept or point.L < kept[-1].L:
             kept.append(point)
     return kept
@@ -186,15 +186,16 @@ def fits(found: Sequence[Point]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def intervals(found: Sequence[Point], number: int = 200, share: float = 0.95) -> dict[str, tuple[float, float]]:
+def intervals(found: Sequence[Point], number: int = 100, share: float = 0.95) -> dict[str, tuple[float, float]]:
     """Of every exponent, from fits to losses with the residuals of the law dealt out anew: each as often as chance
     has it, so that the same sizes and budgets are there each time."""
     draw, law = np.random.default_rng(0), both(found)
     wanted = np.array([law(point.N, point.D) for point in found])
-    errors = np.array([point.L for point in found]) / wanted
+    errors = np.array([point.L for point in found]) / wanted - 1
+    errors *= math.sqrt(len(found) / max(len(found) - 5, 1))  # five numbers were fitted to them
     drawn = []
     for _ in range(number):
-        losses = wanted * draw.choice(errors, len(errors))
+        losses = wanted * (1 + draw.choice(errors, len(errors)))
         drawn.append(fits([dataclasses.replace(point, L=float(loss)) for point, loss in zip(found, losses)]))
     ends = ((1 - share) / 2, (1 + share) / 2)
     return {
@@ -235,11 +236,11 @@ def plot(rows: Sequence[Row]) -> Any:
     result, every = measured(rows), points(rows)
     figure, axes = figures.new(3, 1, 15, 4.5)
     sizes = sorted({point.N for point in every})
-    colour: Callable[[float], str] = lambda N: f"C{sizes.index(N) % 10}"  # noqa: E731
+    colours = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
     for trial in dict.fromkeys(row["trial"] for row in rows):
-        own = [row for row in rows if row["trial"] == trial and "failed" not in row]
-        costs = [row["flops"] * row["step"] / row["steps"] for row in own]
-        axes[0, 0].plot(costs, [row["loss"] for row in own], color=colour(own[0]["parameters"]), linewidth=0.8)
+        way = [row for row in rows if row["trial"] == trial and "failed" not in row]
+        costs = [row["flops"] * row["step"] / row["steps"] for row in way]
+        axes[0, 0].plot(costs, [row["loss"] for row in way], color=colours[way[0]["parameters"]], linewidth=0.8)
     edge = frontier(every)
     axes[0, 0].plot([p.C for p in edge], [p.L for p in edge], "k.--", linewidth=1, label="frontier")
     law = power([p.C for p in edge if p != result.largest], [p.L for p in edge if p != result.largest])
@@ -247,8 +248,8 @@ def plot(rows: Sequence[Row]) -> Any:
     axes[0, 0].set(xlabel="FLOPs", title="loss by compute")
     for N in sizes:
         own = sorted((p for p in every if p.N == N), key=lambda p: p.D)
-        axes[0, 1].plot([p.D for p in own], [p.L for p in own], "o", color=colour(N), label=f"{N:,.0f}")
-        axes[0, 1].plot([p.D for p in own], [result.law(N, p.D) for p in own], color=colour(N), linewidth=0.8)
+        axes[0, 1].plot([p.D for p in own], [p.L for p in own], "o", color=colours[N], label=f"{N:,.0f}")
+        axes[0, 1].plot([p.D for p in own], [result.law(N, p.D) for p in own], color=colours[N], linewidth=0.8)
     axes[0, 1].plot([result.largest.D], [result.predicted], "k*", markersize=12, label="predicted")
     axes[0, 1].set(xlabel="tokens", title="loss by tokens; lines: the law")
     for D in sorted({p.D for p in every}):

@@ -26,7 +26,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "digits": 1}),
-    "small": Form(2, 0.5, {"widths": [8, 16, 32, 64], "steps": 500, "batch": 24, "digits": 2}),
+    "small": Form(2, 0.5, {"widths": [8, 16, 32, 64], "steps": 1200, "batch": 24, "digits": 2}),
     "full": Form(120, 3.5, {"widths": [8, 12, 16, 24, 32, 64, 128, 256], "steps": 4000, "batch": 64, "digits": 3}),
 }
 NUMBER, HELD = 60000, 500

@@ -31,7 +31,7 @@ CLAIM = (
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 1, "width": 16, "lengths": [8, 16], "batch": 1}),
     "small": Form(2, 0.5, {"depth": 2, "width": 128, "lengths": [32, 64, 128, 256], "batch": 1}),
-    "full": Form(60, 2.5, {"depth": 8, "width": 1024, "lengths": [128, 256, 512, 1024, 2048], "batch": 16}),
+    "full": Form(60, 2.5, {"depth": 8, "width": 1024, "lengths": [128, 256, 512, 1024, 2048], "batch": 4}),
 }
 KINDS = ("cache", "no cache", "rwkv", "mamba")
 
@@ -67,12 +67,13 @@ def work(values: Values, place: Place) -> list[Row]:
         return time.perf_counter() - begin
 
     seconds(min(values["lengths"]))  # what is made once
-    # the best of two: other work of the machine only ever adds
-    return [
-        {"tokens": length, "seconds": min(seconds(length) for _ in range(2)),
-         "state": counted.state(1, length) if kind != "no cache" else 0}
-        for length in values["lengths"]
-    ]  # fmt: skip
+    rows: list[Row] = []
+    for length in values["lengths"]:
+        taken = seconds(length)
+        taken = min(taken, seconds(length)) if taken < 5 else taken  # other work of the machine only ever adds
+        state = counted.state(1, length) if kind != "no cache" else 0
+        rows.append({"tokens": length, "seconds": taken, "state": state})
+    return rows
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float:

@@ -74,8 +74,10 @@ def work(values: Values, place: Place) -> list[Row]:
         batch=values["batch"], length=LENGTH, lr=values["lr"],
         warmup=max(values["steps"] // 5, 1) if values["warm"] else 0,
     )  # fmt: skip
-    trainer = place.train(run)
-    lines = read_metrics(trainer.folder)
+    try:
+        lines = read_metrics(place.train(run).folder)
+    except FloatingPointError as error:  # which is a result here
+        return [*rows, {"failed": str(error)}]
     rows += [{"step": line["step"], "loss": line["loss"]} for line in lines if "loss" in line]
     return [*rows, {"valid": lines[-1]["valid/loss"]}]
 
@@ -86,9 +88,8 @@ def gradients(spec: Model, device: str, rows: int = 16) -> list[Row]:
     model = build(spec, seed=0).to(device)
     ids = torch.randint(0, SIZE, (rows, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
     each_loss(model(input_ids=ids).logits, ids).mean().backward()
-    names = [f"decoder.layers.{i}.feedforward.op.down.weight" for i in range(spec.decoder.depth)]  # type: ignore[attr-defined]
-    found = dict(model.named_parameters())
-    return [{"layer": i, "gradient": float(found[name].grad.norm())} for i, name in enumerate(names)]  # type: ignore[union-attr]
+    found = [p for name, p in model.named_parameters() if name.endswith("feedforward.op.down.weight")]
+    return [{"layer": i, "gradient": float(p.grad.norm())} for i, p in enumerate(found) if p.grad is not None]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:

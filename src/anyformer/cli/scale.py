@@ -1,0 +1,84 @@
+"""Measures scaling laws: trains decoders of several widths, in the proportions of NAME, on several numbers of tokens,
+and fits L(N), L(D), L(C) and L(N, D) to the losses. The largest run, of twice the largest width and tokens unless
+--largest says otherwise, is left out of the fits and predicted.
+
+N counts parameters without tables and head, C is FLOPs by count. The same command goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from anyformer.cli import tell
+from anyformer.cli.lab import check
+from anyformer.cli.settings import device_flag
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", default="gpt2", help="a decoder of the zoo; gpt2")
+    parser.add_argument("--widths", metavar="A,B,...", help="of the models; those of the form unless said")
+    parser.add_argument("--tokens", metavar="A,B,...", help="that each of them learns from")
+    parser.add_argument("--largest", metavar="WIDTH,TOKENS", help="of the run that is predicted")
+    parser.add_argument("--batch", type=int, metavar="N", help="texts of 128 tokens a step")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; picks the form")
+    parser.add_argument("--data", metavar="PATH", help="text files; Python's documentation and library unless said")
+    parser.add_argument("--jobs", type=int, metavar="N", help="how many trainings at once; one a core, 8 on a GPU")
+    parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
+    parser.add_argument("--out", metavar="DIR", help="the folder; runs/scale/NAME unless said")
+    device_flag(parser)
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    try:
+        found = [int(float(value)) for value in text.split(",")]
+    except (ValueError, OverflowError):
+        raise ValueError(f"--{flag} takes whole numbers with commas between, got {text!r}") from None
+    if min(found) < 1:
+        raise ValueError(f"--{flag}: there is nothing to learn with {min(found)}")
+    return found
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
+    if options.batch is not None and options.batch < 1:
+        raise ValueError(f"--batch is {options.batch}; it must be at least 1")
+    given = {name: numbers(name, text) for name in ("widths", "tokens", "largest") if (text := getattr(options, name))}
+    if len(given.get("largest", (1, 1))) != 2:
+        raise ValueError("--largest takes a width and a number of tokens: --largest 512,24000000")
+
+    from anyformer import machine
+    from anyformer.cli.terminal import table
+    from anyformer.lab import scale
+    from anyformer.lab.experiment import at_once, chosen, draw
+    from anyformer.lab.experiments.scaling_laws import FORMS
+    from anyformer.lab.trials import Trials
+
+    device = machine.device(options.device)
+    form = chosen("scaling-laws", device.type, options.budget)
+    values = {**FORMS[form].values, **given, "name": options.name, "data": options.data}
+    values |= {} if options.batch is None else {"batch": options.batch}
+    if ("widths" in given or "tokens" in given) and "largest" not in given:
+        values["largest"] = [max(values["widths"]) * 2, max(values["tokens"]) * 2]
+    folder = Path(options.out or f"runs/scale/{options.name}")
+    trials = Trials(scale.trials(**values), scale.work, folder, str(device))
+    tell(f"{len(trials.trials)} trainings in {folder}; sizes and budgets of the {form} form unless given")
+    until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
+    rows = trials.perform(at_once(device.type, options.jobs), options.on, until, tell)
+    if trials.left:
+        print(f"the time is over with {len(trials.left)} trainings left: the same command goes on with them")
+        return
+    found = scale.measured(rows)
+    lines = []
+    for name, value in found.exponents.items():
+        low, high = found.between[name]
+        lines.append((name, f"{value:.3f}", f"{low:.3f} to {high:.3f}", f"{scale.PUBLISHED[name]:.3f}"))
+    table(("exponent", "here", "95 %", "published"), lines, right=(1, 2, 3))
+    law = found.law
+    print(f"\nL(N, D) = {law.E:.3f} + {law.A:.3g} / N^{law.a:.3f} + {law.B:.3g} / D^{law.b:.3f}")
+    N, D = law.best(found.largest.C)
+    spent = f"{N:.3g} parameters and {D:.3g} tokens, {D / N:.3g} a parameter"
+    print(f"the compute of the largest run, {found.largest.C:.3g} FLOPs, is best spent on {spent}")
+    print(f"the largest run: {found.largest.L:.4f}, predicted {found.predicted:.4f}, off by {100 * found.error:.1f} %")
+    draw(scale.plot, rows, folder / "plot.png", tell)
+    print(f"written: {folder}, results.jsonl, plot.png")

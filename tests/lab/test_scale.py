@@ -1,0 +1,106 @@
+"""Scaling laws: fits find the law that losses were made from; families of sizes keep the proportions they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyformer as af
+from anyformer import cli
+from anyformer.lab.scale import Law, Point, both, fits, frontier, intervals, measured, power, scaled, trials
+
+CHINCHILLA = Law(1.69, 406.4, 0.34, 410.7, 0.28)
+
+
+def made(law: Law, noise: float = 0.0) -> list[Point]:
+    draw = np.random.default_rng(0)
+    return [
+        Point(N, D, 6 * N * D, float(law(N, D)) * (1 + noise * draw.standard_normal()))
+        for N in (1e5, 4e5, 2e6, 1e7) for D in (1e6, 4e6, 2e7, 1e8)
+    ]  # fmt: skip
+
+
+def test_the_law_is_found_again() -> None:
+    found = both(made(CHINCHILLA))
+    for name, value in dataclasses.asdict(CHINCHILLA).items():
+        assert getattr(found, name) == pytest.approx(value, rel=0.03), name
+    assert power([1, 10, 100], [3, 1.5, 0.75]).a == pytest.approx(np.log10(2))
+    none = both(made(dataclasses.replace(CHINCHILLA, E=0.0)))
+    assert none.E < 0.05 and none.a == pytest.approx(0.34, rel=0.03)
+
+
+def test_intervals_hold_what_was_put_in() -> None:
+    """1 % of noise: most exponents lie in their interval, and less noise makes it narrower."""
+    wide, narrow = (intervals(made(CHINCHILLA, noise), number=60)["L(N,D) of N"] for noise in (0.01, 0.001))
+    assert wide[0] < 0.34 < wide[1] and narrow[1] - narrow[0] < wide[1] - wide[0]
+
+
+def test_best_spent() -> None:
+    """No other way to spend the same compute loses less."""
+    N, D = CHINCHILLA.best(1e21)
+    assert pytest.approx(1e21) == 6 * N * D
+    assert all(CHINCHILLA(N, D) < CHINCHILLA(N * f, D / f) for f in (0.8, 0.95, 1.05, 1.2))
+
+
+def test_frontier_and_fits() -> None:
+    found = made(CHINCHILLA)
+    edge = frontier(found)
+    assert all(a.C < b.C and a.L > b.L for a, b in pairwise(edge)) and len(edge) < len(found)
+    for point in found:
+        assert point in edge or any(other.C <= point.C and other.L <= point.L for other in edge)
+    by_C = fits(found)["L(C)"]
+    assert 0.01 < by_C < 0.34 and by_C == power([p.C for p in edge], [p.L for p in edge]).a
+
+
+def test_the_largest_is_predicted() -> None:
+    rows = [
+        {"trial": str(i), "parameters": p.N, "tokens": p.D, "flops": p.C, "loss": loss}
+        for i, p in enumerate(made(CHINCHILLA)) for loss in (9.0, p.L)
+    ]  # fmt: skip
+    found = measured(rows)
+    assert found.largest.N == 1e7 and found.largest.D == 1e8 and abs(found.error) < 1e-3
+    with pytest.raises(ValueError, match="two sizes and two numbers of tokens"):
+        measured(rows[:8])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3.2-1b"])
+def test_scaled(name: str) -> None:
+    spec = scaled(af.spec(name), 64)
+    ratio = af.spec(name).decoder.layers.steps["feedforward"].op.width / af.spec(name).width
+    assert spec.width == 64 and spec.decoder.layers.steps["feedforward"].op.width == round(64 * ratio)
+    assert spec.decoder.layers.steps["attention"].op.num_heads == 2 and spec.decoder.depth == 2
+    sizes = [trial.values["parameters"] for trial in trials(name, [32, 64], [1024])]
+    wanted = sum(size for address, size in af.count(spec).parts.items() if address.startswith("decoder."))
+    assert sizes[0] < sizes[1] and sizes[1] == wanted
+
+
+@pytest.mark.parametrize("arguments, line", [
+    (("--widths", "0"), "--widths: there is nothing to learn with 0"),
+    (("--tokens", "many"), "--tokens takes whole numbers with commas between, got 'many'"),
+    (("--largest", "5"), "--largest takes a width and a number of tokens"),
+    (("--budget", "0"), "--budget is 0 minutes"),
+    (("bert-base",), "a family of sizes is made from a decoder"),
+    (("--on", "rays"), "did you mean 'ray'?"),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
+def test_mistakes(arguments: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scale", *arguments, "--out", str(tmp_path / "here")]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{i} and {i + 1} make {2 * i + 1}" for i in range(3000)))
+    command = ["scale", "--widths", "16,32", "--tokens", "1024,2048", "--batch", "4", "--jobs", "1", "--device", "cpu",
+               "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "here")]  # fmt: skip
+    assert cli.main(command) == 0
+    out, err = capsys.readouterr()
+    assert "5 trainings" in err and "L(N, D) = " in out and "off by" in out
+    rows = [json.loads(line) for line in (tmp_path / "here/results.jsonl").read_text().splitlines()]
+    assert len({row["trial"] for row in rows}) == 5 and (tmp_path / "here/plot.png").stat().st_size > 1000
+    assert cli.main(command) == 0 and "done" not in capsys.readouterr().err
