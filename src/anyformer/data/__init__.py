@@ -9,13 +9,13 @@ from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Beside, First, Held, Row, Source
-from anyformer.data.table import CSV, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
+from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, texts_of
 
 __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
     "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Mixture", "Share", "TextToText", "TextFiles",
-    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "SQuAD",
-    "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
+    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
+    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
 ]  # fmt: skip

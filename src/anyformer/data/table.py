@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -203,6 +204,30 @@ class Arrays(Files):
                 raise ValueError(f"{file}: arrays of unequal length ({shapes}); choose with fields")
             for i in range(len(next(iter(arrays.values())))):
                 yield Row(f"{file}:{i + 1}", {key: a[i] for key, a in arrays.items()})
+
+
+class IDX(Files):
+    """MNIST's files, and those of its kin: bytes in as many dimensions as the header says, an example a row."""
+
+    name: str  # of a row in the example
+
+    def endings(self) -> tuple[str, ...]:
+        return (".idx3-ubyte", ".idx1-ubyte")
+
+    def raw(self) -> Iterator[Row]:
+        for file in self.files():
+            try:
+                with open_bytes(file) as stream:
+                    content = stream.read()
+            except BROKEN as error:
+                raise ValueError(f"{file}: {error}") from None
+            dimensions = content[3] if content[:3] == bytes((0, 0, 8)) else 0
+            start = 4 * (1 + dimensions)
+            shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
+            if not dimensions or len(shape) != dimensions or math.prod(shape.tolist()) != len(content) - start:
+                raise ValueError(f"{file}: not a file of bytes like MNIST's, or cut short")
+            for i, row in enumerate(np.frombuffer(content, np.uint8, offset=start).reshape(shape), 1):
+                yield Row(f"{file}:{i}", {self.name: row})
 
 
 class SQuAD(Files):

@@ -50,7 +50,7 @@ GIVERS = {
     "an image": "PatchEmbedding", "a grid": "PatchEmbedding(prefix=0)", "a second token": "PatchEmbedding(prefix=2)",
     "a mask token": "PatchEmbedding(mask_token=True)", "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding",
     "segments": "TextEmbedding(segments=2)", "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding",
-    "time steps": "TrajectoryEmbedding", "two towers": "TwoTowerModel",
+    "time steps": "TrajectoryEmbedding", "two towers": "TwoTowerModel", "a condition": "NoisyEmbedding",
 }  # fmt: skip
 
 
