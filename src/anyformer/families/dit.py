@@ -10,6 +10,7 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Only, Size
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at, nearest
+from anyformer.parts.activation import Activation
 from anyformer.parts.attention import Attention
 from anyformer.parts.condition import AdaptiveNorm, Gated, StepAndLabel
 from anyformer.parts.feedforward import MLP, GatedMLP
@@ -23,10 +24,12 @@ from anyformer.weights.rules import Rename, Rule, Split, Spread
 OP = "encoder.layers.attention.op"
 FEEDFORWARD = "encoder.layers.feedforward"
 EPS = 1e-6  # of the norms whose eps no config says
-PLAIN = {"gelu": "gelu", "gelu-approximate": "gelu_tanh", "geglu-approximate": "quick_gelu", "linear-silu": "silu"}
-GATED = {"geglu": "gelu", "swiglu": "silu"}
+PLAIN: dict[str, Activation] = {
+    "gelu": "gelu", "gelu-approximate": "gelu_tanh", "geglu-approximate": "quick_gelu", "linear-silu": "silu",
+}  # fmt: skip
+GATED: dict[str, Activation] = {"geglu": "gelu", "swiglu": "silu"}
 OLD = "of the class that this one was once a part of"
-SCHEDULES = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
+SCHEDULES: dict[str, Any] = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
 
 
 def activation(spec: Any) -> str:
@@ -38,7 +41,7 @@ def activation(spec: Any) -> str:
     return found[0]
 
 
-def unusual(path: str, default: Any, names: dict[str, str] | None = None) -> Field:
+def unusual(path: str, default: Any, names: dict[str, Any] | None = None) -> Field:
     """A field in words of ours: published configs say it only where it is not what all published models have."""
 
     def read(spec: Any) -> Any:
@@ -77,7 +80,7 @@ FIELDS: dict[str, ConfigField] = {
     "_class_name": Inert(None, "the class, where diffusers writes it"),
     "_diffusers_version": Inert(None, "a record of where the file came from"),
     "per_layer": unusual("embedding.condition.per_layer", True),
-    "beta_schedule": unusual("head.schedule.kind", "linear", SCHEDULES),
+    "beta_schedule": unusual("head.schedule.curve", "linear", SCHEDULES),
     "beta_start": unusual("head.schedule.start", 1e-4),
     "beta_end": unusual("head.schedule.end", 0.02),
     "num_train_timesteps": unusual("head.schedule.steps", 1000),
@@ -120,7 +123,7 @@ def describe(c: Any) -> Model:
         head=NoiseHead(
             out_channels=c.out_channels or c.in_channels, patch_size=(c.patch_size,) * 2,
             schedule=NoiseSchedule(
-                kind=SCHEDULES[c.beta_schedule], start=c.beta_start, end=c.beta_end, steps=c.num_train_timesteps
+                curve=SCHEDULES[c.beta_schedule], start=c.beta_start, end=c.beta_end, steps=c.num_train_timesteps
             ),
         ),
         init={"embedding.condition.*.weight": Normal(std=0.02), "head.out.weight": Value(value=0.0), "*": Xavier()},

@@ -62,7 +62,7 @@ def denoise(
 
     inputs = {name: value.to(device) for name, value in asked.items()}
     guided = guidance != 1 and otherwise is not None
-    if guided:
+    if otherwise is not None and guided:
         inputs = {name: torch.cat((value, otherwise[name].to(device))) for name, value in inputs.items()}
     x, shares, places = noise(), schedule.left().tolist(), times(schedule.steps, steps)
     for done, place in enumerate(places):

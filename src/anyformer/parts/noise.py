@@ -29,7 +29,7 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
     square of something linear (latent diffusion), or so that what is left of the picture is a squared cosine of the
     step [Nichol and Dhariwal 2021]."""
 
-    kind: Literal["linear", "scaled_linear", "cosine"] = "linear"
+    curve: Literal["linear", "scaled_linear", "cosine"] = "linear"
     steps: int = 1000
     start: float = 1e-4
     end: float = 0.02
@@ -41,11 +41,11 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
 
     def betas(self) -> Tensor:
         """(steps,) in fp64."""
-        if self.kind == "cosine":
+        if self.curve == "cosine":
             place = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
             left = torch.cos((place + 0.008) / 1.008 * math.pi / 2).square()
             return (1 - left[1:] / left[:-1]).clamp(max=0.999)
-        if self.kind == "scaled_linear":
+        if self.curve == "scaled_linear":
             return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
 
