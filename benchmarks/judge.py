@@ -68,7 +68,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=kind == "cuda")
     start, step = time.monotonic(), 0
     while (done := (time.monotonic() - start) / seconds) < 1:
-        rate = min(1.0, (step + 1) / 200) * (0.5 + 0.5 * math.cos(math.pi * done))
+        rate = min(1.0, 20 * done + 1e-3) * (0.5 + 0.5 * math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * rate
         rows = torch.randint(len(pictures), (batch,), device=device, generator=random)
@@ -78,7 +78,7 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 500 == 0:
+        if step % 200 == 0:
             print(f"judge: step {step}, {seconds * done:.0f} s, loss {loss.item():.3f}", flush=True)
         step += 1
     return model.eval()

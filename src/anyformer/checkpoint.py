@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
     "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
+COMPANION = "vae"  # a folder in that of a model: the autoencoder in whose codes it draws
 
 
 def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
@@ -231,6 +232,8 @@ def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
         for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
+        if (source / COMPANION).is_dir():
+            shutil.copytree(source / COMPANION, folder / COMPANION, dirs_exist_ok=True)
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:

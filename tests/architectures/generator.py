@@ -279,7 +279,8 @@ TOKEN = st.integers(0, VOCABULARY - 1)
 
 # whose defaults are for larger models
 UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
-         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations")}  # fmt: skip
+         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations"),
+         ("ConvEmbedding", "widths")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -341,7 +342,8 @@ FIELDS: dict[str, Any] = {
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
-    "PatchEmbedding.prefix": st.integers(0, 2),
+    "PatchEmbedding.prefix": st.integers(0, 2), "ConvEmbedding.image_size": st.just(list(IMAGE)),
+    "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
     "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,
@@ -493,8 +495,10 @@ OPS = kinds(Op)
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
+AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
 BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+    **dict.fromkeys(("AutoencoderModel", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN),
 }

@@ -1,5 +1,6 @@
 """Data for training: sources, vocabularies, records on disk, the order they are seen in, and batches."""
 
+from anyformer.data.captions import Captions
 from anyformer.data.episodes import Episodes
 from anyformer.data.loader import Loader, Ready
 from anyformer.data.media import ImageFolder, SoundFolder
@@ -17,5 +18,6 @@ __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
     "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Mixture", "Share", "TextToText", "TextFiles",
     "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
-    "SQuAD", "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored", "texts_of",
+    "SQuAD", "Captions", "Episodes", "ImageFolder", "SoundFolder", "Vocabulary", "Bytes", "TrainedBPE", "Stored",
+    "texts_of",
 ]  # fmt: skip

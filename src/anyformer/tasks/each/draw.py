@@ -16,6 +16,7 @@ from anyformer.model import TransformerModule
 from anyformer.objectives.objective import shown_head
 from anyformer.part import nearest
 from anyformer.parts.noise import NoiseHead
+from anyformer.tasks.pictures import by_tokens, can_write
 from anyformer.tasks.task import How, Inputs, Reader, Source, checked_rows, open_model
 
 
@@ -56,7 +57,8 @@ def draw(
     reader = open_model(model, **how)
     painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
     if painter is None:
-        raise ValueError(f"draw needs a model that draws pictures, a DiT; this one has {shown_head(reader.model)}")
+        kinds = "a DiT, or a decoder with an autoencoder in its folder"
+        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {shown_head(reader.model)}")
     texts = [row["text"] for row in rows]
     wish = Wish(texts, [seed + i for i in range(count)], steps, guidance, eta, temperature, top_k)
     found = painter(reader, wish)
@@ -111,5 +113,5 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
 
 # what a model must be, and what draws with it: (count, H, W, C) bytes of each text
 PAINTERS: tuple[tuple[Callable[[TransformerModule], bool], Callable[[Reader, Wish], list[np.ndarray]]], ...] = (
-    (can_denoise, out_of_noise),
+    (can_denoise, out_of_noise), (can_write, by_tokens),
 )
