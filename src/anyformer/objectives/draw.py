@@ -22,6 +22,7 @@ from anyformer.model.base import TransformerModule
 from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
 from anyformer.objectives.picture import Pictures
+from anyformer.weights import hub
 
 
 class Reconstruct(Pictures):
@@ -79,6 +80,10 @@ class NextImageToken(Captioned):
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
             raise ValueError("NextImageToken reads captions: it needs a vocabulary")
+        try:
+            hub.resolve(self.vae)  # before the data is read
+        except (OSError, ValueError) as error:
+            raise ValueError(f"NextImageToken.vae: an autoencoder is trained first, and {error}") from None
         return self.replace(tokens=len(tokenizer))
 
     def write_settings(self, folder: Path) -> Path:

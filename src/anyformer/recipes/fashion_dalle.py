@@ -29,7 +29,7 @@ def run(data: str = "data") -> Run:
         name="fashion-dalle",
         model=families.find("gpt2").read(CONFIG),
         data=Data(train=captioned(data, "train"), valid=captioned(data, "t10k")),
-        objective=NextImageToken(vae="runs/fashion-vae", image_size=(28, 28), mean=MEAN, std=STD, length=LENGTH),
+        objective=NextImageToken(vae="./runs/fashion-vae", image_size=(28, 28), mean=MEAN, std=STD, length=LENGTH),
         vocabulary=TrainedBPE(size=WORDS),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
         schedule=Cosine(warmup=200, floor=0.02),
