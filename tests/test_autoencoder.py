@@ -151,6 +151,8 @@ def test_it_is_counted_drawn_traced_and_changed_like_any_model() -> None:
     (lambda: GumbelCodes(codes=1), "GumbelCodes.codes is 1"),
     (lambda: GumbelCodes(temperature=0.0), "GumbelCodes.temperature is 0.0"),
     (lambda: RoundedCodes(levels=(4, 1)), "at least 2 for each number"),
+    (lambda: RoundedCodes(levels=(2,) * 32), "2^31 codes in all"),
+    (lambda: ConvPainter(blocks=10**9), "4 stages of 1,000,000,000 blocks; at most 20 of 1,000 can be built"),
     (lambda: spec(painter=ConvPainter(channels=1, widths=(12, 8))), "painter.channels is 1 and embedding.channels"),
     (lambda: spec(painter=ConvPainter(channels=2, widths=(12,))), "painter.widths has 1 stages and embedding.widths 2"),
     (lambda: af.build(spec())(pixel_values=torch.zeros(1, 2, 8, 8)), "pixel_values is (batch, 2, 8, 12), got (1, 2, 8"),

@@ -38,7 +38,7 @@ class ConvEmbedding(Embedding, sees="all", called=("convolutional encoder", "dVA
 
     def check(self) -> None:
         at_least(self, 1, "channels", "blocks")
-        stages("ConvEmbedding", self.widths)
+        stages("ConvEmbedding", self.widths, self.blocks)
         if self.kernel % 2 == 0:
             raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; an odd one keeps pixels in their places")
         if any(side < self.factor or side % self.factor for side in self.image_size):
@@ -106,7 +106,7 @@ class ConvPainter(Part, sees="all", called=("convolutional decoder", "dVAE decod
 
     def check(self) -> None:
         at_least(self, 1, "channels", "blocks")
-        stages("ConvPainter", self.widths)
+        stages("ConvPainter", self.widths, self.blocks)
 
     def finer(self, grid: Grid) -> Grid:
         """The grid of pixels."""
@@ -135,9 +135,11 @@ class ConvPainterModule(nn.Module):
         return self.out(F.relu(x))
 
 
-def stages(kind: str, widths: tuple[int, ...]) -> None:
+def stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
     if not widths or min(widths) < 1:
         raise ValueError(f"{kind}.widths are {widths}; a width of at least 1 for each stage")
+    if len(widths) > 20 or blocks > 1000:  # a hostile file must not keep a machine busy for hours
+        raise ValueError(f"{kind}: {len(widths):,} stages of {blocks:,} blocks; at most 20 of 1,000 can be built")
 
 
 def staged(width: int, widths: tuple[int, ...], blocks: int) -> nn.ModuleList:
@@ -239,8 +241,8 @@ class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisa
 
     def check(self) -> None:
         super().check()
-        if not self.levels or min(self.levels) < 2:
-            raise ValueError(f"RoundedCodes.levels are {self.levels}; at least 2 for each number")
+        if not self.levels or min(self.levels) < 2 or self.codes > 2**31:
+            raise ValueError(f"RoundedCodes.levels are {self.levels}; at least 2 for each number, 2^31 codes in all")
 
     @property
     def codes(self) -> int:
