@@ -75,7 +75,7 @@ def plot(found: dict[str, Any], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, both = pyplot.subplots(1, 2, figsize=(10, 4))
-    for kind, row in found.items():
+    for row in found.values():
         for axes, name in zip(both, ("products", "ms"), strict=True):
             slope = row[f"exponent_{name}"]
             axes.loglog(row["pixels"], row[name], marker="o", label=f"{row['about']}: exponent {slope:.2f}")

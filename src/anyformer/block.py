@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
+from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
 from anyformer.parts.grid import Down, Grid, Layout, as_image, strided, with_stride
 from anyformer.parts.init import Normal
 from anyformer.parts.neck import Neck
@@ -33,9 +34,9 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
     """One residual step around any op."""
 
     op: Op
-    pre_norm: Norm | None = None
-    post_norm: Norm | None = None  # on the branch
-    out_norm: Norm | None = None  # after the add
+    pre_norm: Norm | AdaptiveNorm | None = None
+    post_norm: Norm | AdaptiveNorm | None = None  # on the branch
+    out_norm: Norm | AdaptiveNorm | None = None  # after the add
     residual: Residual = ADD
     skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
@@ -90,9 +91,9 @@ class SublayerModule(nn.Module):
         if self.passed_over(ctx):
             return x
         if self.normed_skip and self.pre_norm is not None:
-            x = self.pre_norm(x)
-        x = self.residual(x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
-        return x if self.out_norm is None else self.out_norm(x)
+            x = through(self.pre_norm, ctx, x)
+        x = through(self.residual, ctx, x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
+        return x if self.out_norm is None else through(self.out_norm, ctx, x)
 
     def passed_over(self, ctx: Context) -> bool:
         """A decoder used alone passes over its cross-attention, as published ones do."""
@@ -102,15 +103,20 @@ class SublayerModule(nn.Module):
         """What this step adds."""
         if self.wide:
             x = x.to(next(self.op.parameters()).dtype)
-        y = self.op(x if self.pre_norm is None or self.normed_skip else self.pre_norm(x), ctx)
+        y = self.op(x if self.pre_norm is None or self.normed_skip else through(self.pre_norm, ctx, x), ctx)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         if self.post_norm is not None:
-            y = self.post_norm(y)
+            y = through(self.post_norm, ctx, y)
         if self.training and self.drop_path:  # whole examples lose the branch
             keep = 1 - self.drop_path
             y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
         return ctx.tap(self.address, "branch", y)
+
+
+def through(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:
+    """What a norm or a residual makes of values; one that depends on the condition is given that too."""
+    return module(*values, ctx.extra(Condition)) if isinstance(module, Conditioned) else module(*values)
 
 
 class Steps(Part):
@@ -209,7 +215,7 @@ class ParallelModule(BlockModule):
         for name, step in self.named_children():
             assert isinstance(step, SublayerModule)
             if not step.passed_over(ctx):
-                y = step.residual(y, ctx.tap(self.address, name, step.branch(x, ctx)))
+                y = through(step.residual, ctx, y, ctx.tap(self.address, name, step.branch(x, ctx)))
         return y
 
 
@@ -230,7 +236,7 @@ class Stack(Part, sees="itself"):
     order: tuple[int, ...] | None = None  # which layer runs at each step, where some run more than once (ALBERT)
     timed: bool = False  # a learned vector of each step is added before it [Dehghani et al. 2019]
     position: AttentionPosition | None = None  # one bias shared by all layers (T5)
-    norm: Norm | None = None  # after the last layer
+    norm: Norm | AdaptiveNorm | None = None  # after the last layer
     project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
     dropout: float = 0.0  # after that
     layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
@@ -407,7 +413,7 @@ class StackModule(nn.Module):
         if self.wide:
             x = x.to(states[0].dtype)
         if self.norm is not None:
-            x = self.norm(x)
+            x = through(self.norm, ctx, x)
         if self.project is not None:
             x = self.project(x)
         if self.training and self.part.dropout:

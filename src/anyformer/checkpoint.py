@@ -22,7 +22,7 @@ from anyformer.parts.init import initialise
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
-from anyformer.weights.pieces import Pieces, has_weights, opened
+from anyformer.weights.pieces import STEMS, Pieces, has_weights, opened
 from anyformer.weights.rules import plan, same_names
 
 ADAPTER = "adapter_config.json"  # PEFT's name
@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm", "target.spm", "vocab-src.json",
     "vocab-tgt.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 )  # fmt: skip
+COMPANION = "vae"  # a folder in that of a model: the autoencoder in whose codes it draws
 
 
 def read_spec(folder: Path, architecture: str | None = None, weights: Path | None = None) -> Model:
@@ -199,18 +200,20 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
         text, content = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}
-        tensors = iter(ours.items())
+        tensors, stem = iter(ours.items()), STEMS[0]
     else:
         if not spec.family:
             raise ValueError("this description belongs to no published family; save it with format='anyformer'")
         family = families.find(spec.family)
-        text, content = "config.json", {**family.write(spec), "dtype": dtype}
+        text, content = "config.json", {**family.write(spec), **({} if family.diffusers else {"dtype": dtype})}
         content.pop("torch_dtype", None)
-        tensors = _exported(ours, family, spec)
+        tensors, stem = _exported(ours, family, spec), family.stem
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(folder, tensors)
+    write_checkpoint(folder, tensors, stem=stem)
+    for stale in (path for other in STEMS if other != stem for path in folder.glob(f"{other}*.safetensors*")):
+        stale.unlink()
     write_json(folder / text, content)
     (folder / ("config.json" if text == "spec.json" else "spec.json")).unlink(missing_ok=True)
     copy_tokenizer(model, folder)
@@ -229,6 +232,8 @@ def copy_tokenizer(model: TransformerModule, folder: Path) -> None:
         for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
+        if (source / COMPANION).is_dir():
+            shutil.copytree(source / COMPANION, folder / COMPANION, dirs_exist_ok=True)
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:

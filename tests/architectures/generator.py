@@ -297,7 +297,8 @@ TOKEN = st.integers(0, VOCABULARY - 1)
 UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
          ("ConvolutionEmbedding", "image_size"), ("ConvolutionEmbedding", "channels"), ("XVectorHead", "widths"),
          ("XVectorHead", "kernels"), ("XVectorHead", "dilations"), ("ProductKeyMemory", "top_k"),
-         ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"), ("AdaptiveHead", "cutoffs")}  # fmt: skip
+         ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"), ("AdaptiveHead", "cutoffs"),
+         ("ConvEmbedding", "widths")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -364,6 +365,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
     "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, place: 2 * place.width,
     "ResidualDown.skip": lambda draw, place: {**fields(draw, "Convolution", place), "width": None, "stride": 2},
+    "ConvEmbedding.image_size": st.just(list(IMAGE)),
+    "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
     "SpecAugment.channel_span": st.integers(1, 2), "SpecAugment.active": KEPT, "LayerMix.rest": KEPT,
     "TextOnly.rest": KEPT, "Sublayer.normed_skip": lambda draw, place: draw(st.integers(0, 9)) == 9,
@@ -529,8 +532,10 @@ OPS = kinds(Op)
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
+AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
 BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+    **dict.fromkeys(("AutoencoderModel", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN),
 }

@@ -221,3 +221,40 @@ def test_settings_travel_with_the_model(tmp_path: Path) -> None:
     pixels = bytes_of(30, 20, 3)
     expected = theirs(pixels, return_tensors="pt")["pixel_values"]
     assert float((Images.load(tmp_path / "b")(pixels)["pixel_values"] - expected).abs().max()) <= 1e-6
+
+
+# -- pictures as colours (ImageGPT)
+
+
+@pytest.mark.parametrize("settings", [{"size": 6}, {"size": {"height": 5, "width": 7}, "do_normalize": False}], ids=str)
+def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], tmp_path: Path) -> None:
+    low = 0 if "do_normalize" in settings else -1
+    clusters = np.random.default_rng(1).uniform(low, 1, (40, 3)).round(4).tolist()
+    theirs = transformers.ImageGPTImageProcessorPil(clusters=clusters, **settings)
+    pictures = [Image.fromarray(bytes_of(33, 46, 3, seed=seed)) for seed in range(3)]
+    expected = theirs(pictures, return_tensors="pt")["input_ids"]
+    theirs.save_pretrained(tmp_path)
+    old = {"feature_extractor_type": "ImageGPTFeatureExtractor", "clusters": clusters, **settings}
+    (tmp_path / "again").mkdir()
+    Images.of(old).save(tmp_path / "again")
+    for read in (af.processor(tmp_path), af.processor(tmp_path / "again")):
+        assert torch.equal(read(images=pictures)["input_ids"], expected)
+        drawn = read.decode(expected)
+        assert drawn.dtype == np.uint8 and drawn.shape[0] == 3 and drawn.shape[1:] == read.decode(expected[0]).shape
+    again = transformers.ImageGPTImageProcessorPil.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(pictures, return_tensors="pt")["input_ids"], expected)
+    # a picture made of the colours alone comes back as it was
+    assert torch.equal(af.processor(tmp_path)(images=drawn)["input_ids"], expected)
+
+
+def test_mistakes_about_colours(tmp_path: Path) -> None:
+    kind = {"image_processor_type": "ImageGPTImageProcessor"}
+    for clusters in (None, [], [[0.1, 0.2]]):
+        with pytest.raises(ValueError, match="clusters are the colours that pixels become, three numbers each"):
+            Images.of({**kind, "clusters": clusters})
+    read = Images.of({**kind, "clusters": [[0, 0, 0], [1, 1, 1]], "size": 2})
+    assert read.drawn([0, 1, 1, 0])[0, 1].tolist() == [255] * 3
+    with pytest.raises(ValueError, match="a picture of 2 x 2 colours is drawn from as many whole numbers"):
+        read.drawn([0, 1, 1])
+    with pytest.raises(ValueError, match="colours are numbered from 0 to 1, got 0 to 2"):
+        read.drawn([0, 1, 1, 2])

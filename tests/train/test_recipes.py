@@ -107,6 +107,21 @@ def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypat
     assert not known[0] & test, "nothing of the official test is learnt from, with labels or without"
 
 
+def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, shared_data: Path) -> None:
+    torch.set_num_threads(1)
+    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8), "precision": "fp32"}
+    setup(small("fashion-vae", shared_data, **narrow), tmp_path / "vae", callbacks=[Metrics()]).fit()
+    run = small("fashion-dalle", shared_data, precision="fp32", **{"objective.vae": str(tmp_path / "vae")})
+    setup(override(run, {"vocabulary.size": 300}), tmp_path / "dalle", callbacks=[Metrics()]).fit()
+    for name in ("vae", "dalle"):
+        losses = [line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line]
+        assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
+    rows = af.tasks.draw(tmp_path / "dalle", ["bag", "a picture of an ankle boot"], out=None, count=2)
+    assert [row["pictures"].shape for row in rows] == [(2, 28, 28, 1)] * 2
+    first = next(run.data.train.rows(("text",))).example
+    assert first["label"] == 9 and first["text"][2] == "a picture of an ankle boot"
+
+
 # -- further from a published model
 
 

@@ -46,6 +46,7 @@ def listing(given: Sequence[str]) -> None:
 def parser_of(task: str) -> Parser:
     about = TASKS[task]
     fields = " ".join(name.upper() for name in about.fields) + "".join(f" [{name.upper()}]" for name in about.optional)
+    fields += " ..." if about.several else ""
     parser = Parser(
         prog=f"anyformer run {task}", usage=f"anyformer run {task} MODEL [{fields}] [flags]",
         description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of texts or JSON lines with these fields.",
@@ -64,7 +65,8 @@ def parser_of(task: str) -> Parser:
         how: dict[str, Any] = {"metavar": {int: "N", float: "X"}.get(flag.kind, name.upper()), "type": flag.kind}
         how = {"action": "store_true", "default": None} if flag.kind is bool else how
         how |= {"action": "append"} if flag.several else {}
-        own.add_argument(f"--{name.replace('_', '-')}", help=flag.about, **how)
+        short = (f"-{flag.short}",) if flag.short else ()
+        own.add_argument(*short, f"--{name.replace('_', '-')}", help=flag.about, **how)
     return parser
 
 
@@ -103,6 +105,10 @@ def run(task: str, options: argparse.Namespace) -> None:
 def read(task: str, options: argparse.Namespace) -> Any:
     """One input, or a list of them where they come from a file or a pipe."""
     about, given = TASKS[task], options.input
+    if about.several and len(given) > 1:
+        if options.file is not None:
+            raise Mistake("give INPUT or --file, not both")
+        return given
     if len(given) > len(about.all_fields):
         raise Mistake(f"{task} reads {' and '.join(about.all_fields)}; {len(given)} inputs were given")
     row = dict(zip(about.all_fields, given))

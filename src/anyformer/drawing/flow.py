@@ -10,6 +10,7 @@ from anyformer.block import Stack, Stages
 from anyformer.drawing.words import number
 from anyformer.funnel import Funnel
 from anyformer.part import Part
+from anyformer.parts.autoencoder import ConvPainter
 from anyformer.parts.embed import Embedding
 from anyformer.parts.grid import Layout
 
@@ -52,6 +53,9 @@ class Flow:
             flow = flow.stepped(part)
         elif isinstance(part, Funnel) and part.top is None and len(part.stages) > 1:
             flow = dataclasses.replace(flow, length=f"{self.length}/{2 ** (len(part.stages) - 1)}")
+        elif isinstance(part, ConvPainter) and isinstance(self.grid, Grid):
+            grid = part.finer(self.grid)
+            flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)
         return flow
 
     def stepped(self, down: Part) -> Flow:

@@ -69,7 +69,7 @@ class Reader:
         kind = type(part).__name__
         return Card(address, role, name(part), (*told, *dict.fromkeys(ties)), self.note(address), kind=kind)
 
-    def norm(self, part: Norm | None, address: str) -> tuple[Card, ...]:
+    def norm(self, part: Part | None, address: str) -> tuple[Card, ...]:
         return () if part is None else (self.card(part, address, "norm", 0),)
 
     def op(self, op: Part, address: str, width: int, shared: Part | None) -> Card:

@@ -19,6 +19,7 @@ from typing import Any
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, nearest, thaw, walk
 from anyformer.parts.activation import published_name
+from anyformer.weights.pieces import STEMS
 from anyformer.weights.rules import Matched, Rule, plan
 
 
@@ -199,6 +200,12 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # whose classes they are
+    diffusers: bool = False  # published there: files and the config's field for the class have other names
+
+    @property
+    def stem(self) -> str:
+        """How the names of files with published weights begin."""
+        return STEMS[self.diffusers]
 
     def prefix_of(self, architecture: str) -> str:
         return "" if architecture in self.base else self.prefixes.get(architecture, self.prefix)
@@ -283,7 +290,7 @@ class Family:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
         recovered = self.recover(spec)
-        apart = ("model_type", "architectures", "id2label", "label2id")
+        apart = ("model_type", "architectures", "_class_name", "id2label", "label2id")
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
@@ -293,7 +300,7 @@ class Family:
 
     def _class_of(self, config: Mapping[str, Any], asked: str | None) -> str:
         """The class that is asked for, or the first of the config's, or else the family's own first."""
-        named = config.get("architectures") or ()
+        named = config.get("architectures") or config.get("_class_name") or ()
         named = (named,) if isinstance(named, str) else tuple(named)
         classes = self.architectures or ("",)  # a family of which no class is published has descriptions alone
         name = asked or next(iter(named), None) or classes[0]
@@ -313,7 +320,8 @@ class Family:
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
         found = []
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
-            config = {"architectures": [spec.architecture], "model_type": self.name, **config}
+            named = {"architectures": [spec.architecture], "model_type": self.name}
+            config = {**({"_class_name": spec.architecture} if self.diffusers else named), **config}
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config

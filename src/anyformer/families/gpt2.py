@@ -15,9 +15,9 @@ from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.head import ClassifyHead, LMHead, SpanHead, TagHead
 from anyformer.parts.init import Initializer, Normal
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position import Learned
 from anyformer.parts.summary import DoubleHead
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
@@ -54,16 +54,16 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def stack(c: Any) -> Stack:
-    """The layers of a config, whose width it calls n_embd."""
+def stack(c: Any, kind: type[LayerNorm | RMSNorm] = LayerNorm) -> Stack:
+    """The layers of a config, whose width it calls n_embd, with this kind of norm."""
     if c.n_embd % c.n_head:
         raise ValueError(f"n_embd {c.n_embd} is not a multiple of n_head {c.n_head}")
-    norm = LayerNorm(eps=c.layer_norm_epsilon)
+    norm = kind(eps=c.layer_norm_epsilon)
 
-    def attention(**kind: Any) -> Sublayer:
+    def attention(**more: Any) -> Sublayer:
         op = Attention(
             num_heads=c.n_head, head_width=c.n_embd // c.n_head, scale=None if c.scale_attn_weights else 1.0,
-            scale_by_layer=c.scale_attn_by_inverse_layer_idx, dropout=c.attn_pdrop, **kind,
+            scale_by_layer=c.scale_attn_by_inverse_layer_idx, dropout=c.attn_pdrop, **more,
         )  # fmt: skip
         return Sublayer(pre_norm=norm, op=op, dropout=c.resid_pdrop)
 
@@ -108,9 +108,8 @@ def rules(spec: Model) -> list[Rule]:
             Split(f"{theirs}.bias", [f"{t}.bias" for t in targets]),
         ]
 
-    heads = {"GPT2LMHeadModel": "lm_head", "GPT2ForSequenceClassification": "score",
-             "GPT2ForTokenClassification": "classifier", "GPT2ForQuestionAnswering": "qa_outputs"}  # fmt: skip
-    out = heads.get(spec.architecture, "lm_head")
+    heads: dict[Any, str] = {ClassifyHead: "score", TagHead: "classifier", SpanHead: "qa_outputs"}
+    out = heads.get(type(spec.head), "lm_head")
     return [
         Rename("~wte.weight", "embedding.tokens.weight"),
         Rename("~wpe.weight", "embedding.position.weight"),

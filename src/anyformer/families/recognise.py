@@ -18,13 +18,13 @@ Choice = tuple[Family, str | None]
 
 def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
     """The (family, class) pairs that a config leaves open. `architecture` is the class that the caller asks for."""
-    named = architecture or (config.get("architectures") or [None])[0]
+    named = architecture or (config.get("architectures") or [config.get("_class_name")])[0]
     model_type = config.get("model_type")
     if model_type is not None:
         family = families.find(model_type)
         return [(family, named)] if named else [(family, each) for each in family.architectures or (None,)]
     every = [(family, each) for family in families.catalogue().values() for each in family.architectures]
-    found: list[Choice] = [(family, each) for family, each in every if named in (None, each)]
+    found: list[Choice] = [(family, each) for family, each in every if family.renamed.get(named, named) in (None, each)]
     if not found:
         raise ValueError(f"no model_type, and no class {named!r}; {nearest(str(named), [each for _, each in every])}")
     return found

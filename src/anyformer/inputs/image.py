@@ -42,8 +42,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "CLIP": {**CROPPED, **SHORTEST},
     "Bit": {**CROPPED, **SHORTEST},
     "Siglip": {"resample": BICUBIC, "do_convert_rgb": True},
+    "ImageGPT": {"size": square(256), "do_color_quantize": True},
 }
 SHORT = ("CLIP", "Bit", "Siglip")  # where a size that is one number is that of the shorter side
+COLOURS = ("do_color_quantize", "clusters")  # of the kind that makes tokens
 # in files of every kind, and nothing here depends on them
 INERT = {
     "image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format",
@@ -54,6 +56,7 @@ INERT = {
 
 class Images(Part):
     """Reads pictures: files, folders, PIL's images, arrays (H, W), (H, W, C) or (C, H, W), tensors, and lists of them.
+    With `clusters` they become tokens, each pixel the number of the colour that is nearest to it (ImageGPT).
 
     >>> read = Images(size={"height": 4, "width": 4})
     >>> read(np.zeros((9, 6, 3), np.uint8))["pixel_values"].shape
@@ -73,8 +76,13 @@ class Images(Part):
     image_std: float | tuple[float, ...] = HALF
     do_pad: bool = False
     pad_size: Size | None = None  # the largest of those that are read together unless said
+    do_color_quantize: bool = False
+    clusters: tuple[tuple[float, ...], ...] | None = None  # colours as pixels are once they are normalised
 
     def check(self) -> None:
+        colours = {len(colour) for colour in self.clusters or ()}
+        if (self.do_color_quantize or self.clusters is not None) and colours != {3}:
+            raise ValueError("clusters are the colours that pixels become, three numbers each; there are none here")
         if self.do_resize:
             target(self.size, 8, 8)
         for name, wanted, needed in (
@@ -118,7 +126,11 @@ class Images(Part):
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""
         values = {key: thaw(value) for key, value in self.items()}
-        write_json(Path(folder) / FILE, {"image_processor_type": "ViTImageProcessor", **values})
+        if self.do_color_quantize:
+            kind = "ImageGPTImageProcessor"
+        else:
+            kind, values = "ViTImageProcessor", {k: v for k, v in values.items() if k not in COLOURS}
+        write_json(Path(folder) / FILE, {"image_processor_type": kind, **values})
 
     @property
     def channels(self) -> int | None:
@@ -138,7 +150,27 @@ class Images(Part):
         if len(shapes) > 1:
             kinds = " and ".join(str(shape) for shape in sorted(shapes)[:2])
             raise ValueError(f"pictures of several shapes, {kinds}: read them one by one, or crop or pad them")
+        if self.do_color_quantize:
+            return {"input_ids": torch.from_numpy(np.stack([self.colours(pixels) for pixels in found]))}
         return {"pixel_values": torch.from_numpy(np.stack(found))}
+
+    def colours(self, pixels: np.ndarray) -> np.ndarray:
+        """(C, H, W) -> (H W,): which of the colours each pixel is nearest to."""
+        colours = np.asarray(self.clusters)  # (K, 3)
+        apart = -2 * pixels.reshape(3, -1).T.astype(np.float64) @ colours.T + np.square(colours).sum(1)
+        return apart.argmin(1)
+
+    def drawn(self, ids: Any) -> np.ndarray:
+        """The picture of a row of such tokens (H W,) as bytes (H, W, 3); of several rows, all of them."""
+        ids, colours = np.asarray(ids), np.asarray(self.clusters)
+        H, W = target(self.size, 1, 1)
+        if not self.clusters or ids.dtype.kind not in "iu" or ids.shape[-1:] != (H * W,):
+            raise ValueError(f"a picture of {H} x {W} colours is drawn from as many whole numbers, got {ids.shape}")
+        if ids.min() < 0 or ids.max() >= len(colours):
+            raise ValueError(f"colours are numbered from 0 to {len(colours) - 1}, got {ids.min()} to {ids.max()}")
+        pixels = colours * np.asarray(self.image_std) + np.asarray(self.image_mean) if self.do_normalize else colours
+        pixels = pixels / self.rescale_factor if self.do_rescale else pixels
+        return pixels.round().clip(0, 255).astype(np.uint8)[ids].reshape(*ids.shape[:-1], H, W, 3)
 
     def scaled(self, picture: Any) -> np.ndarray:
         """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""

@@ -91,9 +91,7 @@ class Processor:
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
                 raise ValueError(f"{name}: {self.folder} reads {reads}")
-            if name not in self._readers:
-                self._readers[name] = READERS[name].load(self.folder)
-            out |= self._readers[name](value, **settings)
+            out |= self.reader(name)(value, **settings)
         if settings and not given:
             raise ValueError(f"a text is read without {next(iter(settings))!r}")
         if text is None:
@@ -115,6 +113,12 @@ class Processor:
             raise ValueError("the texts differ in length; padding=True makes them one tensor")
         return {**encoded, **out}
 
+    def reader(self, name: str) -> Any:
+        """What reads images or audio for this folder, if anything does."""
+        if name not in self._readers and name in self.media:
+            self._readers[name] = READERS[name].load(self.folder)
+        return self._readers.get(name)
+
     @property
     def types(self) -> bool:
         """Whether token_type_ids are given: as the folder says, else where a pair has two of them and the model that is
@@ -130,7 +134,9 @@ class Processor:
             return two and isinstance(self.tokenizer.core.model, WordPiece)
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
-        """The text of some ids; of rows of them a list of texts."""
+        """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""
+        if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
+            return images.drawn(ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         if isinstance(ids, Sequence) and ids and not isinstance(ids[0], int):
             return self.batch_decode(ids, skip_special_tokens=skip_special_tokens)

@@ -1,11 +1,13 @@
-"""Model shapes, from embedding to named outputs: one stack (encoder or decoder), a pair, and two towers."""
+"""Model shapes, from embedding to named outputs: one stack, a pair, two towers, and an autoencoder of pictures."""
 
+from anyformer.model.autoencoder import AutoencoderModel, AutoencoderModule
 from anyformer.model.base import Model, Output, TransformerModule, position_limit
 from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
 from anyformer.model.pair import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.model.towers import TwoTowerModel, TwoTowerModule
 
 __all__ = [
-    "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule", "EncoderModel", "Model", "OneStackModule", "Output",
-    "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
+    "AutoencoderModel", "AutoencoderModule", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
+    "EncoderModel", "Model", "OneStackModule", "Output", "TransformerModule", "TwoTowerModel", "TwoTowerModule",
+    "position_limit",
 ]  # fmt: skip

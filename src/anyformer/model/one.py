@@ -44,8 +44,8 @@ class OneStackModule(TransformerModule):
 
     def __init__(self, spec: EncoderModel | DecoderModel, stack: str, site: Site) -> None:
         super().__init__(spec)
-        self.embedding = spec.embedding.build(site.child("embedding"))
         part = getattr(spec, stack)
+        self.embedding = spec.embedding.build(site.child("embedding", depth=getattr(part, "depth", 1)))
         self.add_module(stack, part.build(site.child(stack)))
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen

@@ -18,7 +18,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.objective import Batch, Read, language_head, logits_of, read
+from anyformer.objectives.objective import Batch, Followed, Read, language_head, logits_of, read
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
 from anyformer.parts.head import LMHeadModule, PretrainingModule
@@ -53,7 +53,7 @@ class Distill(Around):
 
         return self.beside(model, load(self.teacher))
 
-    def beside(self, model: TransformerModule, teacher: TransformerModule) -> Distilled:
+    def beside(self, model: TransformerModule, teacher: TransformerModule) -> Followed:
         super().module(model)
         widths = model.spec.width, teacher.spec.width
         if self.cosine and widths[0] != widths[1]:
@@ -62,7 +62,7 @@ class Distill(Around):
         sizes = [head.out.out_features for head in heads]
         if sizes[0] != sizes[1]:
             raise ValueError(f"the model tells {sizes[0]} answers apart and its teacher {sizes[1]}")
-        return Distilled(model, teacher)
+        return Followed(model, teacher)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         tokens = float(self.counted(batch).sum())
@@ -79,8 +79,8 @@ class Distill(Around):
         mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
         return mask.bool().flatten(0, -2)  # choices (B, C, T) are texts of their own
 
-    def losses(self, trained: Distilled, batch: Batch) -> dict[str, Tensor]:
-        student, teacher = trained.student, trained.teacher
+    def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
+        student, teacher = trained.model, trained.other
         seen = read(student, batch)
         with torch.no_grad():
             shown = read(teacher, batch)
@@ -111,22 +111,6 @@ class Distill(Around):
             return torch.where(counts, apart, 0).sum()
 
         return by_chunks(chunk, ours.part.vocab_size, seen.x.flatten(0, 1), shown.x.flatten(0, 1), counted.flatten())
-
-
-class Distilled(nn.Module):
-    """The student is trained; the teacher only goes where it goes: no optimiser and no checkpoint sees it."""
-
-    teacher: TransformerModule
-
-    def __init__(self, student: TransformerModule, teacher: TransformerModule) -> None:
-        super().__init__()
-        self.student = student
-        self.__dict__["teacher"] = teacher.eval().requires_grad_(False)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Distilled:
-        self.__dict__["teacher"]._apply(fn, recurse)
-        super()._apply(fn, recurse)
-        return self
 
 
 def scoring(model: TransformerModule) -> LMHeadModule | None:

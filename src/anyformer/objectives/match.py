@@ -16,10 +16,9 @@ from anyformer.objectives.objective import Batch, Record, padded_texts, taken
 from anyformer.objectives.picture import Pictures
 
 
-class MatchImage(Pictures):
+class Captioned(Pictures):
     """Columns "image" and "text", one text or a list of texts, of which one is drawn each time. A text ends in the
-    tokenizer's end token, and beyond `length` tokens it is cut. The wrong answers are those of the same micro-batch on
-    the same device, so large ones teach more."""
+    tokenizer's end token, and beyond `length` tokens it is cut."""
 
     length: int = 77
 
@@ -40,7 +39,7 @@ class MatchImage(Pictures):
         texts = [given] if isinstance(given, str) else list(given)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise ValueError("column 'text': a text, or several, none of them empty")
-        ids = [ended(joined(tokenizer, text)["input_ids"], tokenizer.eos_token_id, self.length) for text in texts]
+        ids = [caption(text, tokenizer, self.length) for text in texts]
         lengths = np.asarray([len(each) for each in ids], np.int64)
         return {**super().encode(example, tokenizer), "input_ids": np.concatenate(ids), "lengths": lengths}
 
@@ -48,6 +47,11 @@ class MatchImage(Pictures):
         seen, ends = super().vary(record, random), record["lengths"].cumsum()
         which = int(random.integers(len(ends)))
         return {**seen, "input_ids": record["input_ids"][ends[which] - record["lengths"][which] : ends[which]]}
+
+
+class MatchImage(Captioned):
+    """Columns "image" and "text", as `Captioned` says. The wrong answers are those of the same micro-batch on the same
+    device, so large ones teach more."""
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**super().collate(records, pad), **padded_texts(records, pad)}
@@ -64,6 +68,11 @@ class MatchImage(Pictures):
     def losses(self, trained: TwoTowerModule, batch: Batch) -> dict[str, Tensor]:
         scores = trained(**taken(trained, batch))["logits_per_text"]
         return {"loss": trained.head.loss(scores).sum}
+
+
+def caption(text: str, tokenizer: Any, length: int | None = None) -> np.ndarray:
+    """(T,) the tokens of a text, at most `length`, the end included."""
+    return ended(joined(tokenizer, text)["input_ids"], tokenizer.eos_token_id, length)
 
 
 def ended(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:

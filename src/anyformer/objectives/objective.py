@@ -12,7 +12,7 @@ Before any of them, `ready` gives the objective what it has to know of the token
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -123,6 +123,23 @@ class Objective(Part):
         otherwise this is what the model's own head finds of the labels."""
         terms = answering(model).losses(seen.x, seen.ctx, seen.inputs).values()
         return {"loss": torch.stack([term.sum for term in terms]).sum()}
+
+
+class Followed(nn.Module):
+    """The model is trained; another, which it learns from, only goes where it goes: no optimiser and no checkpoint sees
+    that one."""
+
+    other: Any
+
+    def __init__(self, model: TransformerModule, other: TransformerModule) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.__dict__["other"] = other.eval().requires_grad_(False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Followed:
+        self.__dict__["other"]._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        return self
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from anyformer.parts.grid import NEEDS, Down, Grid, Layout, Sides, as_image, lai
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
-from anyformer.parts.position import Learned
+from anyformer.parts.position import Learned, Sinusoidal2D, Sinusoidal2DModule
 from anyformer.state import State
 
 Size = tuple[int, int]  # rows, columns
@@ -46,7 +46,8 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     norm: Norm | None = None
     mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
     prefix: int = 0  # learned tokens before the patches: one that speaks for the image (ViT), two (DeiT)
-    position: Learned | None = None  # one a patch of `image_size`; its `offset` rows are those of the prefix
+    # one a patch of `image_size`; the `offset` rows of learned ones are those of the prefix
+    position: Learned | Sinusoidal2D | None = None
     out_norm: Norm | None = None  # of all tokens with their positions (CLIP)
     dropout: float = 0.0
 
@@ -100,7 +101,10 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
         chance(self, "dropout")
         if self.position is not None and self.position.length != math.prod(self.grid):
             raise ValueError(f"a grid of {self.grid} patches cannot have {self.position.length} positions")
-        if self.position is not None and self.position.offset not in (0, self.prefix):
+        if isinstance(self.position, Sinusoidal2D):
+            if (self.position.rows, self.position.columns, self.position.prefix) != (*self.grid, 0):
+                raise ValueError(f"PatchEmbedding.position is not that of a grid of {self.grid}, with prefix=0")
+        elif self.position is not None and self.position.offset not in (0, self.prefix):
             raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}, of a prefix of {self.prefix}")
 
     def build(self, site: Site) -> nn.Module:
@@ -147,6 +151,8 @@ class PatchEmbeddingModule(nn.Module):
             table = self.position(torch.arange(-first, self.position.length, device=x.device))
             x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
             before = before if before is None or not first else before + table[:first]
+        elif isinstance(self.position, Sinusoidal2DModule):
+            x = x + self.position.stretched(grid).to(x.dtype)
         if before is not None:
             x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if self.out_norm is not None:

@@ -133,11 +133,14 @@ class SinusoidalModule(nn.Module):
         return table[positions + self.part.offset if self.part.offset else positions]
 
 
-def sinusoids(length: int, width: int, base: float, interleaved: bool, inclusive: bool = False) -> Tensor:
-    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions."""
+def sinusoids(
+    length: int, width: int, base: float, interleaved: bool, inclusive: bool = False, apart: float = 1.0
+) -> Tensor:
+    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions, which are `apart`
+    from each other."""
     steps = torch.arange(0, width - width % 2 if inclusive else width, 2, dtype=torch.float64)
     frequency = base ** (-steps / (max(width // 2 - 1, 1) * 2 if inclusive else width))
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    angle = apart * torch.arange(length, dtype=torch.float64)[:, None] * frequency
     pair = torch.stack((angle.sin(), angle.cos()), dim=-1 if interleaved else 1).flatten(1)[:, :width].float()
     return F.pad(pair, (0, width - pair.shape[1]))  # an odd width ends in a zero
 
@@ -153,6 +156,10 @@ class Sinusoidal2D(AbsolutePosition, sees="itself"):
     prefix: int = 0
     base: float = 10000.0
 
+    @property
+    def length(self) -> int:
+        return self.prefix + self.rows * self.columns
+
     def check(self) -> None:
         at_least(self, 1, "rows", "columns")
         at_least(self, 0, "prefix")
@@ -167,16 +174,23 @@ class Sinusoidal2D(AbsolutePosition, sees="itself"):
 class Sinusoidal2DModule(nn.Module):
     def __init__(self, part: Sinusoidal2D, width: int) -> None:
         super().__init__()
-        self.length = part.prefix + part.rows * part.columns
-        self.table = Computed(lambda: self.grid(part, width))
+        self.part, self.width, self.length = part, width, part.length
+        self.table = Computed(lambda: F.pad(self.grid(part.rows, part.columns), (0, 0, part.prefix, 0)))
 
-    @staticmethod
-    def grid(part: Sinusoidal2D, width: int) -> Tensor:
-        line = sinusoids(max(part.rows, part.columns), width // 2, part.base, interleaved=False)
-        place = torch.arange(part.rows * part.columns)
-        row, column = line[place // part.columns], line[place % part.columns]
-        table = torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
-        return F.pad(table, (0, 0, part.prefix, 0))
+    def grid(self, rows: int, columns: int) -> Tensor:
+        """(rows * columns, D) of a grid laid over the one that was described."""
+        part, half = self.part, self.width // 2
+        row = sinusoids(rows, half, part.base, interleaved=False, apart=part.rows / rows)
+        column = sinusoids(columns, half, part.base, interleaved=False, apart=part.columns / columns)
+        row, column = row.repeat_interleave(columns, 0), column.repeat(rows, 1)
+        return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
+
+    def stretched(self, grid: tuple[int, int]) -> Tensor:
+        """The same for a grid of any size, without a prefix."""
+        table = self.table()
+        if grid == (self.part.rows, self.part.columns):
+            return table[self.part.prefix :]
+        return self.grid(*grid).to(table)
 
     def forward(self, positions: Tensor) -> Tensor:
         check_positions(positions, self.length)

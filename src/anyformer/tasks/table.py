@@ -13,6 +13,7 @@ class Flag:
     about: str
     kind: type = str  # str, int, float, or bool for a flag without a value
     several: bool = False  # it may be given again; the function gets a list
+    short: str = ""  # one letter that a command may write in its place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class About:
     fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # fields that name files or folders, and may be what is in one: a picture, samples
+    several: bool = False  # a command may give several texts, each an input of its own
     flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
 
     @property
@@ -193,6 +195,20 @@ TASKS: dict[str, About] = {
         fields=("audio",),
         raw=("audio",),
         flags={"top_k": Flag("how many, likeliest first; 1", int)},
+    ),
+    "draw": About(
+        "a picture of what a text asks for: one of the labels of a model that draws, or more",
+        several=True,
+        flags={
+            "out": Flag("the file to write, a row of pictures for each text; drawn.png", short="o"),
+            "count": Flag("pictures of each text; 1", int),
+            "seed": Flag("the same seed gives the same pictures; 0", int),
+            "steps": Flag("of taking noise away, where pictures come out of noise; 50", int),
+            "guidance": Flag("above 1, what is asked for counts by so much more; 2", float),
+            "eta": Flag("how much of the noise is new at each step: 0 is DDIM, 1 DDPM; 0", float),
+            "temperature": Flag("of sampling, where pictures are written token by token", float),
+            "top_k": Flag("... from so many of the likeliest tokens", int),
+        },
     ),
     "next-sentence": About(
         "does the second text follow the first?", fields=("text", "pair"), flags={"truncate": TRUNCATE}

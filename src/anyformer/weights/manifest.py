@@ -31,9 +31,11 @@ def sealed(target: Path) -> Iterator[Path]:
     try:
         folder.chmod(0o755)  # mkdtemp's is for its owner alone
         yield folder
-        files = {path.name: _summary(path) for path in sorted(folder.iterdir())}
+        inside = sorted(folder.rglob("*"))
+        files = {path.relative_to(folder).as_posix(): _summary(path) for path in inside if path.is_file()}
         write_json(folder / NAME, {"files": files})
-        _sync(folder)
+        for each in (*(path for path in inside if path.is_dir()), folder):
+            _sync(each)
         if target.exists():
             remove(target)
         os.rename(folder, target)
@@ -60,7 +62,7 @@ def fault(folder: Path) -> str | None:
         return f"{folder / NAME}: lists no files"
     for name, promised in files.items():
         path = folder / name
-        if os.sep in name or not path.is_file():
+        if ".." in Path(name).parts or Path(name).is_absolute() or not path.is_file():
             return f"{path}: missing"
         if not isinstance(promised, dict) or path.stat().st_size != promised.get("bytes"):
             return f"{path}: not as long as it was written"

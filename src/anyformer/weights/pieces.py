@@ -20,6 +20,7 @@ from torch import Tensor
 from anyformer.weights.io import Checkpoint
 
 MODEL = "model/"
+STEMS = ("model", "diffusion_pytorch_model")  # of files with weights: transformers', and those of diffusers
 
 
 def in_pieces(folder: Path) -> bool:
@@ -32,7 +33,10 @@ def has_weights(folder: Path) -> bool:
 
 def opened(folder: Path) -> Checkpoint | Pieces:
     """The weights of a model folder, whichever way they lie in it."""
-    return Pieces(folder, MODEL) if in_pieces(folder) else Checkpoint(folder)
+    if in_pieces(folder):
+        return Pieces(folder, MODEL)
+    stem = next((stem for stem in STEMS if any(folder.glob(f"{stem}*.safetensors*"))), STEMS[0])
+    return Checkpoint(folder, stem=stem)
 
 
 def write_pieces(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -74,7 +74,7 @@ class Rule:
         """For each of these published tensors why it does not help to make targets of these shapes; empty where it
         does."""
         whole = self.save([torch.empty(shape, device="meta") for shape in shapes])
-        pairs = [(tuple(found.shape), tuple(needed.shape)) for found, needed in zip(tensors, whole, strict=True)]
+        pairs = [(tuple(found.shape), tuple(needed.shape)) for found, needed in zip(tensors, whole)]
         return ["" if has == needs else f"the checkpoint has {has}, the model needs {needs}" for has, needs in pairs]
 
     def bind(self, name: str) -> tuple[list[str], list[str]] | None:
@@ -210,6 +210,13 @@ class Copies(Rule):
     def __init__(self, sources: Sequence[str], target: str) -> None:
         super().__init__(sources, [target])
         self.needed = 1
+
+
+class Spread(Copies):
+    """The same where every one of the names is written (what each layer of a file holds, and ours once)."""
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].clone() for _ in self.sources]
 
 
 class Unwritten(Rename):

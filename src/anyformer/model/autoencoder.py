@@ -1,0 +1,92 @@
+"""A picture to a small grid of codes and back: what the text-to-image models of this package draw in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.context import Context
+from anyformer.model.base import Model, TransformerModule
+from anyformer.part import Site
+from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, GumbelCodes, Latent
+from anyformer.parts.head import Head, Outputs
+from anyformer.parts.window import Grid
+from anyformer.state import State
+from anyformer.taps import Shown, Taps, declared
+
+
+class AutoencoderModel(Model):
+    """Reads a picture into a grid of `width`, squeezes each place of it into a code (or a few numbers), and draws the
+    picture again. `model.codes(pixel_values)` and `model.picture(codes)` are the two halves."""
+
+    embedding: ConvEmbedding
+    latent: Latent = GumbelCodes()
+    painter: ConvPainter
+    head: Head | None = None
+
+    def check(self) -> None:
+        super().check()
+        read, drawn = self.embedding, self.painter
+        if self.head is not None:
+            raise ValueError("head: what an autoencoder says is the picture; leave it out")
+        if drawn.channels != read.channels:
+            raise ValueError(f"painter.channels is {drawn.channels} and embedding.channels is {read.channels}")
+        if len(drawn.widths) != len(read.widths):
+            stages = f"painter.widths has {len(drawn.widths)} stages and embedding.widths {len(read.widths)}"
+            raise ValueError(f"{stages}: as many make the picture as large as it was")
+
+    @property
+    def grid(self) -> Grid:
+        return self.embedding.grid
+
+    def build(self, site: Site) -> nn.Module:
+        return AutoencoderModule(self, site)
+
+
+class AutoencoderModule(TransformerModule):
+    head: None
+    embedding: nn.Module
+
+    def __init__(self, spec: AutoencoderModel, site: Site) -> None:
+        super().__init__(spec)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        self.latent: Any = spec.latent.build(site.child("latent"))
+        self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
+        self.head, self.forgotten = None, ()
+        self.inputs, self.shows = self.known_inputs(), declared(self)
+
+    def known_inputs(self) -> tuple[str, ...]:
+        return (*self.spec.embedding.inputs, "return_dict")
+
+    def hidden(
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        x, ctx = self.embedding(inputs, state)
+        return x, ctx.having(taps=taps), {}
+
+    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
+        x, _, _ = self.hidden(inputs, taps, state)
+        z, price = self.latent(x)
+        return {"reconstruction": self.painter(z, self.spec.grid), "price": price, "last_hidden_state": x}
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        return {}
+
+    def codes(self, pixel_values: Tensor) -> Tensor:
+        """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
+        found = self.latent.read(self.hidden({"pixel_values": pixel_values})[0])
+        found = found if self.spec.latent.discrete else found.transpose(1, 2)
+        return found.unflatten(-1, self.spec.grid)
+
+    def picture(self, codes: Tensor) -> Tensor:
+        """(B, C, H, W) of the codes of a whole grid."""
+        latent = self.spec.latent
+        wanted = (*(() if latent.discrete else (latent.width,)), *self.spec.grid)
+        if tuple(codes.shape[1:]) != wanted:
+            raise ValueError(f"a picture is drawn of (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
+        if latent.discrete and not (int(codes.min()) >= 0 and int(codes.max()) < latent.codes):
+            raise ValueError(f"codes go from 0 to {latent.codes - 1}, got {int(codes.min())} to {int(codes.max())}")
+        flat = codes.flatten(-2)
+        flat = flat if latent.discrete else flat.transpose(1, 2)
+        return self.painter(self.latent.vectors(flat), self.spec.grid)

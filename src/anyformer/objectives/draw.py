@@ -1,0 +1,141 @@
+"""Drawing by tokens [Ramesh et al. 2021]: an autoencoder that learns to squeeze pictures into codes, and a decoder that
+learns the codes of a picture after the words of its caption.
+
+B batch, L tokens of a caption, N codes of a picture, K codes that there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyformer.check import at_least
+from anyformer.kernels.loss import IGNORED
+from anyformer.model import AutoencoderModule, position_limit
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.match import Captioned
+from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
+from anyformer.objectives.picture import Pictures
+from anyformer.weights import hub
+
+
+class Reconstruct(Pictures):
+    """Column "image". Two terms: the mean squared error of the pixels, and `price` times what the codes of a place cost
+    on average (of DALL-E's: how far their chances are from equal, in nats)."""
+
+    price: float = 0.02
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 0, "price")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image",)
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        if not isinstance(model, AutoencoderModule):
+            raise ValueError(f"drawing a picture again needs an AutoencoderModel, not {type(model.spec).__name__}")
+        self.matches(model)
+        return model
+
+    def matches(self, model: AutoencoderModule) -> None:
+        self.fits(model.spec.embedding)
+        if self.image_size != model.spec.embedding.image_size:
+            sizes = f"image_size is {self.image_size}, and the model's {model.spec.embedding.image_size}"
+            raise ValueError(f"{type(self).__name__}.{sizes}")
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        rows = float(len(batch["pixel_values"]))
+        return {"pixels": rows, **({"price": rows} if self.price else {})}
+
+    def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
+        pixels = batch["pixel_values"]
+        out = trained(pixel_values=pixels)
+        error = (out["reconstruction"].float() - pixels).square().flatten(1).mean(1).sum()
+        return {"pixels": error, **({"price": self.price * out["price"].mean(1).sum()} if self.price else {})}
+
+
+class NextImageToken(Captioned):
+    """Columns "image" and "text", as `Captioned` says. One decoder over one vocabulary: tokens of the text, and behind
+    them the codes of the autoencoder in the folder `vae`. A row is a caption filled up to `length` and the codes of its
+    picture; the mean loss of the words counts `text`, that of the codes `image`."""
+
+    vae: str
+    length: int = 256
+    text: float = 1 / 8
+    image: float = 7 / 8
+    tokens: int | None = None  # of the text's vocabulary, filled in by `ready`
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 0, "text", "image")
+
+    def ready(self, tokenizer: Any) -> Self:
+        if tokenizer is None:
+            raise ValueError("NextImageToken reads captions: it needs a vocabulary")
+        try:
+            hub.resolve(self.vae)  # before the data is read
+        except (OSError, ValueError) as error:
+            raise ValueError(f"NextImageToken.vae: an autoencoder is trained first, and {error}") from None
+        return self.replace(tokens=len(tokenizer))
+
+    def write_settings(self, folder: Path) -> Path:
+        """Also the autoencoder, without which nobody could see what is drawn."""
+        from anyformer.checkpoint import COMPANION, load, save
+
+        save(load(self.vae), folder / COMPANION)
+        return super().write_settings(folder)
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        from anyformer.checkpoint import load
+
+        return self.beside(model, load(self.vae))
+
+    def beside(self, model: TransformerModule, vae: TransformerModule) -> Followed:
+        language_head(model)
+        if not isinstance(vae, AutoencoderModule) or not vae.spec.latent.discrete:
+            raise ValueError(f"{self.vae}: a decoder draws in the codes of an autoencoder, which this has not")
+        Reconstruct(image_size=self.image_size, mean=self.mean, std=self.std).matches(vae)
+        K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
+        if self.tokens is not None and self.tokens + K > V:
+            raise ValueError(f"{self.tokens} tokens and {K} codes make a vocabulary of {self.tokens + K}, not {V}")
+        if position_limit(model.spec) != self.length + N:
+            raise ValueError(
+                f"{self.length} tokens of a caption and {N} codes are {self.length + N} positions, and the model has "
+                f"{position_limit(model.spec)}: whoever draws finds the length of a caption by that"
+            )
+        return Followed(model, vae)
+
+    def size(self, record: Record) -> int:
+        return self.length
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        rows = [record["input_ids"] for record in records]
+        ids = padded([*rows, np.zeros(self.length, rows[0].dtype)], pad)[:-1]
+        said = torch.arange(self.length) < torch.tensor([len(row) for row in rows])[:, None]
+        return {**super().collate(records, pad), "input_ids": ids, "labels": torch.where(said, ids, IGNORED)}
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        words = float((batch["labels"][:, 1:] != IGNORED).sum())  # nothing comes before the first
+        return {"text": words, "image": float(len(batch["labels"]))}
+
+    def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
+        model, vae = trained.model, trained.other
+        with torch.no_grad(), torch.autocast(batch["pixel_values"].device.type, enabled=False):
+            codes = vae.codes(batch["pixel_values"].to(vae.dtype)).flatten(1)
+        tokens = codes + model.spec.embedding.tokens.vocab_size - vae.spec.latent.codes
+        words, drawn = batch["labels"], torch.full_like(batch["labels"], IGNORED)
+        seen = read(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})
+        terms = {
+            "text": (self.text, torch.cat((words, torch.full_like(tokens, IGNORED)), dim=1)),
+            "image": (self.image / tokens.shape[1], torch.cat((drawn, tokens), dim=1)),  # a mean over each picture
+        }
+        head = language_head(model)
+        return {name: share * head.loss(seen.x, seen.ctx, labels).sum for name, (share, labels) in terms.items()}

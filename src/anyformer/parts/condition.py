@@ -1,0 +1,142 @@
+"""What a whole input is asked to be (how noisy it is, what it shows), and norms and residuals that read it on the way
+[Peebles and Xie 2023].
+
+B batch, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.check import at_least
+from anyformer.part import Part, Site
+from anyformer.parts.constant import Computed
+from anyformer.parts.given import check_shape
+from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.residual import Residual
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """An extra of the context: vectors (B, D), one for all layers or one for each."""
+
+    vectors: tuple[Tensor, ...]
+
+    def at(self, layer: int) -> Tensor:
+        return self.vectors[layer if len(self.vectors) > 1 else 0]
+
+
+class Conditioned(nn.Module):
+    """The module of a norm or a residual that is given the condition after its other inputs."""
+
+    def __init__(self, site: Site, outputs: int) -> None:
+        super().__init__()
+        self.layer = site.layer
+        self.modulate = nn.Linear(site.width, outputs * site.width)
+        self.starts = {"modulate.weight": 0.0, "modulate.bias": 0.0}
+
+    def asked(self, condition: Condition | None) -> Tensor:
+        """(B, 1, outputs D)"""
+        assert condition is not None, "a Part that needs a condition stands in a model that gives none"
+        return self.modulate(F.silu(condition.at(self.layer)))[:, None]
+
+
+class AdaptiveNorm(Part, sees="itself", called=("adaLN", "adaLN-Zero", "FiLM", "modulation")):
+    """A norm whose result is scaled and shifted by linear maps of the condition, which start at zero: it begins as the
+    norm alone."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+
+    norm: Norm = LayerNorm(eps=1e-6, affine=False)
+
+    def build(self, site: Site) -> nn.Module:
+        return AdaptiveNormModule(self, site)
+
+
+class AdaptiveNormModule(Conditioned):
+    def __init__(self, part: AdaptiveNorm, site: Site) -> None:
+        super().__init__(site, 2)
+        self.norm = part.norm.build(site.child("norm"))
+
+    def forward(self, x: Tensor, condition: Condition | None) -> Tensor:
+        shift, scale = self.asked(condition).chunk(2, dim=-1)
+        return self.norm(x) * (1 + scale) + shift
+
+
+class Gated(Residual, sees="itself", called=("adaLN-Zero",)):
+    """x + a * branch, a channel's a a linear map of the condition that starts at zero: a new layer changes nothing."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a condition",)
+
+    def build(self, site: Site) -> nn.Module:
+        return GatedModule(site, 1)
+
+
+class GatedModule(Conditioned):
+    def forward(self, x: Tensor, branch: Tensor, condition: Condition | None) -> Tensor:
+        return x + self.asked(condition) * branch
+
+
+class StepAndLabel(Part, sees="itself", called=("timestep embedding", "label embedding")):
+    """The condition of a picture in noise: cosines and sines of the step of the noise through two layers, plus a vector
+    of the label. One more label stands for none, where guidance is wanted without a label, or a caller gives none."""
+
+    num_labels: int | None = None  # None: the step alone
+    sines: int = 256
+    per_layer: bool = False  # each layer has its own (as diffusers stores them), else one is for all
+
+    def check(self) -> None:
+        at_least(self, 1, "num_labels")
+        if self.sines < 4 or self.sines % 2:
+            raise ValueError(f"StepAndLabel.sines is {self.sines}; it must be even, and at least 4")
+
+    def build(self, site: Site) -> nn.Module:
+        return ConditionModule(self, site)
+
+
+class ConditionModule(nn.Module):
+    def __init__(self, part: StepAndLabel, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        half = part.sines // 2
+        self.frequencies = Computed(lambda: torch.exp(-math.log(10000.0) * torch.arange(half) / (half - 1)))
+        count = site.depth if part.per_layer else 1
+        self.layers = nn.ModuleList(EmbedderModule(part, site.width) for _ in range(count))
+
+    def forward(self, step: Tensor | None, labels: Tensor | None, batch: int) -> Condition:
+        if step is None or step.numel() not in (1, batch):
+            found = None if step is None else tuple(step.shape)
+            raise ValueError(f"timestep is the step of the noise, one for each of {batch} pictures, got {found}")
+        if labels is not None and self.part.num_labels is None:
+            raise ValueError("this model knows no labels: give no class_labels")
+        check_shape("class_labels", labels, (batch,))
+        if labels is None and self.part.num_labels is not None:
+            labels = torch.full((batch,), self.part.num_labels, device=step.device)
+        angle = step.reshape(-1, 1).float() * self.frequencies()
+        sines = torch.cat((angle.cos(), angle.sin()), dim=-1).expand(batch, -1)
+        each: Any = self.layers
+        return Condition(tuple(layer(sines, labels) for layer in each))
+
+
+class EmbedderModule(nn.Module):
+    def __init__(self, part: StepAndLabel, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(part.sines, width), nn.Linear(width, width)
+        self.label = None if part.num_labels is None else nn.Embedding(part.num_labels + 1, width)
+
+    def forward(self, sines: Tensor, labels: Tensor | None) -> Tensor:
+        x = self.down(F.silu(self.up(sines.to(self.up.weight.dtype))))
+        if self.label is None or labels is None:
+            return x
+        try:
+            return x + self.label(labels)
+        except IndexError:
+            bad = int(labels.max() if int(labels.max()) >= self.label.num_embeddings else labels.min())
+            none = self.label.num_embeddings - 1
+            raise ValueError(f"class_labels: no label {bad}; they are 0 to {none - 1}, and {none} for none") from None

@@ -1,0 +1,41 @@
+"""Draws garments that a caption asks for, code by code (Fashion-MNIST): one decoder over words and the codes of
+fashion-vae, some minutes on a GPU."""
+
+from __future__ import annotations
+
+from anyformer import families
+from anyformer.data import Captions, Data, Source, TrainedBPE
+from anyformer.objectives.draw import NextImageToken
+from anyformer.recipes.fashion_dit import pictures
+from anyformer.recipes.fashion_mnist import LABELS
+from anyformer.recipes.fashion_vae import MEAN, STD
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+WORDS, CODES, LENGTH, PLACES = 300, 512, 16, 49
+FORMS = ("{}", "{a} {}", "a picture of {a} {}", "a grey photo of {a} {}", "draw {a} {}")
+CONFIG = {
+    "vocab_size": WORDS + CODES, "n_positions": LENGTH + PLACES, "n_embd": 320, "n_layer": 8, "n_head": 5,
+    "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
+}  # fmt: skip
+
+
+def captioned(data: str, part: str) -> Source:
+    return Captions(source=pictures(data, part), names=LABELS, forms=FORMS)
+
+
+def run(data: str = "data") -> Run:
+    return Run(
+        name="fashion-dalle",
+        model=families.find("gpt2").read(CONFIG),
+        data=Data(train=captioned(data, "train"), valid=captioned(data, "t10k")),
+        objective=NextImageToken(vae="./runs/fashion-vae", image_size=(28, 28), mean=MEAN, std=STD, length=LENGTH),
+        vocabulary=TrainedBPE(size=WORDS),
+        optimizer=AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        schedule=Cosine(warmup=200, floor=0.02),
+        batch=Batch(examples=1024),
+        steps=3000,
+        precision="bf16",
+        evaluate=Evaluate(every=500),
+        keep=Keep(every=500),
+    )

@@ -1,0 +1,117 @@
+"""Draws what a text asks for: a picture of a label, or of a text, by whatever the model is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from anyformer.generation.diffusion import denoise
+from anyformer.inputs.sheet import drawn, widest, write_sheet
+from anyformer.model import TransformerModule
+from anyformer.objectives.objective import shown_head
+from anyformer.part import nearest
+from anyformer.parts.noise import NoiseHead
+from anyformer.tasks.pictures import by_tokens, can_write
+from anyformer.tasks.task import How, Inputs, Reader, Source, checked_rows, open_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What is asked of a painter; None is its own choice, and what does not concern it is refused."""
+
+    texts: list[str]
+    seeds: list[int]  # one a picture of a text
+    steps: int | None = None
+    guidance: float | None = None
+    eta: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+
+    def without(self, *names: str) -> None:
+        """ValueError where one of these was asked for."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is nothing that this kind of model draws by")
+
+
+def draw(
+    model: Source, inputs: Inputs, *, out: str | Path | None = "drawn.png", count: int = 1, seed: int = 0,
+    steps: int | None = None, guidance: float | None = None, eta: float | None = None,
+    temperature: float | None = None, top_k: int | None = None, **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",
+    "pictures"}, (count, H, W, C) bytes. The same seed gives the same pictures.
+
+    >>> draw("a/model/folder", ["ankle boot", "bag"], out="sheet.png", count=8)  # doctest: +SKIP
+    """
+    rows, one = checked_rows("draw", inputs)
+    if count < 1:
+        raise ValueError(f"count is {count}; it must be at least 1")
+    if out is not None and not Path(out).expanduser().parent.is_dir():
+        raise ValueError(f"{out}: no such folder")
+    reader = open_model(model, **how)
+    painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
+    if painter is None:
+        kinds = "a DiT, or a decoder with an autoencoder in its folder"
+        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {shown_head(reader.model)}")
+    texts = [row["text"] for row in rows]
+    wish = Wish(texts, [seed + i for i in range(count)], steps, guidance, eta, temperature, top_k)
+    found = painter(reader, wish)
+    if out is None:
+        said = [{"text": text, "pictures": pictures} for text, pictures in zip(texts, found, strict=True)]
+    else:
+        write_sheet(Path(out).expanduser(), found)
+        said = [{"text": text, "count": count, "file": str(out)} for text in texts]
+    return said[0] if one else said
+
+
+# -- out of noise -----------------------------------------------------------------------------------------------------
+
+
+def can_denoise(model: TransformerModule) -> bool:
+    return isinstance(model.spec.head, NoiseHead)
+
+
+def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
+    """Of a label that is asked for by its name, in any case; by its number where labels have no names."""
+    names = labels or tuple(map(str, range(number)))
+    by_name = {name.casefold(): i for i, name in enumerate(names)}
+    if text.strip().casefold() not in by_name:
+        raise ValueError(f"the model knows no label {text!r}; {nearest(text.strip(), names)}")
+    return by_name[text.strip().casefold()]
+
+
+def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
+    """A picture of a label, by diffusion."""
+    wish.without("temperature", "top_k")
+    spec: Any = reader.model.spec
+    number = spec.embedding.condition.num_labels
+    if number is None:
+        raise ValueError("this model draws what a text's encoder read, and knows no labels; use denoise from Python")
+    assert reader.images is not None
+    labels = torch.tensor([label_number(spec.labels, number, text) for text in wish.texts for _ in wish.seeds])
+    seeds = [seed for _ in wish.texts for seed in wish.seeds]
+    steps = min(50, spec.head.schedule.steps) if wish.steps is None else wish.steps
+    guidance = 2.0 if wish.guidance is None else wish.guidance
+    found = []
+    for start in range(0, len(seeds), reader.batch):
+        part = labels[start : start + reader.batch]
+        pixels = denoise(
+            reader.model, {"class_labels": part}, {"class_labels": torch.full_like(part, number)},
+            seeds=seeds[start : start + reader.batch], steps=steps, guidance=guidance, eta=wish.eta or 0.0,
+            clip=widest(reader.images),
+        )  # fmt: skip
+        found.append(drawn(pixels, reader.images))
+        reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
+    return np.split(np.concatenate(found), len(wish.texts))
+
+
+# what a model must be, and what draws with it: (count, H, W, C) bytes of each text
+PAINTERS: tuple[tuple[Callable[[TransformerModule], bool], Callable[[Reader, Wish], list[np.ndarray]]], ...] = (
+    (can_denoise, out_of_noise), (can_write, by_tokens),
+)
