@@ -12,7 +12,7 @@ from anyformer.funnel import Funnel
 from anyformer.part import Part
 from anyformer.parts.autoencoder import ConvPainter
 from anyformer.parts.embed import Embedding
-from anyformer.parts.grid import Layout
+from anyformer.parts.grid import Grid, Layout
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
 
