@@ -31,6 +31,7 @@ from anyformer.data import (
     Stored,
     TextFiles,
     TrainedBPE,
+    Worded,
     texts_of,
 )  # fmt: skip
 from anyformer.objectives.known import Known
@@ -371,3 +372,23 @@ def test_idx_files_side_by_side_and_the_first_of_a_drawn_order(tmp_path):
     (tmp_path / "cut.gz").write_bytes(image.read_bytes()[:40])
     with pytest.raises(ValueError, match="cut.gz"):
         list(IDX(path=str(tmp_path / "cut.gz"), name="x").raw())
+
+
+# -- texts made from columns ------------------------------------------------------------------------------------------
+
+
+def test_texts_made_from_other_columns(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"name": "cat", "words": ["pet", "fur", "paw"]}, {"name": "dog", "words": []}, {"name": "", "words": []}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = Worded(source=JSONLines(path=str(file)), forms=("{name}", "a {name}: {words:2}", "{words}"))
+    rows = list(told.rows(("text",)))
+    assert [row.example and row.example["text"] for row in rows] == [
+        ["cat", "a cat: pet, fur", "pet, fur, paw"], ["dog"], None,
+    ]  # fmt: skip
+    assert rows[2].problem == "nothing to say of it"
+    for forms in ((), ("cat",), ("{name:x}",), ("{name",)):
+        with pytest.raises(ValueError, match="each names a column"):
+            Worded(source=JSONLines(path=str(file)), forms=forms)
+    with pytest.raises(ValueError, match="no column 'nome'; did you mean 'name'"):
+        list(Worded(source=JSONLines(path=str(file)), forms=("{nome}",)).rows(("text",)))

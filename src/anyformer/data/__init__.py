@@ -1,6 +1,6 @@
 """Data for training: sources, vocabularies, records on disk, the order they are seen in, and batches."""
 
-from anyformer.data.captions import Captions
+from anyformer.data.captions import Captions, Worded
 from anyformer.data.episodes import Episodes
 from anyformer.data.loader import Loader, Ready
 from anyformer.data.media import ImageFolder, JoinedRecordings, Recordings, SoundFolder
@@ -18,6 +18,6 @@ __all__ = [
     "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
     "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText",
     "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays",
-    "IDX", "SQuAD", "Captions", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
-    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
+    "IDX", "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings",
+    "JoinedRecordings", "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

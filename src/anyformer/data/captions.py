@@ -1,11 +1,11 @@
-"""Texts that say what label a row has."""
+"""Texts made from what else a row has."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterator
 
-from anyformer.data.source import Row, Source
+from anyformer.data.source import Example, Row, Source
 
 
 class Captions(Source):
@@ -37,3 +37,49 @@ class Captions(Source):
 
     def digest(self) -> str:
         return self.source.digest()
+
+
+class Worded(Source):
+    """Another source with one more column, "text": its other columns put into each of `forms`. In a form {name} is the
+    column of that name, of several words all with commas between them, and with {name:4} the first four. A form that
+    would say nothing of an empty column is left out."""
+
+    source: Source
+    forms: tuple[str, ...]
+
+    def check(self) -> None:
+        if not self.forms or not all(self.parts(form) for form in self.forms):
+            raise ValueError(f"Worded.forms are {self.forms}; each names a column, as {{name}} or {{name:4}}")
+
+    @staticmethod
+    def parts(form: str) -> list[tuple[str, str | None, int | None]]:
+        """(text, column, how many of its words) along a form; nothing where it cannot be read as one."""
+        try:
+            found = [(text, name, spec) for text, name, spec, _ in string.Formatter().parse(form)]
+        except ValueError:
+            return []
+        fits = any(name for _, name, _ in found) and all(not spec or spec.isdecimal() for _, _, spec in found)
+        return [(text, name or None, int(spec) if spec else None) for text, name, spec in found] if fits else []
+
+    def raw(self) -> Iterator[Row]:
+        forms = [self.parts(form) for form in self.forms]
+        wanted = tuple(dict.fromkeys(name for form in forms for _, name, _ in form if name is not None))
+        for place, example, problem in self.source.rows(wanted):
+            texts = [] if example is None else [text for form in forms if (text := filled(form, example))]
+            problem = problem or ("" if texts else "nothing to say of it")
+            yield Row(place, {**example, "text": texts} if example is not None and texts else None, problem)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+
+def filled(form: list[tuple[str, str | None, int | None]], example: Example) -> str:
+    """"" where one of its columns is empty."""
+    said = []
+    for text, name, most in form:
+        value = "" if name is None else example[name]
+        words = value if isinstance(value, str) else ", ".join(str(word) for word in list(value)[:most])
+        if name is not None and not words:
+            return ""
+        said.append(text + words)
+    return "".join(said)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from anyformer import families
-from anyformer.data import Arrays, Beside, Data, Held, JSONLines, Source, TrainedBPE
+from anyformer.data import Arrays, Beside, Data, Held, JSONLines, Source, TrainedBPE, Worded
 from anyformer.objectives.match import MatchImage
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 LENGTH = 32
+FORMS = ("{name}", "{name}", "{subcategory}: {name}", "{name}, {keywords:4}", "{keywords:6}")  # one is drawn each time
 TEXT = {
     "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
     "max_position_embeddings": LENGTH, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1,
@@ -22,7 +23,8 @@ IMAGE = {
 def pairs(data: str) -> Source:
     folder = f"{data}/image_text_emoji"
     images = Arrays(path=f"{folder}/emoji32.npz", fields={"image": "images"})
-    return Beside(sources=(images, JSONLines(path=f"{folder}/captions.jsonl.gz", columns={"text": "name"})))
+    told = Worded(source=JSONLines(path=f"{folder}/captions.jsonl.gz"), forms=FORMS)
+    return Beside(sources=(images, told))
 
 
 def run(data: str = "data") -> Run:
