@@ -7,7 +7,7 @@ from anyformer.model import AutoencoderModel
 from anyformer.objectives.draw import Reconstruct
 from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, RoundedCodes
 from anyformer.parts.init import Normal
-from anyformer.recipes.fashion_dit import pictures
+from anyformer.recipes.fashion_mnist import pictures
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
