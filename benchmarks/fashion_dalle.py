@@ -21,6 +21,7 @@ import torch
 
 import anyformer as af
 from anyformer.codec import override
+from anyformer.data import Arrays
 from anyformer.inputs.sheet import write_sheet
 from anyformer.parts.autoencoder import GumbelCodes
 from anyformer.recipes import recipe
@@ -124,12 +125,18 @@ def main() -> None:
     tell("judge", judge.accuracy(says, x_test, y_test))
 
     run = recipe("fashion-vae", str(options.data))
-    run = override(run, SMALL) if options.small else run
+    if options.small:  # of the part of the pictures that is at hand
+        file = str(options.data / "fashion_mnist_part" / "fashion_mnist_12k_2k.npz")
+        part = {name: Arrays(path=file, fields={"image": f"x_{split}", "label": f"y_{split}"})
+                for name, split in (("data.train", "train"), ("data.valid", "test"))}  # fmt: skip
+        run = override(run, SMALL | part)
     tell("fashion-vae", trained(run, out / "vae", device, 0.15 * budget))
     tell("fashion-vae, test pictures", squeezed(out / "vae", x_test, y_test, says, device))
 
     draw = recipe("fashion-dalle", str(options.data))
-    draw = override(draw, {**(SMALL if options.small else {}), "objective.vae": str(out / "vae")})
+    draw = override(draw, {"objective.vae": str(out / "vae")})
+    if options.small:
+        draw = override(draw, SMALL | {f"{name}.source": source for name, source in part.items()})
     tell("fashion-dalle", trained(draw, out / "dalle", device, 0.42 * budget))
     kept = {}
     for temperature in (1.0, 0.8, 0.6, 0.4):

@@ -109,10 +109,14 @@ def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypat
 
 def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
-    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8), "precision": "fp32"}
-    setup(small("fashion-vae", shared_data, **narrow), tmp_path / "vae", callbacks=[Metrics()]).fit()
-    run = small("fashion-dalle", shared_data, precision="fp32", **{"objective.vae": str(tmp_path / "vae")})
-    setup(override(run, {"vocabulary.size": 300}), tmp_path / "dalle", callbacks=[Metrics()]).fit()
+    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
+    squeeze = small("fashion-vae", shared_data, **narrow)
+    setup(squeeze, tmp_path / "vae", callbacks=[Metrics()]).fit()
+    captions = recipe("fashion-dalle", str(shared_data)).data.train
+    parts = {f"data.{part}": captions.replace(source=getattr(squeeze.data, part)) for part in ("train", "valid")}
+    run = small("fashion-dalle", shared_data, **{"objective.vae": str(tmp_path / "vae")}, **parts)
+    run = override(run, {"vocabulary.size": 300})
+    setup(run, tmp_path / "dalle", callbacks=[Metrics()]).fit()
     for name in ("vae", "dalle"):
         losses = [line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line]
         assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses

@@ -6,8 +6,7 @@ from __future__ import annotations
 from anyformer import families
 from anyformer.data import Captions, Data, Source, TrainedBPE
 from anyformer.objectives.draw import NextImageToken
-from anyformer.recipes.fashion_dit import pictures
-from anyformer.recipes.fashion_mnist import LABELS
+from anyformer.recipes.fashion_mnist import LABELS, pictures
 from anyformer.recipes.fashion_vae import MEAN, STD
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run

@@ -7,7 +7,7 @@ from anyformer.model import AutoencoderModel
 from anyformer.objectives.draw import Reconstruct
 from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, RoundedCodes
 from anyformer.parts.init import Normal
-from anyformer.recipes.fashion_dit import pictures
+from anyformer.recipes.fashion_mnist import pictures
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
@@ -27,7 +27,7 @@ def run(data: str = "data") -> Run:
         ),
         data=Data(train=pictures(data, "train"), valid=pictures(data, "t10k")),
         objective=Reconstruct(image_size=(28, 28), mean=MEAN, std=STD, price=0.0),
-        optimizer=AdamW(lr=2e-3, weight_decay=0.01),
+        optimizer=AdamW(lr=1e-3, weight_decay=0.01),
         schedule=Cosine(warmup=100, floor=0.01),
         batch=Batch(examples=1024),
         steps=1500,
