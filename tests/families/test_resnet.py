@@ -121,6 +121,7 @@ def test_a_step_before_the_first_stage_is_drawn_where_it_stands() -> None:
     text = af.draw(af.spec("resnet-50")).svg
     shapes = [text.index(f"{grid} × {width}") for grid, width in ((3136, 64), (3136, 256), (784, 512), (49, 2048))]
     assert shapes == sorted(shapes)  # in the order of the stream
+    assert text.count("3136 × 64") == text.count("3136 × 256") == 1
 
 
 def test_clear_errors() -> None:

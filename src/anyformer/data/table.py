@@ -221,7 +221,7 @@ class IDX(Files):
                     content = stream.read()
             except BROKEN as error:
                 raise ValueError(f"{file}: {error}") from None
-            dimensions = content[3] if content[:3] == bytes((0, 0, 8)) else 0
+            dimensions = content[3] if content[:3] == bytes((0, 0, 8)) and len(content) > 3 else 0
             start = 4 * (1 + dimensions)
             shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
             if not dimensions or len(shape) != dimensions or math.prod(shape.tolist()) != len(content) - start:
