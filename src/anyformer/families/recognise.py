@@ -16,7 +16,7 @@ from anyformer.weights.rules import match
 Choice = tuple[Family, str | None]
 
 
-def written_out(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def written_out(config: dict[str, Any]) -> dict[str, Any]:
     """A config that names a size of ours and what differs from it, as timm's do ({"architecture": "mvitv2_tiny"})."""
     named, sizes = config.get("architecture"), {name.replace("-", "_"): name for name, _ in families.names()}
     if config.get("model_type") is not None or not isinstance(named, str) or named not in sizes:
