@@ -49,6 +49,7 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
     config = read_json(path)
     with blaming(path):
+        config = config if "architecture" not in config else recognise.written_out(config)
         left = recognise.choices(config, architecture)
     if len(left) == 1 or (config.get("model_type") and not has_weights(weights or folder)):
         family, found = left[0]

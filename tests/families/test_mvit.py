@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import anyformer as af
 from anyformer import families
+from anyformer.checkpoint import read_spec
 
 CASES = [case for case in every_case() if case.library in ("torchvision", "timm")]
 REFERENCE = Path(__file__).parent / "reference"
@@ -51,6 +52,18 @@ def test_parameters_are_those_that_the_libraries_build(name: str) -> None:
         assert name == "mvitv2_small_cls"  # nobody trained it
         return
     assert af.count(af.spec(ours[name])).parameters == MADE["parameters"][name]
+
+
+def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
+    """It names a size and says little else."""
+    config = {
+        "architecture": "mvitv2_small", "num_classes": 7, "num_features": 768, "global_pool": "avg",
+        "model_args": {"img_size": [64, 64]}, "pretrained_cfg": {"tag": "fb_in1k", "input_size": [3, 224, 224]},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(tmp_path)
+    small = families.find("mvitv2").read({**families.find("mvitv2").sizes["mvitv2-small"].config, "img_size": (64, 64)})
+    assert spec.replace(source={}) == af.override(small, {"head.num_labels": 7}).replace(source={})
 
 
 @over(CASES)

@@ -155,14 +155,15 @@ def test_each_step_reads_what_the_one_before_it_left() -> None:
     """The grid halves with every layer, the width grows in the first alone, where `out` is another than came."""
     norm = LayerNorm()
     wider = Sublayer(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, normed_skip=True, out_norm=norm)
-    spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, depth=2, norm=norm).replace(
+    looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
+    spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, looks, depth=2, norm=norm).replace(
         head=ClassifyHead(num_labels=3, pool=Pool(take="mean"))
     )
     built = af.build(spec).eval()
     assert spec.encoder.widths(8) == [8, 20, 20] and spec.encoder.out_width(8) == 20
     out = built(pixel_values=torch.randn(2, 3, 16, 12), output_hidden_states=True, output_attentions=True)
     assert [tuple(state.shape) for state in out.hidden_states] == [(2, 13, 8), (2, 5, 20), (2, 2, 20)]
-    assert [tuple(weights.shape) for weights in out.attentions] == [(2, 2, 5, 13), (2, 2, 2, 5)]
+    assert [tuple(weights.shape[2:]) for weights in out.attentions] == [(5, 13), (5, 2), (2, 5), (2, 2)]
     assert out.logits.shape == (2, 3)
     first, second = (built.encoder.layers[i].step_1 for i in range(2))
     assert first.skip.project.weight.shape == (20, 8) and second.skip.project is None

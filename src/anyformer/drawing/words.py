@@ -120,7 +120,7 @@ def sized(field: str, value: int, part: Part, width: int) -> str:
     if field == "width" and isinstance(part, Op):
         return f"{width} → {value} → {out}".replace(" ", NBSP)
     if field == "out" and isinstance(part, Reshaping):
-        return "" if hasattr(part, "width") else f"{width} → {out}".replace(" ", NBSP)
+        return ""  # the wire behind it says so
     if field.startswith("num_"):
         return counted(value, field_words(field[4:]))
     return f"{field_words(field)} {number(value)}"

@@ -95,6 +95,8 @@ FIELDS: dict[str, ConfigField] = {
     "norm_layer": Only("layernorm", "norms that are no LayerNorm"),
     "pool_first": Only(False, "pooling before the projections, which fails where it is published"),
     "pool_type": Inert("max", NOWHERE),
+    "num_features": Inert(None, "follows from the widths; written by timm beside the name of a size"),
+    "pretrained_cfg": Inert(None, "where weights come from and how images are prepared; written by timm"),
     "act_layer": Inert("gelu", NOWHERE),
 }
 

@@ -16,6 +16,16 @@ from anyformer.weights.rules import match
 Choice = tuple[Family, str | None]
 
 
+def written_out(config: dict[str, Any]) -> dict[str, Any]:
+    """A config that names a size of ours and what differs from it, as timm's do ({"architecture": "mvitv2_tiny"})."""
+    named, sizes = config.get("architecture"), {name.replace("-", "_"): name for name, _ in families.names()}
+    if config.get("model_type") is not None or not isinstance(named, str) or named not in sizes:
+        return config
+    family, more = dict(families.names())[sizes[named]], config.get("model_args") or {}
+    given = {name: value for name, value in config.items() if name not in ("architecture", "model_args")}
+    return {"model_type": family.name, **family.sizes[sizes[named]].config, **given, **more}
+
+
 def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[Choice]:
     """The (family, class) pairs that a config leaves open. `architecture` is the class that the caller asks for."""
     named = architecture or (config.get("architectures") or [config.get("_class_name")])[0]
