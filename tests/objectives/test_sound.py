@@ -255,7 +255,10 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
 # -- the whole way
 
 
-def test_tones_are_learnt_by_heart_and_transcribed(source: Recordings, tmp_path: Path) -> None:
+def test_tones_are_learnt_by_heart_and_transcribed(
+    source: Recordings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anyformer.tasks import hearing
     from anyformer.train.optim import AdamW
     from anyformer.train.run import Batch, Evaluate, Run
     from anyformer.train.start import setup
@@ -272,3 +275,15 @@ def test_tones_are_learnt_by_heart_and_transcribed(source: Recordings, tmp_path:
     rows = [row.example for row in joined.rows(("audio", "text"))]
     said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows])
     assert sum(a == row["text"] for a, row in zip(said, rows)) >= 14, said
+    # silence says something or nothing; less than a frame, or no number, is told in one line
+    assert isinstance(af.tasks.transcribe(tmp_path / "run", {"audio": (np.zeros(2000, np.float32), RATE)}), str)
+    for wrong, match in ((np.zeros(30, np.float32), "30 samples are less than"), (np.full(900, np.nan), "finite")):
+        with pytest.raises(ValueError, match=match):
+            af.tasks.transcribe(tmp_path / "run", {"audio": (wrong, RATE)})
+    # a long recording has the frames of its windows, each of them once
+    long = np.concatenate([row["audio"] for row in rows])
+    model, read = af.load(tmp_path / "run"), HEARD.processor
+    monkeypatch.setattr(hearing, "WINDOW", 2)
+    monkeypatch.setattr(hearing, "OVERLAP", 0.5)
+    found = list(hearing.frames(model, read, (long, RATE)))
+    assert len(found) > 5 and sum(map(len, found)) == model.spec.embedding.vectors(len(long) // read.hop_length)
