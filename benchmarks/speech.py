@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 ARMS = ("digits-wav2vec-tenth", "digits-scratch-tenth")
-NAMES = {"digits": "Conformer, all labels", ARMS[0]: "sound alone first", ARMS[1]: "from scratch"}
+NAMES = {
+    ARMS[0]: "sound alone first", ARMS[1]: "from scratch", "digits-wav2vec": "sound alone",
+    "digits": "Conformer, all labels",
+}  # fmt: skip
 
 
 def errors(predicted: list[str], wanted: list[str]) -> float:
@@ -219,26 +222,28 @@ def score(options: argparse.Namespace) -> None:
 
 
 def draw(out: Path) -> None:
-    """Word errors on the strings held out from the training recordings, as the training goes."""
+    """The loss of what is learnt from, and word errors on strings held out from the training recordings."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     colours: dict[str, str] = {}
     for file in sorted(out.glob("curve-*.jsonl")):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        points = [(line["step"], 100 * line["valid_wer"]) for line in lines if "valid_wer" in line]
-        if points:
-            name = next(label for start, label in NAMES.items() if file.stem.removeprefix("curve-").startswith(start))
-            first = name not in colours
-            colour = colours.setdefault(name, f"C{len(colours)}")
-            axes.plot(*zip(*points, strict=True), ".-", color=colour, label=name if first else None)
-    axes.set(xlabel="steps", ylabel="wrong words, %", yscale="log")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(out / "speech.png", dpi=150)
+        name = next(label for start, label in NAMES.items() if file.stem.removeprefix("curve-").startswith(start))
+        label = None if name in colours else name
+        colour = colours.setdefault(name, f"C{len(colours)}")
+        for axis, kind, scale in ((axes[0], "loss", 1), (axes[1], "valid_wer", 100)):
+            points = [(line["step"], scale * line[kind]) for line in lines if kind in line]
+            if points:
+                axis.plot(*zip(*points, strict=True), ".-", color=colour, label=label)
+    for axis, title in zip(axes, ("loss of a word", "wrong words, %"), strict=True):
+        axis.set(xlabel="steps", ylabel=title, yscale="log")
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False)
+    figure.savefig(out / "speech.png", dpi=120)
 
 
 def main() -> None:

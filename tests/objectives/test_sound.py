@@ -15,6 +15,8 @@ import anyformer as af
 from anyformer import families
 from anyformer.codec import decode, encode
 from anyformer.data import Data, JoinedRecordings, Loader, Plan, Recordings, Where, Words, prepare
+from anyformer.evaluate import Evaluation
+from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.objectives.contrast import Contrast
 from anyformer.objectives.ctc import CTC
@@ -176,6 +178,10 @@ def test_a_decoder_writes_what_it_hears(source: Recordings, tmp_path: Path) -> N
     out = objective.module(net)(input_features=batch["input_features"], labels=batch["labels"])
     expected = out.loss * (batch["labels"] >= 0).sum()
     assert torch.allclose(objective.losses(net, batch)["loss"], expected, rtol=1e-5)
+    found = Evaluation(joined, objective, words, ()).ask(Predictor(net, words))
+    heard = objective.collate([split.record(0)], 0)["input_features"]
+    ids = af.generate(net, input_features=heard, max_new_tokens=2 * int((batch["labels"] >= 0).sum(-1).max()))
+    assert found.predicted[0] == words.decode(ids[0], skip_special_tokens=True) and len(found.wanted) == 6
     with pytest.raises(ValueError, match="no token for it"):
         example: Any = next(source.raw()).example
         objective.encode(example, Words().make(["low"], tmp_path / "endless"))
@@ -255,7 +261,10 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
 # -- the whole way
 
 
-def test_tones_are_learnt_by_heart_and_transcribed(source: Recordings, tmp_path: Path) -> None:
+def test_tones_are_learnt_by_heart_and_transcribed(
+    source: Recordings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anyformer.tasks import hearing
     from anyformer.train.optim import AdamW
     from anyformer.train.run import Batch, Evaluate, Run
     from anyformer.train.start import setup
@@ -272,3 +281,17 @@ def test_tones_are_learnt_by_heart_and_transcribed(source: Recordings, tmp_path:
     rows = [row.example for row in joined.rows(("audio", "text"))]
     said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows])
     assert sum(a == row["text"] for a, row in zip(said, rows)) >= 14, said
+    evaluation = Evaluation(joined, HEARD, trainer.tokenizer, ())
+    assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5)).predicted == said
+    # silence says something or nothing; less than a frame, or no number, is told in one line
+    assert isinstance(af.tasks.transcribe(tmp_path / "run", {"audio": (np.zeros(2000, np.float32), RATE)}), str)
+    for wrong, match in ((np.zeros(30, np.float32), "30 samples are less than"), (np.full(900, np.nan), "finite")):
+        with pytest.raises(ValueError, match=match):
+            af.tasks.transcribe(tmp_path / "run", {"audio": (wrong, RATE)})
+    # a long recording has the frames of its windows, each of them once
+    long = np.concatenate([row["audio"] for row in rows])
+    model, read = af.load(tmp_path / "run"), HEARD.processor
+    monkeypatch.setattr(hearing, "WINDOW", 3)
+    monkeypatch.setattr(hearing, "OVERLAP", 1)
+    found = list(hearing.frames(model, read, (long, RATE)))
+    assert len(found) > 2 and sum(map(len, found)) == model.spec.embedding.vectors(len(long) // read.hop_length)

@@ -69,13 +69,15 @@ def encoder(c: Any) -> Model:
     convolution = ConvolutionModule(
         kernel=c.conv_kernel_size, activation=activation, bias=c.convolution_bias, masked=True
     )
+    embedding = SubsampledSpectrogram(
+        channels=c.num_mel_bins, depth=int(math.log2(c.subsampling_factor)), width=c.subsampling_conv_channels,
+        kernel=c.subsampling_conv_kernel_size, stride=c.subsampling_conv_stride,
+        scale=math.sqrt(c.hidden_size) if c.scale_input else None, dropout=c.dropout,
+    )  # fmt: skip
+    start = Normal(std=c.initializer_range)
     return EncoderModel(
         width=c.hidden_size,
-        embedding=SubsampledSpectrogram(
-            channels=c.num_mel_bins, depth=int(math.log2(c.subsampling_factor)), width=c.subsampling_conv_channels,
-            kernel=c.subsampling_conv_kernel_size, stride=c.subsampling_conv_stride,
-            scale=math.sqrt(c.hidden_size) if c.scale_input else None, dropout=c.dropout,
-        ),
+        embedding=embedding,
         encoder=Stack(
             layers=Block(
                 half_before=half,
@@ -86,7 +88,7 @@ def encoder(c: Any) -> Model:
             depth=c.num_hidden_layers, layer_drop=c.layerdrop,
         ),
         head=RealOutput(),
-        init={"*": Normal(std=c.initializer_range)},
+        init={**{f"embedding.{place}.weight": start for place in embedding.places}, "*": start},
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from anyformer.parts.audio import SpecAugment
 from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Said
+from anyformer.parts.init import Kaiming
 from anyformer.state import State
 
 
@@ -60,6 +61,12 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
             number = self.fewer(number)
         return number
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The modules that have weights."""
+        again = (f"{kind}.{i}" for i in range(self.depth - 1) for kind in ("depthwise", "pointwise"))
+        return ("first", *again, "project")
+
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"input_features": (length, self.channels)}
 
@@ -85,6 +92,7 @@ class SubsampledSpectrogramModule(nn.Module):
         self.pointwise = nn.ModuleList(nn.Conv2d(C, C, 1) for _ in again)
         self.project = nn.Linear(C * part.left(part.channels), site.width)
         self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
+        self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # so that the stream is not silent
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
         x, mask, part = inputs.get("input_features"), inputs.get("attention_mask"), self.part

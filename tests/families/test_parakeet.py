@@ -1,0 +1,37 @@
+"""What the catalogue-wide suite cannot see of Parakeet: what stands in pads, and training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import torch
+from catalogue import cases, close, make_inputs, ours, published, shared
+
+CASES = {case.id: case for case in cases() if case.model_type == "parakeet_encoder"}
+QUIET = {"dropout": 0.0, "layerdrop": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0}
+
+
+def test_what_stands_in_pads_is_not_heard() -> None:
+    model, inputs = shared(CASES["ParakeetEncoder"]), make_inputs(CASES["ParakeetEncoder"])
+    mask = torch.ones(2, 61, dtype=torch.long)
+    mask[1, 40:] = 0
+    loud = inputs["input_features"] + 9 * (1 - mask[..., None])
+    with torch.no_grad():
+        plain, other = (model(input_features=x, attention_mask=mask) for x in (inputs["input_features"], loud))
+    assert plain.attention_mask.sum(-1).tolist() == [16, 10]
+    close(other[0], plain[0])
+
+
+def test_training_equals_published() -> None:
+    """Batch statistics and gradients, with every kind of chance at 0."""
+    case = CASES["ParakeetEncoder"]
+    case = dataclasses.replace(case, config={**case.config, **QUIET}, name="quiet")
+    theirs, mine, inputs = copy.deepcopy(published(case)[0]).train(), ours(case).train(), make_inputs(case)
+    expected, found = theirs(**{name: value.clone() for name, value in inputs.items()})[0], mine(**inputs)[0]
+    close(found, expected)
+    for out in (expected, found):
+        out.pow(2).mean().backward()
+    close(mine.embedding.first.weight.grad, theirs.subsampling.layers[0].weight.grad)
+    norms = mine.encoder.layers[1].convolution.op.norm, theirs.layers[1].conv.norm
+    close(norms[0].running_var, norms[1].running_var, 1e-6)
