@@ -217,9 +217,7 @@ def ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
     engine = need("ray", "ray", "--on ray")
     own = not engine.is_initialized()
     if own:
-        address = os.environ.get("RAY_ADDRESS")
-        sizes = {} if address else {"num_cpus": jobs, "include_dashboard": False}
-        engine.init(address=address, log_to_driver=False, logging_level="error", **sizes)
+        start(engine, jobs)
     try:
         gpus = 1.0 / jobs if trials.device.startswith("cuda") else 0
         task = engine.remote(max_retries=TIMES, num_cpus=1, num_gpus=gpus)(one)
@@ -236,6 +234,20 @@ def ray(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
     finally:
         if own:
             engine.shutdown()
+
+
+def start(engine: Any, jobs: int) -> None:
+    """Ray gives its processes 30 seconds to begin, which a busy machine may not have: then once more."""
+    address = os.environ.get("RAY_ADDRESS")
+    sizes = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    for left in reversed(range(TIMES)):
+        try:
+            engine.init(address=address, log_to_driver=False, logging_level="error", **sizes)
+            return
+        except Exception as error:  # its own kinds, and plain ones
+            engine.shutdown()
+            if address or not left:
+                raise OSError(f"Ray did not start: {str(error).splitlines()[0]}") from error
 
 
 WAYS: dict[str, Way] = {"here": here, "ray": ray}

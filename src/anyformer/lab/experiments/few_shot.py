@@ -22,16 +22,18 @@ from anyformer.look import figures
 
 CLAIM = "shots raise the accuracy, and that of the largest model by more than that of the smallest"
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100}),
-    "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 32, "texts": 20000}),
-    "full": Form(120, 3.5, {"widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 256, "texts": 60000}),
-}
+    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100, "letters": 4}),
+    "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 600, "batch": 32, "texts": 20000, "letters": 8}),
+    "full": Form(120, 3.5, {
+        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 256, "texts": 60000, "letters": 16
+    }),
+}  # fmt: skip
 LETTERS, SHOTS = "abcdefghijklmnop", 12
 LENGTH = 3 * SHOTS + 1  # two letters and a space a shot, and the end
 
 
-def trials(widths: list[int], steps: int, batch: int, texts: int) -> list[Trial]:
-    same = {"steps": steps, "batch": batch, "texts": texts}
+def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) -> list[Trial]:
+    same = {"steps": steps, "batch": batch, "texts": texts, "letters": letters}
     return [
         Trial(f"width-{width}", {"width": width, "parameters": count(described(width)).parameters, **same})
         for width in widths
@@ -42,22 +44,23 @@ def described(width: int) -> Any:
     return writer(width, 2, max(width // 16, 1), LENGTH)
 
 
-def made(number: int, seed: int) -> list[str]:
-    """Texts of pairs, each with a shift of its own."""
+def made(number: int, letters: int, seed: int) -> list[str]:
+    """Texts of pairs from an alphabet of so many letters, each with a shift of its own."""
     draw = np.random.default_rng(seed)
-    first, shifts = draw.integers(0, len(LETTERS), (number, SHOTS)), draw.integers(1, len(LETTERS), (number, 1))
-    second = (first + shifts) % len(LETTERS)
+    first, shifts = draw.integers(0, letters, (number, SHOTS)), draw.integers(1, letters, (number, 1))
+    second = (first + shifts) % letters
     return [" ".join(LETTERS[a] + LETTERS[b] for a, b in zip(*pair)) for pair in zip(first, second)]
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    data = Data(train=place.texts("pairs", lambda: made(values["texts"], 0)))
+    data = Data(train=place.texts("pairs", lambda: made(values["texts"], values["letters"], 0)))
     run = training(
         "few-shot", described(values["width"]), data, place.device, steps=values["steps"], batch=values["batch"],
         length=LENGTH, lr=min(0.2 / values["width"], 8e-3),
     )  # fmt: skip
     trainer = place.train(run)
-    ids = torch.tensor([trainer.tokenizer.encode(text) for text in made(512, 1)], device=trainer.device)
+    asked = made(512, values["letters"], 1)
+    ids = torch.tensor([trainer.tokenizer.encode(text) for text in asked], device=trainer.device)
     with trainer.evaluating():
         logits = trainer.model(input_ids=ids).logits[:, :-1].float()
     right = (logits.argmax(-1) == ids[:, 1:])[:, 0::3].float().mean(0)  # the second letter of every pair
@@ -88,7 +91,7 @@ def plot(rows: Sequence[Row]) -> Any:
     for width, size in sizes.items():
         points = [(row["shots"], row["accuracy"]) for row in rows if row["width"] == width]
         axes[0, 0].plot(*zip(*points), marker="o", markersize=3, label=f"{size:,}")
-    axes[0, 0].axhline(1 / len(LETTERS), color="#777777", linestyle=":")
+    axes[0, 0].axhline(1 / rows[0]["letters"], color="#777777", linestyle=":")
     axes[0, 0].set(xlabel="shots", title="accuracy")
     axes[0, 0].legend(frameon=False, fontsize=8, title="parameters")
     for number in (0, 1, 4, SHOTS - 1):
