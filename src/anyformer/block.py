@@ -20,6 +20,7 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
 from anyformer.parts.grid import Grid, Layout, strided, with_stride
+from anyformer.parts.init import Normal
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
@@ -228,6 +229,7 @@ class Stack(Part, sees="itself"):
     depth: int
     pattern: tuple[str, ...] = ()
     order: tuple[int, ...] | None = None  # which layer runs at each step, where some run more than once (ALBERT)
+    timed: bool = False  # a learned vector of each step is added before it [Dehghani et al. 2019]
     position: AttentionPosition | None = None  # one bias shared by all layers (T5)
     norm: Norm | None = None  # after the last layer
     project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
@@ -250,7 +252,7 @@ class Stack(Part, sees="itself"):
         heads = getattr(self.position, "num_heads", None)
         for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
             own = getattr(op, "num_heads", heads)
-            if heads is not None and own != heads and not getattr(op, "memory", False):
+            if heads is not None and own != heads and getattr(op, "takes_bias", False):
                 raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
         if self.position is not None:
             self.check_shared(self.position)
@@ -354,6 +356,8 @@ class Stack(Part, sees="itself"):
 
 
 class StackModule(nn.Module):
+    starts: ClassVar[dict[str, Any]] = {"timing": Normal(std=0.02)}
+
     def __init__(self, part: Stack, site: Site) -> None:
         super().__init__()
         self.part, self.address = part, site.address
@@ -365,6 +369,9 @@ class StackModule(nn.Module):
             site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
             for i in range(part.depth)
         )
+        if part.timed and len({*widths}) > 1:
+            raise ValueError(f"{site.address}: layers of several widths share no vectors of steps; set timed=False")
+        self.timing = nn.Parameter(torch.empty(len(part.steps), site.width)) if part.timed else None
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
         self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
@@ -383,6 +390,8 @@ class StackModule(nn.Module):
         states = [] if states is None else states
         states.append(x)
         for step, i in enumerate(self.part.steps):
+            if self.timing is not None:
+                x = x + self.timing[step]
             if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
                 x = self.layers[i](x, ctx if step or first is None else first)
             ctx = after(self.layers[i], ctx)

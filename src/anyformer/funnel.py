@@ -74,7 +74,7 @@ class FunnelModule(nn.Module):
         for i, stage in enumerate(self.stages):
             x, level, looking = self.part.pool.step(x, level) if i else (x, level, level)
             states: list[Tensor] = []
-            x, _ = stage(x, level, looking, states)
+            x, _ = stage(x, level, None if looking is level else looking, states)
             if i == 0:
                 below = x if self.part.resume is None else states[self.part.resume]
         if self.top is None:

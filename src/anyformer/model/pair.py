@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from anyformer.block import Stack
 from anyformer.context import Context, Memory
+from anyformer.funnel import Funnel
 from anyformer.mask import begins
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
@@ -28,7 +29,7 @@ class EncoderDecoderModel(Model):
     target: ClassVar[str] = "decoder_embedding"
 
     embedding: Embedding
-    encoder: Stack
+    encoder: Stack | Funnel
     decoder_embedding: Embedding
     decoder: Stack
     start_token: int | None = None
@@ -93,6 +94,7 @@ class EncoderDecoderModule(TransformerModule):
         padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
         read: dict[str, Any] = {}  # what else the encoder says
         routed = None  # the logits of its routers
+        losses: dict[str, list[Tensor]] = {}
         if memory is not None:
             memory, read = _encoder_outputs(memory)
             routed = read.get("router_logits")
@@ -100,12 +102,14 @@ class EncoderDecoderModule(TransformerModule):
             memory, padding = state.memory, state.memory_padding if padding is None else padding
         else:
             memory, source = self.encode(inputs, taps)
-            padding, routed = source.padding, source.losses.get("router_logits")  # of what it says, not of what it read
+            padding = source.padding  # of what it says, not of what it read
+            losses = dict(source.losses)
+            routed = losses.pop("router_logits", None)
         if state is not None and memory is not state.memory:
             state.look_at(memory, padding)
         x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
         seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
-        losses = {"encoder_router_logits": list(routed)} if routed else {}
+        losses |= {"encoder_router_logits": list(routed)} if routed else {}
         x, ctx = self.decoder(x, ctx.having(kernel=self.kernel, taps=taps, memory=seen, losses=losses))
         if state is not None:
             state.advance(ctx.index.shape[-1])

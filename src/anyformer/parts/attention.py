@@ -71,6 +71,7 @@ class Attention(
     dropout: float = 0.0  # on the attention weights
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
+    memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "memory_width")
@@ -88,6 +89,8 @@ class Attention(
             raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
         if self.memory_width is not None and not self.memory:
             raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
+        if self.memory_by_layer and self.memory_width is None:
+            raise ValueError("Attention.memory_by_layer: set memory_width to that of all layers' forms together")
 
     @property
     def takes_bias(self) -> bool:
@@ -108,6 +111,12 @@ class AttentionModule(InHeads):
         super().__init__(site, part.num_heads, part.head_width)
         H, G, K = part.num_heads, part.num_kv_heads or part.num_heads, self.head_width
         source = part.memory_width or site.width
+        self.own_memory = slice(None)  # of the memory's width, what this layer looks at
+        if part.memory_by_layer:
+            if source != site.depth * site.width:
+                forms = f"{site.depth} layers of {site.width}"
+                raise ValueError(f"{site.address}: memory_width is {source}, and a form for each of {forms} is not")
+            source, self.own_memory = site.width, slice(site.layer * site.width, (site.layer + 1) * site.width)
         self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
         self.k = nn.Linear(source, G * K, bias="k" in part.bias)
         self.v = nn.Linear(source, G * K, bias="v" in part.bias)
@@ -177,7 +186,11 @@ class AttentionModule(InHeads):
             q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0, weights=ctx.weights(self.address), values=values,
         )  # fmt: skip
-        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
+        return self.output(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), ctx)
+
+    def output(self, mixed: Tensor, ctx: Context) -> Tensor:
+        """What the heads saw (B, T, H K) as what is added to the stream."""
+        return self.o(mixed)
 
     def projections(self, x: Tensor, source: Tensor, ctx: Context) -> tuple[Tensor, ...]:
         """Queries, keys and values by head; `source` is x as queries and keys read it."""
@@ -196,7 +209,8 @@ class AttentionModule(InHeads):
             return store.tensors["k"], store.tensors["v"]
         if ctx.memory is None:
             raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
-        found = self.k(ctx.memory.states), self.v(ctx.memory.states)
+        states = ctx.memory.states[..., self.own_memory]
+        found = self.k(states), self.v(states)
         k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("kv", found, strict=True))
         if store is not None:
             store.tensors = {"k": k, "v": v}

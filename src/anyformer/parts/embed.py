@@ -80,18 +80,21 @@ class TokensModule(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         try:
-            if ids.device.type == "cuda" and not recording():
-                self.check(ids)  # the device could only abort
+            if ids.device.type == "cuda":
+                check_ids(ids, self.num_embeddings)  # the device could only abort
             x = super().forward(ids)
         except IndexError:
-            self.check(ids)
+            check_ids(ids, self.num_embeddings)
             raise
         return x if self.scale is None else x * self.scale
 
-    def check(self, ids: Tensor) -> None:
-        for bad in (int(ids.min()), int(ids.max())):
-            if not 0 <= bad < self.num_embeddings:
-                raise ValueError(f"token id {bad} is outside the vocabulary of {self.num_embeddings}")
+
+def check_ids(ids: Tensor, vocab_size: int) -> None:
+    if recording() or ids.is_meta:
+        return
+    for bad in (int(ids.min()), int(ids.max())):
+        if not 0 <= bad < vocab_size:
+            raise ValueError(f"token id {bad} is outside the vocabulary of {vocab_size}")
 
 
 Step = Literal["segments", "position", "norm", "dropout", "project"]

@@ -121,7 +121,7 @@ class LMHeadModule(HeadModule):
         self.part = part
         self.transform = part.transform.build(site.child("transform")) if part.transform else None
         width = (part.transform.width if part.transform else None) or site.width
-        self.out = nn.Linear(width, part.vocab_size, bias=part.bias)
+        self.out: Any = self.output(width)
         self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
         if part.idle_bias:
             self.idle = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(part.vocab_size), requires_grad=False)})
@@ -130,11 +130,18 @@ class LMHeadModule(HeadModule):
         """What a checkpoint may leave out."""
         return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
 
+    def output(self, width: int) -> nn.Module:
+        """From vectors of this width to scores."""
+        return nn.Linear(width, self.part.vocab_size, bias=self.part.bias)
+
     def scores(self, x: Tensor) -> Tensor:
         if self.transform is not None:
             x = self.transform(x)
-        scores = self.out(x if self.part.scale is None else x * self.part.scale)
+        scores = self.logits(x if self.part.scale is None else x * self.part.scale)
         return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.out(x)
 
     def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:
         """Over the labels that are not -100, for training: the scores are never held all at once. What balances experts
@@ -152,11 +159,15 @@ class LMHeadModule(HeadModule):
             x = self.transform(x)
         if self.part.scale is not None:
             x = x * self.part.scale
-        out: Any = self.out
+        return Loss(self.cross_entropy(x, labels, smoothing) + balance, number)
+
+    def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The sum over labels (...) that are not -100, of vectors (..., D)."""
+        out = self.out
         weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
         if self.offset is not None:
             bias = self.offset if bias is None else bias + self.offset
-        return Loss(linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing) + balance, number)
+        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         keep = inputs.get("logits_to_keep")

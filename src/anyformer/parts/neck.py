@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
 
@@ -25,6 +26,15 @@ class LayerMix(Neck, sees="itself"):
     """A learned average of the states of all layers [Peters et al. 2018]; `rest` is what the average goes through."""
 
     rest: Part | None = None
+    count: int = 1  # of averages, side by side: one for each layer that looks at them [Bapna et al. 2018]
+
+    def check(self) -> None:
+        at_least(self, 1, "count")
+        if self.count > 1 and self.rest is not None:
+            raise ValueError("LayerMix.rest reads one average; set count=1")
+
+    def out_width(self, width: int) -> int:
+        return self.count * width
 
     @property
     def every_layer(self) -> bool:
@@ -37,11 +47,14 @@ class LayerMix(Neck, sees="itself"):
 class LayerMixModule(nn.Module):
     def __init__(self, part: LayerMix, site: Site) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(site.depth + 1))
+        each = (part.count,) * (part.count > 1)
+        self.weight = nn.Parameter(torch.empty(*each, site.depth + 1))
         self.rest = part.rest.build(site.child("rest")) if part.rest else None
 
     def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         share = self.weight.softmax(-1).to(states[0].dtype)
+        if share.dim() > 1:  # (C, L) of L states
+            return torch.einsum("cl,lbtd->btcd", share, torch.stack(states)).flatten(2), ctx
         x = states[0] * share[0]
         for i in range(1, len(states)):
             x = torch.addcmul(x, states[i], share[i])

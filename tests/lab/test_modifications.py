@@ -1,0 +1,68 @@
+"""Every row of the modifications table: it counts what the paper counts, and keeps what every model must keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.lab.modifications import ROWS, Row, Size, activation, row_named
+from architectures.lines import broken, check, inputs_of, random_model
+from small import close
+
+# two layers a stack, and of everything little
+SMALL = Size(
+    width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=64, narrow=8, cutoffs=(20, 50),
+    softmaxes=3, experts=2, keys=6, found=3, taps=5,
+)  # fmt: skip
+ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
+OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
+    "Fixup", "+ Factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes", "Transparent attention",
+    "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
+    "Synthesizer (random)", "Universal Transformer", "Mixture of experts", "Switch Transformer", "Funnel Transformer",
+    "Weighted Transformer", "Product key memory",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_parameters_are_the_papers(row: Row) -> None:
+    """Within 2 %, or a note says what the difference is made of."""
+    off = abs(af.count(row.describe()).parameters / 1e6 / row.parameters - 1)
+    assert off <= 0.02 or row.note, f"{off:.1%} off without a note"
+    assert off > 0.02 or not row.note, f"{off:.1%} off, which needs no note"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_keeps_the_lines(row: Row, tmp_path: Path) -> None:
+    """Its loss falls (T5) and every parameter gets a gradient (N8); and where it is not an activation alone, all lines
+    that random architectures keep."""
+    spec = row.describe(SMALL)
+    if row.name not in ACTIVATIONS:
+        assert broken(spec, tmp_path) is None
+        return
+    check("N8", spec, tmp_path)
+    check("T5", spec, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_compiled_is_eager(name: str) -> None:
+    """N9, of a forward pass with its loss."""
+    torch._dynamo.reset()
+    spec = row_named(name).describe(SMALL)
+    model, inputs = random_model(spec), inputs_of(spec, labels=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        found, expected = (made(**inputs, use_cache=False) for made in (compiled, model))
+    close(found.logits, expected.logits, 1e-5)
+    close(found.loss, expected.loss, 1e-5)
+
+
+def test_rows_differ() -> None:
+    """No two rows are one description, and a name that is none is told with the nearest."""
+    assert len({row.describe(SMALL) for row in ROWS}) == len(ROWS) == len({row.name for row in ROWS})
+    assert activation("elu") != activation("selu")
+    with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
+        row_named("SwiGlue")
