@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.check import at_least
 from anyformer.inputs.long import LongText, worded
 from anyformer.inputs.vocabulary import NAMES
+from anyformer.objectives.known import SENTINEL
 from anyformer.part import Part, Table, nearest
 
 if TYPE_CHECKING:
@@ -42,8 +44,10 @@ class ByteLevel(Vocabulary):
     special: Mapping[str, str] = Table({"eos_token": "<|endoftext|>", "pad_token": "<|padding|>"})
     begin: str | None = None
     end: str | None = None
+    sentinels: int = 0  # so many of <extra_id_0>, <extra_id_1>, ... come after those: span corruption needs them
 
     def check(self) -> None:
+        at_least(self, 0, "sentinels")
         for name in self.special:
             if name not in NAMES:
                 raise ValueError(f"{type(self).__name__}.special: no token is called {name!r}; {nearest(name, NAMES)}")
@@ -61,7 +65,8 @@ class ByteLevel(Vocabulary):
         from anyformer.inputs.text import Tokenizer
         from anyformer.weights.io import write_json
 
-        core = self.core(texts, list(dict.fromkeys(self.special.values())))
+        sentinels = (SENTINEL.format(i) for i in range(self.sentinels))
+        core = self.core(texts, list(dict.fromkeys((*self.special.values(), *sentinels))))
         core.decoder = decoders.ByteLevel()
         begin = [self.special[self.begin]] if self.begin else []
         end = [self.special[self.end]] if self.end else []
@@ -91,7 +96,7 @@ class TrainedBPE(ByteLevel, called=("BPE", "byte pair encoding")):
 
     def check(self) -> None:
         super().check()
-        if self.size < 256 + len(self.special):
+        if self.size < 256 + len(self.special) + self.sentinels:
             raise ValueError(f"TrainedBPE.size is {self.size}; 256 bytes and the special tokens must fit")
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:

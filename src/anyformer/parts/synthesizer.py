@@ -85,7 +85,7 @@ class SynthesizerModule(InHeads):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         (B, T, _), part = x.shape, self.part
-        positions = ctx.positions.expand(B, T)
+        positions = ctx.positions if ctx.state is None else ctx.positions.expand(B, T)  # one row where all are alike
         self.check_length(ctx)
         names = "v" if part.products == "none" else "qkv"
         found = {name: self.heads(ctx.tap(self.address, name, getattr(self, name)(x))) for name in names}
@@ -114,11 +114,10 @@ class SynthesizerModule(InHeads):
                 raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {last + 1}")
 
     def synthesized(self, x: Tensor, positions: Tensor, at: Tensor) -> Tensor:
-        """(B, H, T, S): scores of tokens x at positions (B, T) with those at positions (B, S)."""
-        H = self.part.num_heads
+        """(1 or B, H, T, S): scores of tokens x at positions (1 or B, T) with those at positions (1 or B, S)."""
         if self.part.scores == "dense":
             scores = torch.matmul(self.heads(F.relu(self.inner(x))), self.places)  # (B, H, T, L)
-            return scores.gather(3, at[:, None, None].expand(-1, H, x.shape[1], -1))
+            return scores.gather(3, at[:, None, None].expand(*scores.shape[:3], -1))
         if self.part.scores == "random":
             return self.table[:, positions[:, :, None], at[:, None]].transpose(0, 1)
         return torch.matmul(self.rows[:, positions], self.columns[:, at].transpose(-1, -2)).transpose(0, 1)

@@ -1,0 +1,137 @@
+"""Modifications: does a small table put the changes of a Transformer in the order of the large one?
+
+Every row of Narang et al. (`lab/modifications.py`), small, learns to fill in spans of text for equally many steps; the
+rows that are best in the paper with several seeds. Losses of texts that were held out are compared with the paper's
+losses of pre-training, by rank: early, after an eighth of the steps, and at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.data import Data, Held, PythonDocs, Source, TextFiles, TrainedBPE
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.modifications import ROWS, Size, row_named
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.objectives.span import SpanCorruption
+from anyformer.train.optim import AdamW, Cosine
+from anyformer.train.progress import read_metrics
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+CLAIM = "the ranks of the rows' losses correlate with those of the paper's final losses, by more than 0.3"
+FEW = [  # of every group
+    "Vanilla Transformer", "ELU", "SwiGLU", "RMS Norm", "Fixup", "Block sharing", "Untied embeddings",
+    "Adaptive softmax", "Lightweight convolution", "Synthesizer (random)", "Switch Transformer", "Product key memory",
+]  # fmt: skip
+FORMS = {
+    "tiny": Form(0.1, 0.1, {"width": 24, "depth": 1, "tokens": 320, "steps": 8, "batch": 2, "few": 3, "seeds": 1}),
+    "small": Form(4, 1, {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "batch": 16, "few": 12, "seeds": 1}),
+    "full": Form(300, 8, {"width": 192, "depth": 6, "tokens": 4096, "steps": 800, "batch": 96, "few": None, "seeds": 3}),
+}
+LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # rows whose final loss is at most this in the paper have several seeds
+
+
+def trials(
+    width: int, depth: int, tokens: int, steps: int, batch: int, few: int | None, seeds: int, data: str | None = None
+) -> list[Trial]:
+    """Every row once, and then the leading ones again."""
+    same = {"width": width, "depth": depth, "tokens": tokens, "steps": steps, "batch": batch, "data": data}
+    rows = [row for row in ROWS if few is None or row.name in FEW[:few]]
+    leading = [row for row in rows if row.final_loss <= LEADING or row is ROWS[0]]
+    every = [*((row, 0) for row in rows), *((row, seed) for seed in range(1, seeds) for row in leading)]
+    return [Trial(f"{slug(row.name)}-{seed}", {"row": row.name, "seed": seed, **same}) for row, seed in every]
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def size(width: int, depth: int, tokens: int) -> Size:
+    """Everything in proportion."""
+    return Size(
+        width=width, inner=4 * width, heads=6, head_width=width // 6, depth=depth, vocabulary=tokens, length=LENGTH,
+        narrow=width // 6, cutoffs=(tokens // 8, 3 * tokens // 8), softmaxes=4, experts=8, keys=48, found=16, taps=15,
+    )  # fmt: skip
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    model = row_named(values["row"]).describe(size(values["width"], values["depth"], values["tokens"]))
+    steps, large = values["steps"], values["tokens"] > 2000
+    source: Source = PythonDocs(library=large)
+    if values["data"] is not None:
+        source = TextFiles(path=values["data"], unit="paragraph")
+    run = Run(
+        name="modifications", model=model, data=Data(train=Held(source=source), valid=Held(source=source, out=True)),
+        vocabulary=TrainedBPE(
+            size=values["tokens"], special={"pad_token": "<pad>", "eos_token": "</s>"}, sentinels=SENTINELS
+        ),
+        objective=SpanCorruption(), optimizer=AdamW(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1), steps=steps, seed=values["seed"],
+        batch=Batch(examples=values["batch"], length=LENGTH),
+        precision="bf16" if place.device.startswith("cuda") else "fp32",
+        evaluate=Evaluate(every=max(steps // 8, 1), batches=8), keep=Keep(every=steps, last=1, best=False),
+    )  # fmt: skip
+    trainer = place.train(run)
+    seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
+    found = {"early": seen[0]["valid/loss"], "final": seen[-1]["valid/loss"], "seconds": trainer.seconds}
+    return [{**found, "parameters": sum(p.numel() for p in trainer.model.parameters())}]
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def losses(rows: Sequence[Row], when: str) -> dict[str, list[float]]:
+    """Row -> losses, one a seed; those that did not stay finite are left out."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get(when) is not None:
+            found.setdefault(row["row"], []).append(row[when])
+    return found
+
+
+def ranks(values: Sequence[float]) -> np.ndarray:
+    """From 0; equal values share the mean of theirs."""
+    each = np.asarray(values)
+    return np.array([(each < value).sum() + ((each == value).sum() - 1) / 2 for value in each])
+
+
+def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Spearman's."""
+    return float(np.corrcoef(ranks(ours), ranks(theirs))[0, 1])
+
+
+def compared(rows: Sequence[Row], when: str) -> list[tuple[str, float, float]]:
+    """(row, our mean loss, the paper's), early or final."""
+    means = {name: float(np.mean(each)) for name, each in losses(rows, when).items()}
+    return [(name, mean, getattr(row_named(name), f"{when}_loss")) for name, mean in means.items()]
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    found: dict[str, Any] = {"rows": len(losses(rows, "final")), "trainings": len(rows)}
+    for when in ("final", "early"):
+        _, ours, theirs = zip(*compared(rows, when), strict=True)
+        found[f"rank correlation, {when}"] = correlation(ours, theirs)
+    several = {name: each for name, each in losses(rows, "final").items() if len(each) > 1}
+    if several:
+        found["spread over seeds"] = float(np.mean([np.std(each, ddof=1) for each in several.values()]))
+    best = sorted(compared(rows, "final"), key=lambda each: each[1])
+    found["best"], found["failed"] = ", ".join(name for name, *_ in best[:5]), sum("failed" in row for row in rows)
+    return Verdict(found["rank correlation, final"] > 0.3, found)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 13, 6)
+    for axis, when in zip(axes[0], ("early", "final"), strict=True):
+        points = compared(rows, when)
+        for name, ours, theirs in points:
+            axis.annotate(name, (theirs, ours), fontsize=5, xytext=(2, 2), textcoords="offset points")
+        axis.scatter([theirs for *_, theirs in points], [ours for _, ours, _ in points], s=12)
+        of = correlation([ours for _, ours, _ in points], [theirs for *_, theirs in points])
+        axis.set(xlabel=f"the paper's {when} loss", ylabel=f"our {when} loss", title=f"rank correlation {of:.2f}")
+        axis.grid(alpha=0.3)
+    return figure
