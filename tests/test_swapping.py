@@ -46,6 +46,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
     "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
 }  # fmt: skip
+TAPS = {"kind": "Convolved", "width": 8}
 OPS: dict[str, dict[str, Any]] = {
     "Attention": {"num_heads": 4}, "BlockAttention": {"num_heads": 4, "size": 4},
     "CompressedAttention": {"num_heads": 4}, "LatentAttention": {
@@ -62,6 +63,10 @@ OPS: dict[str, dict[str, Any]] = {
     "MoE": {"num_experts": 3, "router": {"kind": "TopK"}, "expert": {"kind": "MLP", "width": 8}},
     "Idle": {"part": {"kind": "MLP", "width": 8}}, "PooledAttention": {"num_heads": 4},
     "LocalRelation": {"num_heads": 4},
+    "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
+    "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
+    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {},
+    "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
                                     "BatchNorm": {}}  # fmt: skip
@@ -101,6 +106,8 @@ SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "embedding.position": POSITIONS, "decoder.layers.attention.op.position": RELATIVE,
     "decoder.layers.attention.op.position.scaling": ROPES, "decoder.neck": NECKS, "embedding": TEXTS,
     "decoder.layers.attention.op.learned_scale": {"LearnedScale": {}},
+    "decoder.layers.attention.op.left": {"Convolved": {"width": 8}},
+    "embedding.tokens": {"AdaptiveTokens": {"vocab_size": V, "widths": [8, 4], "cutoffs": [12]}},
     "decoder.layers.feedforward.op.router": ROUTERS, "decoder.layers.attention.op.features": FEATURES,
 }  # fmt: skip
 # before a slot can be filled, what it is in has to be there
@@ -110,6 +117,8 @@ GROUND: dict[str, dict[str, Any]] = {
     "decoder.layers.feedforward.op.router": {"decoder.layers.feedforward.op": {"kind": "MoE", **OPS["MoE"]}},
     "decoder.layers.attention.op.features":
         {"decoder.layers.attention.op": {"kind": "LinearAttention", "num_heads": 4, "mask": {"kind": "Causal"}}},
+    "decoder.layers.attention.op.left":
+        {"decoder.layers.attention.op": {"kind": "BranchedConvolution", **OPS["BranchedConvolution"], "causal": True}},
 }  # fmt: skip
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",

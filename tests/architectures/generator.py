@@ -282,7 +282,9 @@ TOKEN = st.integers(0, VOCABULARY - 1)
 
 # whose defaults are for larger models
 UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_span"), ("SpecAugment", "channel_span"),
-         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations")}  # fmt: skip
+         ("XVectorHead", "widths"), ("XVectorHead", "kernels"), ("XVectorHead", "dilations"),
+         ("ProductKeyMemory", "top_k"), ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"),
+         ("AdaptiveHead", "cutoffs")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -362,6 +364,12 @@ FIELDS: dict[str, Any] = {
     "Uniform.high": st.just(0.1), "Value.value": st.sampled_from((0.0, 0.1)),
     "Kaiming.gain": st.sampled_from((1.0, 0.5)),
     "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
+    "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
+    "ProductKeyMemory.query_width": st.sampled_from((4, 8)), "Attention.memory_by_layer": KEPT,
+    "Convolving.causal": lambda draw, place: place.writes or draw(st.booleans()),
+    "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
+    "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
+    "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
 } | grids.FIELDS  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------
@@ -492,7 +500,8 @@ def _model(draw: Draw, source: str | None = None) -> dict[str, Any]:
         made["head"] = head(draw, place)
     if made.get("head", {}).get("kind") == "LMHead" and place.source == "input_ids" and draw(st.booleans()):
         reads = "decoder_embedding" if shape == "EncoderDecoderModel" else "embedding"
-        if place.careless or made[reads]["tokens"].get("width") is None:
+        tokens = made[reads]["tokens"]
+        if place.careless or (tokens["kind"] == "Tokens" and tokens.get("width") is None):
             made["ties"] = [["head.out.weight", f"{reads}.tokens.weight"]]
     return made
 
