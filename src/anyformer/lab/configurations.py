@@ -1,0 +1,82 @@
+"""The lectures' table of configurations: where norms stand, which norm, which activation, which positions. Every cell
+is a description of a model that writes.
+
+>>> spec = cell("sandwich", "RMSNorm", "SwiGLU", "RoPE")
+>>> spec.decoder.layers.steps["attention"].post_norm
+RMSNorm()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.mask import Causal
+from anyformer.model import DecoderModel
+from anyformer.part import nearest
+from anyformer.parts.activation import Activation
+from anyformer.parts.attention import Attention
+from anyformer.parts.bias import Alibi, BucketedBias
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP, GatedMLP
+from anyformer.parts.head import LMHead
+from anyformer.parts.init import Initializer, Normal
+from anyformer.parts.init import deepnorm as deepnorm_start
+from anyformer.parts.norm import LayerNorm, Norm, RMSNorm
+from anyformer.parts.position import Rope, Sinusoidal
+from anyformer.parts.residual import ADD, Scaled, deepnorm
+
+# the slots of a residual step that have the norm; before the head one more, where the stream itself has none
+PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}
+NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "RMSNorm": RMSNorm(), "DeepNorm": LayerNorm()}
+PLAIN: dict[str, Activation] = {
+    "ReLU": "relu", "GeLU": "gelu", "Swish": "silu", "ELU": "elu", "SeLU": "selu", "Sigmoid": "sigmoid",
+    "Softplus": "softplus",
+}  # fmt: skip
+GATED: dict[str, Activation] = {
+    "GLU": "sigmoid", "GeGLU": "gelu", "ReGLU": "relu", "SwiGLU": "silu", "LiGLU": "identity",
+}  # fmt: skip
+ACTIVATIONS = (*PLAIN, *GATED)
+POSITIONS = ("absolute", "relative", "RoPE", "ALiBi")
+COLUMNS = {"placement": PLACEMENTS, "norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
+
+
+def cells() -> Iterator[tuple[str, str, str, str]]:
+    """All of them: placement, norm, activation, positions."""
+    yield from itertools.product(PLACEMENTS, NORMS, ACTIVATIONS, POSITIONS)
+
+
+def cell(
+    placement: str, norm: str, activation: str, positions: str, *, width: int = 64, heads: int = 4, depth: int = 2,
+    vocabulary: int = 256, length: int = 128,
+) -> DecoderModel:  # fmt: skip
+    """One of them. DeepNorm is LayerNorm beside a skip that weighs more, and the smaller start that goes with it [Wang
+    et al. 2022]; first published after the add, it stands here wherever norms do."""
+    for (column, known), name in zip(COLUMNS.items(), (placement, norm, activation, positions), strict=True):
+        if name not in known:
+            raise ValueError(f"no {column} is called {name!r}; {nearest(name, known)}")
+    alpha, beta = deepnorm(decoder=depth)["decoder"]
+    deep, start = norm == "DeepNorm", {"*": Normal(std=0.02)}
+    slots: dict[str, Any] = dict.fromkeys(PLACEMENTS[placement], NORMS[norm])
+    slots["residual"] = Scaled(skip=alpha) if deep else ADD
+
+    relative = {"relative": BucketedBias(num_heads=heads, both_ways=False), "ALiBi": Alibi(num_heads=heads)}
+    mixer = Attention(num_heads=heads, mask=Causal(), position=Rope() if positions == "RoPE" else None)
+    inner = 4 * width
+    feed: MLP | GatedMLP = (
+        MLP(width=inner, activation=PLAIN[activation]) if activation in PLAIN
+        else GatedMLP(width=inner * 2 // 3, activation=GATED[activation])
+    )  # fmt: skip
+    layers = Block(attention=Sublayer(op=mixer, **slots), feedforward=Sublayer(op=feed, **slots))
+    before = Sinusoidal(length=length) if positions == "absolute" else None
+    rules: dict[str, Initializer] = {**(deepnorm_start(decoder=beta) if deep else {}), **start}
+    return DecoderModel(
+        width=width, length=length, embedding=TextEmbedding(tokens=Tokens(vocab_size=vocabulary), position=before),
+        decoder=Stack(
+            layers=layers, depth=depth, position=relative.get(positions),
+            norm=None if placement == "post" else NORMS[norm],
+        ),
+        head=LMHead(vocab_size=vocabulary), init=rules, ties=(("head.out.weight", "embedding.tokens.weight"),),
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""The table of configurations: every cell is a model, and those of a sample that has every value keep all lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anyformer.construct import skeleton
+from anyformer.lab.configurations import ACTIVATIONS, NORMS, PLACEMENTS, POSITIONS, cell, cells
+from anyformer.parts.norm import RMSNorm
+from anyformer.parts.residual import Scaled
+from architectures.lines import broken
+
+SMALL = {"width": 16, "heads": 2, "vocabulary": 40, "length": 96}
+SAMPLE = [  # each activation once, the rest in turn
+    (list(PLACEMENTS)[i % 3], list(NORMS)[(i + i // 3) % 3], activation, POSITIONS[(i + i // 4) % 4])
+    for i, activation in enumerate(ACTIVATIONS)
+]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_cell_builds(placement: str) -> None:
+    specs = [cell(*each, **SMALL, depth=1) for each in cells() if each[0] == placement]
+    assert len(set(specs)) == len(specs) == 3 * 12 * 4
+    for spec in specs:
+        skeleton(spec)
+
+
+def test_the_sample_has_every_value() -> None:
+    for column, known in zip(zip(*SAMPLE), (PLACEMENTS, NORMS, ACTIVATIONS, POSITIONS), strict=True):
+        assert set(column) == set(known)
+
+
+@pytest.mark.parametrize("each", SAMPLE, ids="-".join)
+def test_cells_train_and_keep_the_lines(each: tuple[str, str, str, str], tmp_path: Path) -> None:
+    assert broken(cell(*each, **SMALL, depth=1), tmp_path) is None
+
+
+def test_norms_stand_where_they_are_said_to() -> None:
+    step = cell("sandwich", "RMSNorm", "ReLU", "ALiBi").decoder.layers.steps["feedforward"]
+    assert (step.pre_norm, step.post_norm, step.out_norm) == (RMSNorm(), RMSNorm(), None)
+    deep = cell("post", "DeepNorm", "ReLU", "RoPE", depth=8)
+    assert deep.decoder.layers.steps["attention"].residual == Scaled(skip=2.0) and deep.decoder.norm is None
+    with pytest.raises(ValueError, match="no norm is called 'RMS'"):
+        cell("pre", "RMS", "ReLU", "RoPE")
