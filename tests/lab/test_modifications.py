@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.lab.experiments import modifications as experiment
 from anyformer.lab.modifications import ROWS, Row, Size, activation, row_named
+from anyformer.lab.trials import Place
 from architectures.lines import broken, check, inputs_of, random_model
 from small import close
 
@@ -19,7 +21,7 @@ SMALL = Size(
 )  # fmt: skip
 ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
 OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
-    "Fixup", "+ Factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes", "Transparent attention",
+    "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes", "Transparent attention",
     "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
     "Synthesizer (random)", "Universal Transformer", "Mixture of experts", "Switch Transformer", "Funnel Transformer",
     "Weighted Transformer", "Product key memory",
@@ -66,3 +68,41 @@ def test_rows_differ() -> None:
     assert activation("elu") != activation("selu")
     with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
         row_named("SwiGlue")
+
+
+# -- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_compared_as_scipy_does() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    ours, theirs = [3.0, 1.0, 2.0, 2.0, 5.0, 4.0], [1.0, 1.0, 3.0, 2.0, 9.0, 2.0]
+    assert abs(experiment.correlation(ours, theirs) - stats.spearmanr(ours, theirs).statistic) < 1e-12
+
+
+def test_trials_are_every_row_and_the_leading_ones_again() -> None:
+    values = experiment.FORMS["full"].values
+    trials = experiment.trials(**values)
+    assert [trial.values["row"] for trial in trials[: len(ROWS)]] == [row.name for row in ROWS]
+    leading = {trial.values["row"] for trial in trials[len(ROWS) :]}
+    assert leading == {row.name for row in ROWS if row.final_loss <= 1.825} | {"Vanilla Transformer"}
+    assert len({trial.name for trial in trials}) == len(trials) == len(ROWS) + 2 * len(leading)
+    for row in ROWS:  # all of them fit the sizes that are trained
+        row.describe(experiment.size(values["width"], values["depth"], values["tokens"]))
+
+
+def test_a_claim_of_losses_in_the_papers_order() -> None:
+    """A training that failed has no loss and is counted."""
+    rows = [{"row": row.name, "seed": 0, "early": 2 * row.early_loss, "final": row.final_loss + 1} for row in ROWS]
+    verdict = experiment.claim([*rows, {"row": "ELU", "seed": 1, "failed": "NaN"}])
+    assert verdict.holds and verdict.figures["rank correlation, final"] == pytest.approx(1)
+    assert (verdict.figures["rows"], verdict.figures["failed"]) == (len(ROWS), 1)
+    assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
+    turned = [{**row, "final": -row["final"]} for row in rows]
+    assert not experiment.claim(turned).holds
+
+
+def test_the_tiny_form_runs(tmp_path: Path) -> None:
+    values = {**experiment.FORMS["tiny"].values, "few": 1, "steps": 2}
+    trial = experiment.trials(**values)[0]
+    (row,) = experiment.work(trial.values, Place(tmp_path / "one", tmp_path / "shared", "cpu"))
+    assert 4 < row["final"] < 8 and row["parameters"] > 10_000

@@ -9,7 +9,7 @@ RMSNorm()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
@@ -40,7 +40,9 @@ GATED: dict[str, Activation] = {
 }  # fmt: skip
 ACTIVATIONS = (*PLAIN, *GATED)
 POSITIONS = ("absolute", "relative", "RoPE", "ALiBi")
-COLUMNS = {"placement": PLACEMENTS, "norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
+COLUMNS: dict[str, Collection[str]] = {
+    "placement": PLACEMENTS, "norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS,
+}  # fmt: skip
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:

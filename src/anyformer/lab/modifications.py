@@ -330,7 +330,7 @@ class Row:
 
 CUT = "7.1M and 9.4M of a layer each and 4.2M of tokens are 20.7M: printed without what follows the point"
 LIGHT = "gate, value and output are 3 D^2 a layer, as first published; one matrix more, 24 x 0.59M, makes 223M"
-DYNAMIC = "that, and 12 x 31 taps predicted from D; the total leaves 3.8M for each of 24 layers, which are not told"
+DYNAMIC = "3 D^2 and 12 x 31 taps predicted from D; the total leaves 3.8M for each of 24 layers, not told for what"
 DENSE = "D^2 and 12 x 64 x 512 in the place of queries and keys, as first published; one 64 x 512 for all heads and a\
  matrix of keys that nothing reads, as in the authors' code, make 223.7M"
 PLACES = "two times 12 x 512 x 16 in the place of queries and keys; the total leaves 0.3M more for each of 24 layers"
@@ -362,9 +362,9 @@ ROWS = (
     Row("6 layers, d_ff = 6144, H = 24", lambda size: stacks(size.deeper(0.5)), 223, 11.1, 2.201, 1.857),
     Row("Block sharing", lambda size: {**shared(size, "encoder", "decoder"), "ties": (INPUTS,)},
         65, 11.1, 2.497, 2.164),
-    Row("+ Factorized embeddings", lambda size: {**shared(size, "encoder", "decoder"), **narrow(size)},
+    Row("Block sharing + factorized embeddings", lambda size: {**shared(size, "encoder", "decoder"), **narrow(size)},
         45, 9.4, 2.631, 2.183),
-    Row("+ Factorized & shared embeddings",
+    Row("Block sharing + factorized & shared embeddings",
         lambda size: {**shared(size, "encoder", "decoder"), **clustered(size, (size.narrow,), False)},
         20, 9.1, 2.907, 2.385, CUT),
     Row("Encoder only block sharing", lambda size: {**shared(size, "encoder"), "ties": (INPUTS,)},
@@ -428,9 +428,9 @@ def table() -> str:
     first = counted(ROWS[0])[1]
     for row in ROWS:
         parameters, operations = counted(row)
-        if row.note:
+        if row.note and row.note not in notes:
             notes.append(row.note)
-        mark = f" [{len(notes)}]" if row.note else ""
+        mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
         millions, ours, theirs = parameters / 1e6, operations / first, row.operations / ROWS[0].operations
         counts = f"{millions:.1f} | {row.parameters:g} | {millions / row.parameters:.3f}"
         lines.append(f"| {row.name}{mark} | {counts} | {ours:.2f} | {theirs:.2f} |")
