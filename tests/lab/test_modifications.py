@@ -21,7 +21,8 @@ SMALL = Size(
 )  # fmt: skip
 ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
 OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
-    "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes", "Transparent attention",
+    "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes",
+    "Transparent attention",
     "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
     "Synthesizer (random)", "Universal Transformer", "Mixture of experts", "Switch Transformer", "Funnel Transformer",
     "Weighted Transformer", "Product key memory",

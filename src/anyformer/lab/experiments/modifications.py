@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data import Data, Held, PythonDocs, Source, TextFiles, TrainedBPE
+from anyformer.data import Data, Held, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
+from anyformer.data.lock import only_one
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.modifications import ROWS, Size, row_named
 from anyformer.lab.trials import Place, Row, Trial, Values
@@ -65,11 +66,9 @@ def work(values: Values, place: Place) -> list[Row]:
     source: Source = PythonDocs(library=large)
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
+    data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     run = Run(
-        name="modifications", model=model, data=Data(train=Held(source=source), valid=Held(source=source, out=True)),
-        vocabulary=TrainedBPE(
-            size=values["tokens"], special={"pad_token": "<pad>", "eos_token": "</s>"}, sentinels=SENTINELS
-        ),
+        name="modifications", model=model, data=data, vocabulary=vocabulary(data, values["tokens"], place),
         objective=SpanCorruption(), optimizer=AdamW(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
         schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1), steps=steps, seed=values["seed"],
         batch=Batch(examples=values["batch"], length=LENGTH),
@@ -80,6 +79,18 @@ def work(values: Values, place: Place) -> list[Row]:
     seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
     found = {"early": seen[0]["valid/loss"], "final": seen[-1]["valid/loss"], "seconds": trainer.seconds}
     return [{**found, "parameters": sum(p.numel() for p in trainer.model.parameters())}]
+
+
+def vocabulary(data: Data, tokens: int, place: Place) -> Stored:
+    """One for all trials, which whichever is first makes."""
+    made = place.shared / "vocabulary"
+    place.shared.mkdir(parents=True, exist_ok=True)
+    with only_one(place.shared / ".vocabulary.lock"):
+        if not (made / "tokenizer_config.json").is_file():  # written last
+            special = {"pad_token": "<pad>", "eos_token": "</s>"}
+            described = TrainedBPE(size=tokens, special=special, sentinels=SENTINELS)
+            described.make(texts_of(data.train, ("text",)), made)
+    return Stored(path=str(made))
 
 
 # -- what it shows ----------------------------------------------------------------------------------------------------
