@@ -65,7 +65,8 @@ OPS: dict[str, dict[str, Any]] = {
     "LocalRelation": {"num_heads": 4},
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
-    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {},
+    "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
+    "AdditiveAttention": {},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},

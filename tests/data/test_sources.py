@@ -31,6 +31,7 @@ from anyformer.data import (
     TrainedBPE,
     texts_of,
 )  # fmt: skip
+from anyformer.objectives.known import Known
 
 
 def write(path, content):
@@ -299,6 +300,14 @@ def test_a_vocabulary_may_put_tokens_around_texts(tmp_path):
         Bytes(special={"eos": "x"})
     with pytest.raises(ValueError, match="'bos_token' is not in special"):
         Bytes(begin="bos_token")
+
+
+@pytest.mark.parametrize("vocabulary", [Bytes(sentinels=3), TrainedBPE(size=300, sentinels=3)], ids=["bytes", "bpe"])
+def test_sentinels_come_after_the_special_tokens(tmp_path, vocabulary):
+    tokenizer = vocabulary.make(["the cat and the hat"], tmp_path)
+    assert Known.of(tokenizer).sentinels == (2, 3, 4) and tokenizer.encode("a<extra_id_1>b")[1] == 3
+    with pytest.raises(ValueError, match="256 bytes and the special tokens must fit"):
+        TrainedBPE(size=300, sentinels=60)
 
 
 def test_texts_of_columns(tmp_path):
