@@ -8,11 +8,14 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.block import Block, Stack, Sublayer
 from anyformer.lab.experiments import modifications as experiment
 from anyformer.lab.modifications import ROWS, Row, Size, activation, row_named
-from anyformer.lab.trials import Place
+from anyformer.part import Site
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.residual import Scaled
 from architectures.lines import broken, check, inputs_of, random_model
-from small import close
+from small import close, context, filled
 
 # two layers a stack, and of everything little
 SMALL = Size(
@@ -71,6 +74,17 @@ def test_rows_differ() -> None:
         row_named("SwiGlue")
 
 
+def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
+    """It is added before the step, whichever layer runs there."""
+    step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))
+    stack = filled(Stack(layers=Block(one=step), depth=2, order=(0, 1, 0), timed=True).build(Site(width=6, depth=2)))
+    x = expected = torch.randn(1, 4, 6)
+    for vector, layer in zip(stack.timing, (0, 1, 0), strict=True):
+        op = stack.layers[layer].one.op
+        expected = op.down(op.up(expected + vector))
+    close(stack(x, context(4))[0], expected)
+
+
 # -- the experiment ---------------------------------------------------------------------------------------------------
 
 
@@ -100,10 +114,3 @@ def test_a_claim_of_losses_in_the_papers_order() -> None:
     assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
     turned = [{**row, "final": -row["final"]} for row in rows]
     assert not experiment.claim(turned).holds
-
-
-def test_the_tiny_form_runs(tmp_path: Path) -> None:
-    values = {**experiment.FORMS["tiny"].values, "few": 1, "steps": 2}
-    trial = experiment.trials(**values)[0]
-    (row,) = experiment.work(trial.values, Place(tmp_path / "one", tmp_path / "shared", "cpu"))
-    assert 4 < row["final"] < 8 and row["parameters"] > 10_000

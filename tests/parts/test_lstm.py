@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+import anyformer as af
+from anyformer import families
 from anyformer.context import Memory
 from anyformer.mask import Causal
 from anyformer.parts.additive import AdditiveAttention
 from anyformer.parts.lstm import LSTM
+from anyformer.parts.ssm import PackedRows
 from small import close, compiled_equals_eager, context, made
+from tiny import CONFIGS
 
 D, T = 10, 7
 
@@ -29,11 +33,32 @@ def oracle(module: Any) -> Any:
 
 @pytest.mark.parametrize("width", [None, 6])
 def test_lstm_is_torchs(width: int | None) -> None:
-    """By the fast path, and step by step where values may not be looked at."""
+    """By the fast path, and step by step."""
     module, x = made(LSTM(width=width), D), torch.randn(2, T, D)
     expected = oracle(module)(x)[0]
     close(module(x, context(T)), expected if module.o is None else module.o(expected))
-    compiled_equals_eager(lambda x: module(x, context(T)), x)
+    close(module.steps(x, x.new_zeros(2, 2, module.width), PackedRows())[0], expected)
+
+
+def test_lstm_compiled() -> None:
+    module = made(LSTM(), D)
+    compiled_equals_eager(lambda x: module(x, context(2)), torch.randn(2, 2, D))
+
+
+def test_a_padded_prompt_is_remembered_as_it_is() -> None:
+    """Pads leave the memory as it was: the next token is written as after the text alone."""
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": LSTM()})
+    model, ids = af.build(spec).eval(), torch.randint(5, 50, (1, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        padded = model(input_ids=ids[:, :5], attention_mask=mask[:, :5], use_cache=True).past_key_values
+        right = torch.cat((ids[:, 2:5], ids[:, :2]), 1)
+        behind = model(input_ids=right, attention_mask=mask[:, :5].flip(1), use_cache=True).past_key_values
+        alone = model(input_ids=ids[:, 2:5], use_cache=True).past_key_values
+        for name, tensor in alone.stores["decoder.layers.1.attention.op"].tensors.items():
+            close(behind.stores["decoder.layers.1.attention.op"].tensors[name], tensor)
+        found = model(input_ids=ids[:, 5:], attention_mask=mask, past_key_values=padded).logits
+        close(found, model(input_ids=ids[:, 5:], past_key_values=alone).logits)
 
 
 def test_documents_and_pads() -> None:
