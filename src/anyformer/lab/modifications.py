@@ -24,6 +24,7 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.balance import SwitchBalance, VariationBalance
 from anyformer.parts.bias import BucketedBias
 from anyformer.parts.branched import BranchedAttention
+from anyformer.parts.convolving import BranchedConvolution, Convolved, Gate, LightweightConvolution
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.head import LMHead
@@ -31,7 +32,6 @@ from anyformer.parts.init import Initializer, Kaiming, Normal, fixup
 from anyformer.parts.memory import ProductKeyMemory
 from anyformer.parts.moe import MoE, NoisyTopK, Switch
 from anyformer.parts.neck import LayerMix
-from anyformer.parts.convolving import BranchedConvolution, Convolved, Gate, LightweightConvolution
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Fixup, ReZero
