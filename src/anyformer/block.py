@@ -374,6 +374,8 @@ class StackModule(nn.Module):
             site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
             for i in range(part.depth)
         )
+        if part.timed and len({*widths}) > 1:
+            raise ValueError(f"{site.address}: layers of several widths share no vectors of steps; set timed=False")
         self.timing = nn.Parameter(torch.empty(len(part.steps), site.width)) if part.timed else None
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None

@@ -392,6 +392,7 @@ FIELDS: dict[str, Any] = {
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
+    "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
 } | grids.FIELDS  # fmt: skip
 
 # -- blocks, stacks, models -------------------------------------------------------------------------------------------

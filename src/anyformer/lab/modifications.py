@@ -17,14 +17,14 @@ from anyformer.counting import count
 from anyformer.funnel import Funnel
 from anyformer.mask import FULL, Causal
 from anyformer.model import EncoderDecoderModel
-from anyformer.part import nearest
+from anyformer.part import at, nearest, walk
 from anyformer.parts.activation import Activation
 from anyformer.parts.adaptive import AdaptiveHead, AdaptiveTokens, MixtureHead
 from anyformer.parts.attention import Attention
 from anyformer.parts.balance import SwitchBalance, VariationBalance
 from anyformer.parts.bias import BucketedBias
 from anyformer.parts.branched import BranchedAttention
-from anyformer.parts.convolved import BranchedConvolution, Convolved, Gate, LightweightConvolution
+from anyformer.parts.convolving import BranchedConvolution, Convolved, Gate, LightweightConvolution
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.head import LMHead
@@ -301,9 +301,9 @@ def weighted(size: Size) -> Changes:
 
 
 def product_keys(size: Size) -> Changes:
-    """In the place of one feed-forward layer, in the middle of the encoder."""
+    """In the place of one feed-forward layer, in the middle of the decoder (which the operations tell)."""
     op = ProductKeyMemory(keys=size.keys, top_k=size.found, query_width=size.width // 3 // 2 * 2)
-    return {f"encoder.layers.{size.depth // 2}.feedforward.op": op}
+    return {f"decoder.layers.{size.depth // 2}.feedforward.op": op}
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -413,27 +413,44 @@ def row_named(name: str) -> Row:
 # -- the table, counted -----------------------------------------------------------------------------------------------
 
 READ, WRITTEN = 512, 114  # tokens of an example of span corruption, as T5 has them
+EXAMPLES = 64  # whose operations the paper's column is of, as its first row shows
 
 
-def counted(row: Row, size: Size = Size()) -> tuple[int, float]:
-    """Parameters, and the operations of a forward pass over one example."""
-    found = count(row.describe(size))
-    return found.parameters, found.flops(WRITTEN, source_length=READ)
+def counted(row: Row, size: Size = Size()) -> tuple[int, int]:
+    """Parameters, and the operations of a forward pass as the paper counts them."""
+    spec = row.describe(size)
+    found = count(spec)
+    return found.parameters, EXAMPLES * (found.flops(WRITTEN, source_length=READ) + looked_up(spec))
+
+
+def looked_up(spec: EncoderDecoderModel) -> int:
+    """What it costs to find vectors in tables where that is a product with the whole table, as on a TPU."""
+    total = 0
+    sides = ((READ, spec.embedding, spec.encoder), (WRITTEN, spec.decoder_embedding, spec.decoder))
+    for tokens, embedding, stack in sides:
+        table = at(embedding, "tokens")
+        narrow = isinstance(table, AdaptiveTokens)
+        ends = (*(table.cutoffs if narrow else ()), table.vocab_size)
+        widths = table.widths if narrow else (spec.width,)
+        numbers = sum((end - start) * width for start, end, width in zip((0, *ends), ends, widths))
+        for part in (part for _, part in walk(stack) if isinstance(part, ProductKeyMemory)):
+            numbers += part.keys**2 * spec.width * part.num_heads * part.top_k
+        total += 2 * tokens * numbers
+    return total
 
 
 def table() -> str:
-    """Markdown: our parameters and the paper's in millions, and operations as ratios to the first row's."""
-    lines = ["| | M parameters | paper | ratio | operations | paper |", "|---|--:|--:|--:|--:|--:|"]
+    """Markdown: our parameters in millions and operations in 10^12, beside the paper's."""
+    lines = ["| | M parameters | paper | ratio | T operations | paper | ratio |", f"|---|{'--:|' * 6}"]
     notes: list[str] = []
-    first = counted(ROWS[0])[1]
     for row in ROWS:
-        parameters, operations = counted(row)
         if row.note and row.note not in notes:
             notes.append(row.note)
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
-        millions, ours, theirs = parameters / 1e6, operations / first, row.operations / ROWS[0].operations
-        counts = f"{millions:.1f} | {row.parameters:g} | {millions / row.parameters:.3f}"
-        lines.append(f"| {row.name}{mark} | {counts} | {ours:.2f} | {theirs:.2f} |")
+        parameters, operations = (found / unit for found, unit in zip(counted(row), (1e6, 1e12), strict=True))
+        counts = f"{parameters:.1f} | {row.parameters:g} | {parameters / row.parameters:.3f}"
+        work = f"{operations:.1f} | {row.operations} | {operations / row.operations:.3f}"
+        lines.append(f"| {row.name}{mark} | {counts} | {work} |")
     return "\n".join((*lines, "", *(f"{i}. {note}." for i, note in enumerate(notes, 1))))
 
 

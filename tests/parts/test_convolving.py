@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.parts.convolved import BranchedConvolution, Convolved, Gate, LightweightConvolution
+from anyformer.parts.convolving import BranchedConvolution, Convolved, Gate, LightweightConvolution
 from small import close, compiled_equals_eager, context, made
 
 D, H, T = 12, 3, 9
