@@ -48,11 +48,11 @@ class Worded(Source):
     forms: tuple[str, ...]
 
     def check(self) -> None:
-        if not self.forms or not all(self.parts(form) for form in self.forms):
+        if not self.forms or not all(self.pieces(form) for form in self.forms):
             raise ValueError(f"Worded.forms are {self.forms}; each names a column, as {{name}} or {{name:4}}")
 
     @staticmethod
-    def parts(form: str) -> list[tuple[str, str | None, int | None]]:
+    def pieces(form: str) -> list[tuple[str, str | None, int | None]]:
         """(text, column, how many of its words) along a form; nothing where it cannot be read as one."""
         try:
             found = [(text, name, spec) for text, name, spec, _ in string.Formatter().parse(form)]
@@ -62,7 +62,7 @@ class Worded(Source):
         return [(text, name or None, int(spec) if spec else None) for text, name, spec in found] if fits else []
 
     def raw(self) -> Iterator[Row]:
-        forms = [self.parts(form) for form in self.forms]
+        forms = [self.pieces(form) for form in self.forms]
         wanted = tuple(dict.fromkeys(name for form in forms for _, name, _ in form if name is not None))
         for place, example, problem in self.source.rows(wanted):
             texts = [] if example is None else [text for form in forms if (text := filled(form, example))]
