@@ -98,11 +98,28 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             tensor.copy_(noise * scale + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
 
 
+def by_diffusers(case: Case) -> bool:
+    """Whether the published class is one of diffusers, which shows nothing of its inside and has a format of its own."""
+    return families.find(case.model_type).diffusers
+
+
+def shown(case: Case) -> dict[str, bool]:
+    """What a published class is asked for to show all that it can."""
+    return {} if by_diffusers(case) else {"output_hidden_states": True, "output_attentions": True}
+
+
+def weights(case: Case) -> str:
+    """The name of the file that holds a case's published weights."""
+    return f"{families.find(case.model_type).stem}.safetensors"
+
+
 @functools.cache
 def published(case: Case) -> tuple[Any, Path]:
     """The Hugging Face model of a case with random weights, and the folder it was saved to."""
     import transformers
 
+    if by_diffusers(case):
+        return published_by_diffusers(case)
     config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.config))  # which some change
     config.architectures = [case.architecture]
     torch.manual_seed(0)
@@ -111,6 +128,16 @@ def published(case: Case) -> tuple[Any, Path]:
     folder = FOLDER / case.id
     model.save_pretrained(folder)
     model.set_attn_implementation("eager")
+    return model, folder
+
+
+def published_by_diffusers(case: Case) -> tuple[Any, Path]:
+    import diffusers
+
+    model = getattr(diffusers, case.architecture)(**case.config).eval()
+    randomise(model)
+    folder = FOLDER / case.id
+    model.save_pretrained(folder)
     return model, folder
 
 
@@ -199,6 +226,11 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         widths = {"states": read.state_width, "actions": read.action_width, "rewards": 1, "returns_to_go": 1}
         out = {name: torch.randn(batch, length, width, generator=generator) for name, width in widths.items()}
         out["timesteps"] = torch.randint(0, read.steps, (batch, length), generator=generator)
+    elif "a condition" in spec.embedding.gives:
+        read = spec.embedding
+        out["hidden_states"] = torch.randn(batch, read.channels, *read.image_size, generator=generator)
+        out["timestep"] = torch.randint(0, 1000, (batch,), generator=generator)
+        out["class_labels"] = torch.randint(0, read.condition.num_labels + 1, (batch,), generator=generator)
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
