@@ -165,7 +165,7 @@ def rules(spec: Any) -> list[Rule]:
 
 def embedder(spec: Any) -> Callable[[str, str], Rule]:
     """Published classes store what makes the condition in every layer, also where one is meant for all."""
-    condition = "embedding.condition.layers"
+    condition = "embedding.condition.embedders"
     if spec.embedding.condition.per_layer:
         return lambda theirs, own: Rename(f"transformer_blocks.{{i}}.{theirs}", f"{condition}.{{i}}.{own}")
     layers = range(spec.encoder.depth)
