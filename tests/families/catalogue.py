@@ -99,7 +99,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def by_diffusers(case: Case) -> bool:
-    """Whether the published class is one of diffusers, which shows nothing of its inside and has a format of its own."""
+    """Whether the published class is one of diffusers, which shows nothing of its inside and has its own format."""
     return families.find(case.model_type).diffusers
 
 

@@ -290,7 +290,7 @@ class Family:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
         recovered = self.recover(spec)
-        apart = ("model_type", "architectures", "_class_name", "id2label", "label2id")
+        apart = ("_class_name" if self.diffusers else "model_type", "architectures", "id2label", "label2id")
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
