@@ -36,6 +36,9 @@ FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
+RUN = ("transformers", "diffusers")
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A tiny published model. `config` is passed to the Hugging Face config class of `model_type`."""
@@ -53,7 +56,7 @@ class Case:
 
     @property
     def library(self) -> str:
-        """Whose class it is. Those of transformers are run here; of others, what they once gave is in `reference/`."""
+        """Whose class it is. Those of RUN are run here; of others, what they once gave is in `reference/`."""
         return families.find(self.model_type).library
 
     def __hash__(self) -> int:
@@ -100,7 +103,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def by_diffusers(case: Case) -> bool:
     """Whether the published class is one of diffusers, which shows nothing of its inside and has its own format."""
-    return families.find(case.model_type).diffusers
+    return case.library == "diffusers"
 
 
 def shown(case: Case) -> dict[str, bool]:
@@ -144,7 +147,7 @@ def published_by_diffusers(case: Case) -> tuple[Any, Path]:
 @functools.cache
 def folder(case: Case) -> Path:
     """Of a case's published weights."""
-    if case.library == "transformers":
+    if case.library in RUN:
         return published(case)[1]
     weights = {name.removeprefix("weight."): t for name, t in recorded(case).items() if name.startswith("weight.")}
     found = FOLDER / case.id
@@ -361,8 +364,8 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None, run: bool = False) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
     checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
-    over those of transformers: a family of another library has a test of its own against what that gave."""
-    chosen = [case for case in cases() if line not in case.skip and (not run or case.library == "transformers")]
+    over those of libraries in RUN: a family of another one has a test of its own against what that gave."""
+    chosen = [case for case in cases() if line not in case.skip and (not run or case.library in RUN)]
     return over(chosen, everyday)
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from catalogue import (
     Case,
-    by_diffusers,
     cases,
     class_and_body,
     close,
@@ -177,7 +176,10 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **{name: {k: v for k, v in value.items() if k != "dtype"} for name, value in inner.items()}}
 
 
-@over([case for case in cases() if "L5" not in case.skip and not by_diffusers(case)], class_and_body)  # see test_dit.py
+OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.library == "transformers"]
+
+
+@over(OF_TRANSFORMERS, class_and_body)  # others: test_dit.py, test_mvit.py
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 

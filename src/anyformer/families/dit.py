@@ -194,7 +194,7 @@ FAMILIES = (
         rules=rules,
         architectures=("DiTTransformer2DModel",),
         renamed={"Transformer2DModel": "DiTTransformer2DModel"},
-        diffusers=True,
+        library="diffusers",
         sizes={
             f"dit-{name}-{patch}": Size(size(width, depth, heads, patch), count)
             for name, (width, depth, heads, *counts) in SIZES.items()
