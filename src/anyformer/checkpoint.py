@@ -206,8 +206,9 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         if not spec.family:
             raise ValueError("this description belongs to no published family; save it with format='anyformer'")
         family = families.find(spec.family)
-        text, content = "config.json", {**family.write(spec), **({} if family.diffusers else {"dtype": dtype})}
-        content.pop("torch_dtype", None)
+        text, content = "config.json", {**family.write(spec), "dtype": dtype}
+        for name in ("torch_dtype", *(("dtype",) if family.library == "diffusers" else ())):  # there the weights say it
+            content.pop(name, None)
         tensors, stem = _exported(ours, family, spec), family.stem
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")

@@ -36,6 +36,9 @@ FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
+RUN = ("transformers", "diffusers")
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A tiny published model. `config` is passed to the Hugging Face config class of `model_type`."""
@@ -53,7 +56,7 @@ class Case:
 
     @property
     def library(self) -> str:
-        """Whose class it is. Those of transformers are run here; of others, what they once gave is in `reference/`."""
+        """Whose class it is. Those of RUN are run here; of others, what they once gave is in `reference/`."""
         return families.find(self.model_type).library
 
     def __hash__(self) -> int:
@@ -98,11 +101,28 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             tensor.copy_(noise * scale + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
 
 
+def by_diffusers(case: Case) -> bool:
+    """Whether the published class is one of diffusers, which shows nothing of its inside and has its own format."""
+    return case.library == "diffusers"
+
+
+def shown(case: Case) -> dict[str, bool]:
+    """What a published class is asked for to show all that it can."""
+    return {} if by_diffusers(case) else {"output_hidden_states": True, "output_attentions": True}
+
+
+def weights(case: Case) -> str:
+    """The name of the file that holds a case's published weights."""
+    return f"{families.find(case.model_type).stem}.safetensors"
+
+
 @functools.cache
 def published(case: Case) -> tuple[Any, Path]:
     """The Hugging Face model of a case with random weights, and the folder it was saved to."""
     import transformers
 
+    if by_diffusers(case):
+        return published_by_diffusers(case)
     config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.config))  # which some change
     config.architectures = [case.architecture]
     torch.manual_seed(0)
@@ -114,10 +134,20 @@ def published(case: Case) -> tuple[Any, Path]:
     return model, folder
 
 
+def published_by_diffusers(case: Case) -> tuple[Any, Path]:
+    import diffusers
+
+    model = getattr(diffusers, case.architecture)(**case.config).eval()
+    randomise(model)
+    folder = FOLDER / case.id
+    model.save_pretrained(folder)
+    return model, folder
+
+
 @functools.cache
 def folder(case: Case) -> Path:
     """Of a case's published weights."""
-    if case.library == "transformers":
+    if case.library in RUN:
         return published(case)[1]
     weights = {name.removeprefix("weight."): t for name, t in recorded(case).items() if name.startswith("weight.")}
     found = FOLDER / case.id
@@ -199,6 +229,11 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         widths = {"states": read.state_width, "actions": read.action_width, "rewards": 1, "returns_to_go": 1}
         out = {name: torch.randn(batch, length, width, generator=generator) for name, width in widths.items()}
         out["timesteps"] = torch.randint(0, read.steps, (batch, length), generator=generator)
+    elif "a condition" in spec.embedding.gives:
+        read = spec.embedding
+        out["hidden_states"] = torch.randn(batch, read.channels, *read.image_size, generator=generator)
+        out["timestep"] = torch.randint(0, 1000, (batch,), generator=generator)
+        out["class_labels"] = torch.randint(0, read.condition.num_labels + 1, (batch,), generator=generator)
     else:
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
@@ -329,8 +364,8 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None, run: bool = False) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
     checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
-    over those of transformers: a family of another library has a test of its own against what that gave."""
-    chosen = [case for case in cases() if line not in case.skip and (not run or case.library == "transformers")]
+    over those of libraries in RUN: a family of another one has a test of its own against what that gave."""
+    chosen = [case for case in cases() if line not in case.skip and (not run or case.library in RUN)]
     return over(chosen, everyday)
 
 

@@ -24,11 +24,14 @@ from catalogue import (
     make_inputs,
     mask_for,
     ours,
+    over,
     over_catalogue,
     published,
     published_class,
     shared,
+    shown,
     spec_of,
+    weights,
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -67,7 +70,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
     for labels in (False, True):
         inputs = make_inputs(case, labels=labels)
         with torch.no_grad():
-            expected = theirs(**inputs, output_hidden_states=True, output_attentions=True)
+            expected = theirs(**inputs, **shown(case))
             compare(expected, mine(**inputs, output_hidden_states=True, output_attentions=True))
             fast = mine(**inputs)
         compare({k: v for k, v in expected.items() if k in fast and isinstance(v, Tensor)}, fast)
@@ -98,7 +101,7 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
 @over_catalogue("L2", family_and_head)
 def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
-    file = tmp_path / "m" / "model.safetensors"
+    file = tmp_path / "m" / weights(case)
     tensors = load_file(file)
     tied = {owner for pair in spec_of(case).ties for owner in pair}
     others = ("embed", "wte", "logits_bias")  # what tying or a published default can stand in for
@@ -173,7 +176,10 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **{name: {k: v for k, v in value.items() if k != "dtype"} for name, value in inner.items()}}
 
 
-@over_catalogue("L5", class_and_body, run=True)
+OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.library == "transformers"]
+
+
+@over(OF_TRANSFORMERS, class_and_body)  # others: test_dit.py, test_mvit.py
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 
@@ -219,10 +225,12 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
     whole = ours(case, offline=True)
     from anyformer.weights.io import Checkpoint, write_checkpoint
 
-    with Checkpoint(folder(case)) as checkpoint:
-        write_checkpoint(tmp_path, [(n, checkpoint.read(n)) for n in checkpoint.names], shard_bytes=20_000)
+    stem = weights(case).removesuffix(".safetensors")
+    with Checkpoint(folder(case), stem=stem) as checkpoint:
+        stored = [(n, checkpoint.read(n)) for n in checkpoint.names]
+        write_checkpoint(tmp_path, stored, shard_bytes=20_000, stem=stem)
     shutil.copyfile(folder(case) / "config.json", tmp_path / "config.json")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert (tmp_path / f"{stem}.safetensors.index.json").is_file()
     for name, tensor in af.load(tmp_path, offline=True).state_dict().items():
         assert torch.equal(tensor, whole.state_dict()[name]), name
 

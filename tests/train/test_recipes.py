@@ -21,7 +21,7 @@ from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
 
 SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
-SCRATCH += ["fashion-mnist", "fashion-mnist-swin", "fashion-mnist-resnet"]
+SCRATCH += ["fashion-mnist", "fashion-mnist-swin", "fashion-mnist-resnet", "fashion-dit"]
 PARTS = ("train", "test")
 
 
@@ -41,6 +41,10 @@ def small(name: str, data: Path, **more: Any) -> Any:
     changes |= {"vocabulary.size": 600} if hasattr(run.vocabulary, "size") else {}
     changes |= {f"{path}.depth": 1 for path, part in walk(run) if hasattr(part, "depth")}
     changes |= {"objective.stride": 16, "objective.length": 96} if "squad" in name else {}
+    if name == "fashion-dit":  # fewer patches
+        places = {"rows": 7, "columns": 7}
+        changes |= {f"model.embedding.image.position.{side}": count for side, count in places.items()}
+        changes |= {"model.embedding.image.patch_size": (4, 4), "model.head.patch_size": (4, 4), "precision": "fp32"}
     changes |= {"optimizer.lr": 2e-3} if name.endswith("scratch") else {}
     changes |= {"model.embedding.layers.0.stride": 2} if "resnet" in name else {}  # a quarter of the work
     return override(run, changes)

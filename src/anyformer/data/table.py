@@ -221,10 +221,9 @@ class IDX(Files):
                     content = stream.read()
             except BROKEN as error:
                 raise ValueError(f"{file}: {error}") from None
-            dimensions = content[3] if content[:3] == bytes((0, 0, 8)) and len(content) > 3 else 0
-            start = 4 * (1 + dimensions)
-            shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
-            if not dimensions or len(shape) != dimensions or math.prod(shape.tolist()) != len(content) - start:
+            start = 4 * (1 + content[3]) if content[:3] == bytes((0, 0, 8)) and len(content) > 3 else 4
+            shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+            if not shape or math.prod(shape) != len(content) - start:
                 raise ValueError(f"{file}: not a file of bytes like MNIST's, or cut short")
             for i, row in enumerate(np.frombuffer(content, np.uint8, offset=start).reshape(shape), 1):
                 yield Row(f"{file}:{i}", {self.name: row})

@@ -165,7 +165,7 @@ def rules(spec: Any) -> list[Rule]:
 
 def embedder(spec: Any) -> Callable[[str, str], Rule]:
     """Published classes store what makes the condition in every layer, also where one is meant for all."""
-    condition = "embedding.condition.layers"
+    condition = "embedding.condition.embedders"
     if spec.embedding.condition.per_layer:
         return lambda theirs, own: Rename(f"transformer_blocks.{{i}}.{theirs}", f"{condition}.{{i}}.{own}")
     layers = range(spec.encoder.depth)
@@ -194,7 +194,7 @@ FAMILIES = (
         rules=rules,
         architectures=("DiTTransformer2DModel",),
         renamed={"Transformer2DModel": "DiTTransformer2DModel"},
-        diffusers=True,
+        library="diffusers",
         sizes={
             f"dit-{name}-{patch}": Size(size(width, depth, heads, patch), count)
             for name, (width, depth, heads, *counts) in SIZES.items()

@@ -200,12 +200,11 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # whose classes they are
-    diffusers: bool = False  # published there: files and the config's field for the class have other names
 
     @property
     def stem(self) -> str:
         """How the names of files with published weights begin."""
-        return STEMS[self.diffusers]
+        return STEMS[self.library == "diffusers"]
 
     def prefix_of(self, architecture: str) -> str:
         return "" if architecture in self.base else self.prefixes.get(architecture, self.prefix)
@@ -290,7 +289,8 @@ class Family:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
         recovered = self.recover(spec)
-        apart = ("model_type", "architectures", "_class_name", "id2label", "label2id")
+        named = ("_class_name",) if self.library == "diffusers" else ()
+        apart = ("model_type", "architectures", "id2label", "label2id", *named)
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
@@ -321,7 +321,7 @@ class Family:
         found = []
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
             named = {"architectures": [spec.architecture], "model_type": self.name}
-            config = {**({"_class_name": spec.architecture} if self.diffusers else named), **config}
+            config = {**({"_class_name": spec.architecture} if self.library == "diffusers" else named), **config}
             again = self._read(config)
             if again.replace(source={}, note="") == spec.replace(source={}, note=""):
                 return config

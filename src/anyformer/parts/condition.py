@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -107,9 +107,10 @@ class ConditionModule(nn.Module):
         half = part.sines // 2
         self.frequencies = Computed(lambda: torch.exp(-math.log(10000.0) * torch.arange(half) / (half - 1)))
         count = site.depth if part.per_layer else 1
-        self.layers = nn.ModuleList(EmbedderModule(part, site.width) for _ in range(count))
+        self.embedders = nn.ModuleList(EmbedderModule(part, site.width) for _ in range(count))
 
-    def forward(self, step: Tensor | None, labels: Tensor | None, batch: int) -> Condition:
+    def forward(self, step: Tensor | None, labels: Tensor | None, batch: int) -> Tensor:
+        """(1 or layers, B, D)"""
         if step is None or step.numel() not in (1, batch):
             found = None if step is None else tuple(step.shape)
             raise ValueError(f"timestep is the step of the noise, one for each of {batch} pictures, got {found}")
@@ -120,8 +121,7 @@ class ConditionModule(nn.Module):
             labels = torch.full((batch,), self.part.num_labels, device=step.device)
         angle = step.reshape(-1, 1).float() * self.frequencies()
         sines = torch.cat((angle.cos(), angle.sin()), dim=-1).expand(batch, -1)
-        each: Any = self.layers
-        return Condition(tuple(layer(sines, labels) for layer in each))
+        return torch.stack([embedder(sines, labels) for embedder in self.embedders])
 
 
 class EmbedderModule(nn.Module):

@@ -152,7 +152,8 @@ class PatchEmbeddingModule(nn.Module):
             x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
             before = before if before is None or not first else before + table[:first]
         elif isinstance(self.position, Sinusoidal2DModule):
-            x = x + self.position.stretched(grid).to(x.dtype)
+            there = torch.arange(x.shape[1], device=x.device)
+            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
         if before is not None:
             x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if self.out_norm is not None:

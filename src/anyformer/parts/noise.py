@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
-from anyformer.parts.condition import StepAndLabel
+from anyformer.parts.condition import Condition, StepAndLabel
 from anyformer.parts.constant import Computed
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head, HeadModule, Said
@@ -111,7 +111,8 @@ class NoisyEmbeddingModule(nn.Module):
             found = None if picture is None else tuple(picture.shape)
             raise ValueError(f"hidden_states is (batch, {self.channels} channels, height, width), got {found}")
         x, ctx = self.image({"pixel_values": picture})
-        return x, ctx.having(self.condition(inputs.get("timestep"), inputs.get("class_labels"), x.shape[0]))
+        vectors = self.condition(inputs.get("timestep"), inputs.get("class_labels"), x.shape[0])
+        return x, ctx.having(Condition(vectors.unbind()))
 
 
 class NoiseHead(Head, called=("unpatchify",)):

@@ -186,11 +186,8 @@ class Sinusoidal2DModule(nn.Module):
         return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
 
     def stretched(self, grid: tuple[int, int]) -> Tensor:
-        """The same for a grid of any size, without a prefix."""
-        table = self.table()
-        if grid == (self.part.rows, self.part.columns):
-            return table[self.part.prefix :]
-        return self.grid(*grid).to(table)
+        """The same for a grid of another size, on the device of this one."""
+        return self.grid(*grid).to(self.table())
 
     def forward(self, positions: Tensor) -> Tensor:
         check_positions(positions, self.length)

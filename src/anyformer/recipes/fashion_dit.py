@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from anyformer import families
-from anyformer.data import IDX, Beside, Data, Source
+from anyformer.data import Data
 from anyformer.objectives.diffuse import Diffuse
-from anyformer.recipes import fashion_mnist
-from anyformer.recipes.fashion_mnist import LABELS
+from anyformer.recipes.fashion_mnist import LABELS, pictures
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
     "num_attention_heads": 6, "attention_head_dim": 64, "num_layers": 8, "in_channels": 1, "sample_size": 28,
     "patch_size": 2, "num_embeds_ada_norm": len(LABELS), "per_layer": False, "norm_eps": 1e-6,
-    "beta_schedule": "squaredcos_cap_v2",
     "id2label": {str(i): label for i, label in enumerate(LABELS)},
     "label2id": {label: i for i, label in enumerate(LABELS)},
 }  # fmt: skip
-
-
-def pictures(data: str, part: str) -> Source:
-    """All 60,000 + 10,000 where there are the files that Fashion-MNIST comes in, else a part of them."""
-    start = f"{data}/fashion_mnist/{part}"
-    if not Path(f"{start}-images-idx3-ubyte.gz").is_file():
-        return fashion_mnist.pictures(data, "train" if part == "train" else "test")
-    images = IDX(path=f"{start}-images-idx3-ubyte.gz", name="image")
-    return Beside(sources=(images, IDX(path=f"{start}-labels-idx1-ubyte.gz", name="label")))
 
 
 def run(data: str = "data") -> Run:

@@ -204,7 +204,7 @@ TASKS: dict[str, About] = {
             "count": Flag("pictures of each text; 1", int),
             "seed": Flag("the same seed gives the same pictures; 0", int),
             "steps": Flag("of taking noise away, where pictures come out of noise; 50", int),
-            "guidance": Flag("above 1, what is asked for counts by so much more; 2", float),
+            "guidance": Flag("above 1, what is asked for counts by so much more; 4", float),
             "eta": Flag("how much of the noise is new at each step: 0 is DDIM, 1 DDPM; 0", float),
             "temperature": Flag("of sampling, where pictures are written token by token", float),
             "top_k": Flag("... from so many of the likeliest tokens", int),

@@ -97,7 +97,7 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
     labels = torch.tensor([label_number(spec.labels, number, text) for text in wish.texts for _ in wish.seeds])
     seeds = [seed for _ in wish.texts for seed in wish.seeds]
     steps = min(50, spec.head.schedule.steps) if wish.steps is None else wish.steps
-    guidance = 2.0 if wish.guidance is None else wish.guidance
+    guidance = 4.0 if wish.guidance is None else wish.guidance
     found = []
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]

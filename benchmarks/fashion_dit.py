@@ -1,0 +1,163 @@
+"""The recipe `fashion-dit` on one device, and how many of 1,000 pictures that it draws are what was asked for, in the
+eyes of a classifier that learns real pictures on its own (judge.py).
+
+    python benchmarks/fashion_dit.py OUT --data data [--seconds 240] [--judge-seconds 60] [--device cuda]
+
+The pictures lie on the device and are varied there. OUT gets figures.json (written after each stage), samples.npz (100
+pictures a label), sheet.png, loss.png and metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import judge
+import numpy as np
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer.cli.settings import setting
+from anyformer.codec import override
+from anyformer.data import Ready
+from anyformer.inputs.sheet import write_sheet
+from anyformer.recipes import recipe
+from anyformer.recipes.fashion_mnist import LABELS
+from anyformer.tasks.task import Reader
+from anyformer.train.deadline import Deadline
+from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.trainer import Callback, Done, Trainer
+
+
+class Told(Callback):
+    def stepped(self, trainer: Trainer, done: Done) -> None:
+        if done.step % 200 == 0 or done.step < 4:
+            print(f"step {done.step} of about {trainer.steps}, loss {done.loss:.4f}, {done.seconds:.3f} s", flush=True)
+
+
+def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) -> Iterator[Ready]:
+    """What the objective's `vary` and `collate` make of records, made on the device."""
+    objective, count = run.objective, run.batch.examples
+    random = torch.Generator(device).manual_seed(run.seed + step)
+    mean, std = objective.mean[0], objective.std[0]
+
+    def chance(*shape: int) -> Tensor:
+        return torch.rand(shape, device=device, generator=random)
+
+    for number in itertools.count(step):
+        rows = torch.randint(len(pictures), (count,), device=device, generator=random)
+        x = pictures[rows][:, None].float().div(255).sub(mean).div(std)
+        x = torch.where(chance(count, 1, 1, 1) < objective.flip, x.flip(-1), x)
+        asked = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
+        noise = torch.randn(x.shape, device=device, generator=random)
+        batch = {"pixel_values": x, "noise": noise, "moment": chance(count), "class_labels": asked}
+        yield Ready(number, [batch], [True], count, count)
+
+
+def train(run: Any, folder: Path, data: Path, seconds: float, device: Any) -> Any:
+    pictures, labels, _, _ = judge.fashion(data)
+    pictures, labels = pictures.to(device), labels.to(device)
+
+    @contextlib.contextmanager
+    def feed(step: int) -> Iterator[Iterator[Ready]]:
+        yield batches(run, pictures, labels, step, device)
+
+    watch = [Metrics(), Told(), Deadline(time.monotonic() + seconds)]
+    model = af.build(run.model, seed=run.seed)
+    trainer = Trainer(run, folder, model=model, objective=run.objective, feed=feed, device=device, callbacks=watch)
+    trainer.fit()
+    with contextlib.nullcontext() if trainer.average is None else trainer.average.swapped():
+        af.save(trainer.model, folder / "model")
+    return trainer
+
+
+def drawn(model: Any, images: Any, count: int, **how: Any) -> Tensor:
+    """(labels, count, 28, 28) bytes."""
+    found = af.tasks.draw(Reader(model, None, batch=500, images=images), [*LABELS], out=None, count=count, **how)
+    return torch.from_numpy(np.stack([each["pictures"][..., 0] for each in found]))
+
+
+def plot(path: Path, folder: Path) -> None:
+    from matplotlib.figure import Figure
+
+    losses = np.asarray([line["loss"] for line in read_metrics(folder) if "loss" in line])
+    window = max(len(losses) // 200, 1)
+    means = losses[: len(losses) // window * window].reshape(-1, window).mean(1)
+    figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(window * (1 + np.arange(len(means))), means, color="#2f5c9e")
+    axes.set(xlabel="step", ylabel="mean squared error of the noise", yscale="log", title="fashion-dit")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--seconds", type=float, default=240.0, help="of training")
+    parser.add_argument("--judge-seconds", type=float, default=60.0)
+    parser.add_argument("--count", type=int, default=100, help="pictures a label")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="of the run")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device, cuda = torch.device(options.device), options.device.startswith("cuda")
+    fixed = {"batch.examples": 512, "keep.every": 1000, "steps": 100_000, "precision": "bf16" if cuda else "fp32"}
+    run = override(recipe("fashion-dit", str(options.data)), {**fixed, **dict(map(setting, options.set))})
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__}
+
+    def tell(**more: Any) -> None:
+        figures.update(more)
+        (options.out / "figures.json").write_text(json.dumps(figures, indent=1))
+        print(json.dumps(more), flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="anyformer-dit-") as name:
+        folder = Path(name)
+        start = time.monotonic()
+        trainer = train(run, folder, options.data, options.seconds, device)
+        tell(
+            parameters=af.count(run.model).parameters, batch=run.batch.examples, steps=trainer.step,
+            loss=float(np.mean([line["loss"] for line in read_metrics(folder) if "loss" in line][-200:])),
+            training_seconds=round(time.monotonic() - start, 1),
+        )  # fmt: skip
+        shutil.copyfile(folder / "metrics.jsonl", options.out / "metrics.jsonl")
+        model = af.load(folder / "model", device=device)
+    with contextlib.suppress(ImportError):
+        plot(options.out / "loss.png", options.out)
+    images = run.objective.images
+    start = time.monotonic()
+    ways = {"guidance 4": {}, "guidance 1": {"guidance": 1.0}, "guidance 2": {"guidance": 2.0}}
+    ways["guidance 4, 100 steps of DDPM"] = {"steps": 100, "eta": 1.0}
+    found = {}
+    for way, how in ways.items():
+        found[way] = drawn(model, images, options.count, **how)
+        if way == "guidance 4":  # what `anyformer run draw` does unless asked otherwise
+            asked = np.repeat(np.arange(len(LABELS)), options.count)
+            np.savez_compressed(options.out / "samples.npz", pictures=found[way].flatten(0, 1).numpy(), labels=asked)
+            write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found[way]])
+            tell(drawn=len(asked), drawing_seconds=round(time.monotonic() - start, 1))
+    x, y, x_test, y_test = judge.fashion(options.data)
+    right = judge.train(x, y, seconds=options.judge_seconds, device=device, seed=1)
+    own = [(label, y_test == i) for i, label in enumerate(LABELS)]
+    by_label = {label: judge.accuracy(right, x_test[rows], y_test[rows]) for label, rows in own}
+    tell(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
+    numbers = torch.arange(len(LABELS)).repeat_interleave(options.count)
+    for way, pictures in found.items():
+        seen = judge.judged(right, pictures.flatten(0, 1))
+        each = (seen == numbers).view(len(LABELS), -1).float().mean(1)
+        shares = {label: float(share) for label, share in zip(LABELS, each, strict=True)}
+        tell(**{way: {"as asked": float((seen == numbers).float().mean()), "by label": shares}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Drawing out of noise, step by step against the schedulers of diffusers, and what a whole drawing depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.generation.diffusion import cleaner, denoise, times
+from anyformer.parts.noise import NoiseSchedule
+
+CONFIG = {
+    "num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 1, "sample_size": 4,
+    "num_embeds_ada_norm": 3, "per_layer": False,
+}  # fmt: skip
+CURVES = {"linear": "linear", "scaled_linear": "scaled_linear", "cosine": "squaredcos_cap_v2"}
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    """To 1e-5, relative to the largest value where that is above 1."""
+    assert float((a - b).abs().max()) <= 1e-5 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("curve", CURVES)
+def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> None:
+    """The curve of the noise, the steps that are taken, and each of them: DDPM, DDIM and what lies between."""
+    diffusers = pytest.importorskip("diffusers")
+    options = {"beta_schedule": CURVES[curve], "clip_sample": clip is not None, "timestep_spacing": "trailing"}
+    schedule: Any = NoiseSchedule(curve=curve)  # type: ignore[arg-type]
+    left, places = schedule.left(), times(1000, 25)
+    ddpm, ddim = diffusers.DDPMScheduler(**options), diffusers.DDIMScheduler(**options)
+    close(schedule.betas(), ddpm.betas.double())
+    close(left, ddpm.alphas_cumprod.double())
+    if curve == "cosine":  # what is left at its end is 2e-9, of which 1 - beta in fp32 has four digits
+        ddpm.alphas_cumprod = ddim.alphas_cumprod = left
+    random = torch.Generator().manual_seed(0)
+    target = 2 * torch.rand(2, 1, 4, 4, generator=random) - 1
+    picture, noise = target, torch.randn(2, 1, 4, 4, generator=random)
+    close(ddpm.add_noise(picture, noise, torch.tensor([3, 700])),
+          head(curve).mixed(picture, noise, torch.tensor([3, 700])))  # fmt: skip
+    for eta in (0.0, 0.5, 1.0, None):  # None: DDPM, which is as if eta were 1
+        theirs = ddpm if eta is None else ddim
+        theirs.set_timesteps(25)
+        assert theirs.timesteps.tolist() == places
+        x = torch.randn(2, 1, 4, 4, generator=random).double()
+        for i, place in enumerate(places):
+            now, then = float(left[place]), float(left[places[i + 1]]) if i < 24 else 1.0
+            found = (x - now**0.5 * target) / (1 - now) ** 0.5 + 0.1 * torch.randn(2, 1, 4, 4, generator=random)
+            chance = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(place))
+            same = torch.Generator().manual_seed(place)
+            more = {"generator": same if eta != 0.0 else None}
+            more |= {} if eta is None else {"eta": eta, "use_clipped_model_output": clip is not None}
+            expected = theirs.step(found, place, x, **more).prev_sample
+            x = cleaner(x, found, now, then, eta=1.0 if eta is None else eta, clip=clip, chance=chance)
+            close(x, expected)
+
+
+def head(curve: str = "linear") -> Any:
+    return model(beta_schedule=CURVES[curve]).head
+
+
+def model(**changes: Any) -> Any:
+    found = af.build(families.find("dit").read({**CONFIG, **changes}), seed=0).eval()
+    with torch.no_grad():
+        for i, tensor in enumerate(found.parameters()):
+            tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(i))
+    return found
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_a_picture_is_its_seeds_whatever_else_is_drawn(eta: float) -> None:
+    labels = torch.tensor([0, 1, 2])
+    how: dict[str, Any] = {"steps": 4, "guidance": 3.0, "eta": eta, "clip": 1.0}
+    nothing = torch.full((3,), 3)
+    together = denoise(model(), {"class_labels": labels}, {"class_labels": nothing}, seeds=[5, 6, 7], **how)
+    assert together.shape == (3, 1, 4, 4) and together.abs().max() <= 1
+    alone = denoise(model(), {"class_labels": labels[1:2]}, {"class_labels": nothing[:1]}, seeds=[6], **how)
+    close(alone, together[1:2])
+    other = denoise(model(), {"class_labels": labels[1:2]}, {"class_labels": nothing[:1]}, seeds=[8], **how)
+    assert not torch.allclose(other, alone, atol=1e-3)
+
+
+def test_guidance_is_a_step_away_from_what_would_be_drawn_otherwise() -> None:
+    """One step by hand: the noise without a label, plus so many times what the label changes."""
+    drawer, label = model(), torch.tensor([1])
+    asked, nothing = {"class_labels": label}, {"class_labels": torch.tensor([3])}
+    found = denoise(drawer, asked, nothing, seeds=[2], steps=1, guidance=2.5)
+    x = torch.randn((1, 4, 4), generator=torch.Generator().manual_seed(2))[None]
+    with torch.no_grad():
+        step = torch.tensor([999])
+        wanted, plain = (drawer(hidden_states=x, timestep=step, **each).sample for each in (asked, nothing))
+    left = float(NoiseSchedule().left()[999])
+    noise = plain + 2.5 * (wanted - plain)
+    close(found, (x - (1 - left) ** 0.5 * noise) / left**0.5)
+    with torch.no_grad():
+        close(denoise(drawer, asked, seeds=[2], steps=1), (x - (1 - left) ** 0.5 * wanted) / left**0.5)
+
+
+def test_channels_of_variance_are_not_drawn() -> None:
+    drawer = model(out_channels=2)
+    assert denoise(drawer, {"class_labels": torch.tensor([0])}, seeds=[0], steps=2).shape == (1, 1, 4, 4)
+
+
+def test_what_cannot_be_drawn_is_told() -> None:
+    asked = {"class_labels": torch.tensor([0])}
+    for steps in (0, 1001):
+        with pytest.raises(ValueError, match=f"steps is {steps}; this model's noise has 1000"):
+            denoise(model(), asked, seeds=[0], steps=steps)
+    for wrong in ({"eta": 1.5}, {"eta": -0.1}, {"guidance": -1.0}):
+        with pytest.raises(ValueError, match="eta is"):
+            denoise(model(), asked, seeds=[0], steps=1, **wrong)
+    other = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 12}), device="meta")
+    with pytest.raises(ValueError, match="NoiseHead"):
+        denoise(other, asked, seeds=[0])
+    for wrong_schedule in ({"start": 0.0}, {"start": 0.5, "end": 0.1}, {"steps": 0}, {"curve": "bent"}):
+        with pytest.raises(ValueError, match="NoiseSchedule"):
+            NoiseSchedule(**wrong_schedule)  # type: ignore[arg-type]
