@@ -12,8 +12,8 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
-    "architectures": ["GPT2Model"], "n_embd": 128, "n_layer": 8, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
+    "architectures": ["GPT2Model"], "n_embd": 128, "n_layer": 8, "n_head": 4, "initializer_range": 0.1,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 
 
