@@ -16,6 +16,7 @@ from anyformer.data import Data, Loader, Numbers, Plan, prepare
 from anyformer.evaluate.regression import curves
 from anyformer.generation.dice import normal
 from anyformer.objectives.regress import Regress, seeds_of
+from anyformer.parts.init import Normal
 from anyformer.recipes.regression import model as described
 from anyformer.recipes.regression import run as recipe
 from anyformer.train.start import setup
@@ -110,24 +111,24 @@ def test_dice_are_those_of_the_place(tmp_path: Path) -> None:
     assert valid["number"].tolist() == list(range(8, 16)) and not set(first) & set(seeds_of(valid).tolist())
 
 
-def test_a_small_model_comes_near_bayes(tmp_path: Path) -> None:
-    """The recipe in its smallest form: after a few hundred steps a model predicts much better than without a context,
-    and after each number of pairs nearly as well as can be."""
+def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
+    """The recipe in its smallest form: two hundred steps bring a model from what is known without a context to the
+    neighbourhood of Bayes, after each number of pairs. (With a thousand times as many sequences it is 5 %:
+    docs/results/regression.md.)"""
     torch.set_num_threads(1)
-    objective = Regress(width=1, context=5, noise=0.5)
+    objective = Regress(width=1, context=2, noise=0.5)
     changes = {
-        "model": small(objective), "objective": objective, "steps": 300, "batch.examples": 64, "schedule.warmup": 30,
-        "optimizer.lr": 5e-3, "precision": "fp32", "compile": False, "evaluate.every": 300, "keep.every": 300,
-        "data.train.count": 64, "data.valid.count": 256,
+        "model": small(objective).replace(init={"*": Normal(std=0.2)}), "objective": objective, "steps": 200,
+        "batch.examples": 64, "schedule.warmup": 20, "optimizer.lr": 5e-3, "precision": "fp32", "compile": False,
+        "evaluate.every": 200, "keep.every": 200, "data.train.count": 64, "data.valid.count": 512,
     }  # fmt: skip
     trainer = setup(override(recipe(), changes), tmp_path, device="cpu").fit()
     errors = curves(trainer.model, objective, count=4096)
     assert trainer.scores["loss"] == pytest.approx(np.mean(errors["model"]), rel=0.15)
-    assert errors["model"][5] < 0.4 * errors["model"][0]
-    for n, (ours, bayes) in enumerate(zip(errors["model"], errors["bayes"], strict=True)):
-        assert 0.99 * bayes < ours < 1.15 * bayes, n
+    for ours, bayes, limit in zip(errors["model"], errors["bayes"], (1.05, 1.2, 1.4), strict=True):
+        assert 0.99 * bayes < ours < limit * bayes, errors  # a model that sees no context: 1, 1.7 and 2.7
     again = af.load(tmp_path)
-    assert curves(again, objective, count=512) == curves(trainer.model.eval(), objective, count=512)
+    assert curves(again, objective, count=512) == curves(trainer.model, objective, count=512)
 
 
 @pytest.mark.parametrize(
