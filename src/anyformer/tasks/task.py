@@ -89,7 +89,7 @@ def open_model(
 
 def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
-    read = [part.embedding for part in spec.towers or (spec,)]
+    read = [part.embedding for part in spec.readers]
     tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None if channels is None else Images.load(folder)
