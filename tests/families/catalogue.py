@@ -318,7 +318,8 @@ def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     )  # fmt: skip
     found = {}
     for name, value in out.items():
-        if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith(("encoder_", "logits_per_", "image_hidden_")):
+        shared = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
+        if isinstance(value, Tensor) and value.dim() > 1 and not shared:
             per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
             found[name] = (value, not per_row and value.dim() > 1)
     return found

@@ -24,13 +24,14 @@ def mix(x: Tensor) -> Tensor:
 
 
 def spread(seeds: Tensor, numbers: Tensor) -> Tensor:
-    """(B,) seeds and (B or 1, N) numbers -> (B, N) bits, of which the sign is none: signed shifts make it 0."""
+    """(B,) seeds and (B or 1, N) numbers -> (B, N) 64 bits each."""
     return mix(seeds[:, None] + (numbers + 1) * 0x9E3779B97F4A7C1)
 
 
 def normal(seeds: Tensor, count: int) -> Tensor:
     """(B,) seeds -> (B, count) numbers of the normal distribution [Box and Muller 1958], the same on any device."""
-    bits = spread(mix(seeds), torch.arange(count, device=seeds.device)[None])
+    numbers = torch.arange(count, device=seeds.device, dtype=torch.double).long()  # Triton counts in 32 bits
+    bits = spread(mix(seeds), numbers[None])
     high, low = ((half & (2**31 - 1)).double() * 2.0**-31 for half in (bits >> 32, bits))
     return ((-2 * torch.log(high + 2.0**-32)).sqrt() * torch.cos(2 * math.pi * low)).float()
 

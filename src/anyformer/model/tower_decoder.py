@@ -14,6 +14,7 @@ from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
 from anyformer.model.towers import listening
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.embed import TextEmbedding
 from anyformer.parts.head import Outputs
 from anyformer.state import State
 from anyformer.taps import Taps, declared
@@ -30,7 +31,7 @@ class Tower(Part):
     bias: bool = True
 
     def check(self) -> None:
-        if not self.layers or not 0 <= self.skip or not 0 <= self.token:
+        if not self.layers or not self.skip >= 0 or not self.token >= 0:
             raise ValueError(f"Tower: token {self.token}, layers {self.layers} and skip {self.skip} name nothing")
         depth = getattr(self.model.encoder, "depth", None)
         for layer in self.layers:
@@ -62,6 +63,7 @@ class TowerModule(nn.Module):
 class TowerDecoderModel(DecoderModel):
     """A decoder that reads what towers make of pictures and sounds between its tokens."""
 
+    embedding: TextEmbedding
     image: Tower | None = None
     audio: Tower | None = None
 
@@ -76,7 +78,7 @@ class TowerDecoderModel(DecoderModel):
     def check(self) -> None:
         super().check()
         for name, tower in self.fed_by.items():
-            if tower.token >= (size := getattr(self.embedding, "tokens").vocab_size):
+            if tower.token >= (size := self.embedding.tokens.vocab_size):
                 raise ValueError(f"{name}.token is {tower.token}, of a vocabulary of {size} tokens")
 
     def build(self, site: Site) -> nn.Module:
@@ -107,7 +109,8 @@ class TowerDecoderModule(OneStackModule):
                 continue
             ids, x = inputs.get("input_ids"), rest.get("inputs_embeds")
             if ids is None and x is None:
-                raise ValueError(f"{tower.reads} stands in a text: give input_ids that have the token {tower.part.token}")
+                place = f"give input_ids that have the token {tower.part.token}"
+                raise ValueError(f"{tower.reads} stands in a text: {place}")
             x = self.embedding.tokens(ids) if x is None else x
             own = self.embedding.tokens(torch.tensor(tower.part.token, device=x.device))
             places = (x == own).all(-1) if ids is None else ids == tower.part.token  # (B, T)
