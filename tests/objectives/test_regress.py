@@ -42,6 +42,21 @@ def test_normal_numbers() -> None:
     assert not torch.equal(normal(torch.tensor([-7]), 3), numbers[7:8, :3])
 
 
+def test_compiled_the_same_is_drawn() -> None:
+    """As one operation, whose numbers the compiler does not look into."""
+    assert normal(torch.zeros(4, dtype=torch.long, device="meta"), 7).shape == (4, 7)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda seeds: normal(seeds, 5) + 1, backend=backend, fullgraph=True)
+    seeds = torch.arange(6) * 10**15
+    assert torch.equal(compiled(seeds), normal(seeds, 5) + 1)
+    assert torch.ops.anyformer.normal.default in [node.target for node in graphs[0].graph.nodes]
+
+
 def test_what_is_drawn() -> None:
     """Every sequence is a linear function: what least squares leaves of the values is the noise."""
     objective = Regress(width=3, context=59, noise=0.5)
@@ -113,8 +128,7 @@ def test_dice_are_those_of_the_place(tmp_path: Path) -> None:
 
 def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
     """The recipe in its smallest form: two hundred steps bring a model from what is known without a context to the
-    neighbourhood of Bayes, after each number of pairs. (With a thousand times as many sequences it is 5 %:
-    docs/results/regression.md.)"""
+    neighbourhood of Bayes, after each number of pairs."""
     torch.set_num_threads(1)
     objective = Regress(width=1, context=2, noise=0.5)
     changes = {

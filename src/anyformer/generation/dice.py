@@ -28,12 +28,18 @@ def spread(seeds: Tensor, numbers: Tensor) -> Tensor:
     return mix(seeds[:, None] + (numbers + 1) * 0x9E3779B97F4A7C1)
 
 
+@torch.library.custom_op("anyformer::normal", mutates_args=())
 def normal(seeds: Tensor, count: int) -> Tensor:
-    """(B,) seeds -> (B, count) numbers of the normal distribution [Box and Muller 1958], the same on any device."""
-    numbers = torch.arange(count, device=seeds.device, dtype=torch.double).long()  # Triton counts in 32 bits
-    bits = spread(mix(seeds), numbers[None])
-    high, low = ((half & (2**31 - 1)).double() * 2.0**-31 for half in (bits >> 32, bits))
+    """(B,) seeds -> (B, count) numbers of the normal distribution [Box and Muller 1958], the same on any device. The
+    compiler does not look inside: it would count in 32 bits on a GPU."""
+    bits = spread(mix(seeds), torch.arange(count, device=seeds.device)[None])
+    high, low = ((half & HIGH).double() * 2.0**-31 for half in (bits >> 32, bits))
     return ((-2 * torch.log(high + 2.0**-32)).sqrt() * torch.cos(2 * math.pi * low)).float()
+
+
+@normal.register_fake
+def _(seeds: Tensor, count: int) -> Tensor:
+    return seeds.new_empty((seeds.shape[0], count), dtype=torch.float32)
 
 
 class Dice:

@@ -311,7 +311,7 @@ def picture_rows(task: str, inputs: Any) -> tuple[list[Row], bool]:
             if not isinstance(folder, str | Path) or not Path(folder).expanduser().is_dir():
                 rows.append(row)
                 continue
-            rows += [{"image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
+            rows += [{**row, "image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
             one = False
     return rows, one
 
