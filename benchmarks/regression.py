@@ -1,6 +1,6 @@
 """In-context regression at full size: trains the recipe for each noise, all at once, and compares with statistics.
 
-    python benchmarks/regression.py FOLDER [--noise 0.25 0.5 1.0] [--minutes 9] [--set path=value ...]
+    python benchmarks/regression.py [FOLDER] [--noise 0.25 0.5 1.0] [--minutes 9] [--set path=value ...]
 
 Writes FOLDER/regression.json (the mean squared error by how many pairs were seen), regression.png, and the runs with
 their logs. Trainings end by the time that is given, and what was trained before is not trained again.
@@ -28,7 +28,7 @@ GOAL = 1.05  # of the error that Bayes makes
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/regression"))
     parser.add_argument("--noise", type=float, nargs="+", default=[0.25, 0.5, 1.0])
     parser.add_argument("--minutes", type=float, help="for all trainings together; unless said they end when done")
     parser.add_argument("--count", type=int, default=2**18, help="test sequences")
