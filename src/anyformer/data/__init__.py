@@ -15,9 +15,9 @@ from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
 __all__ = [
-    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
-    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share",
-    "TextToText", "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset",
-    "Arrays", "IDX", "SQuAD", "Captions", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
-    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
+    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready", "tokenizer_digest",
+    "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share", "TextToText", "TextFiles",
+    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
+    "SQuAD", "Captions", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings", "Vocabulary",
+    "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

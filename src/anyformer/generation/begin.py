@@ -77,8 +77,8 @@ def begin(
     )  # fmt: skip
     if assistant is not None:
         job.draft = Stepper(assistant, prompt.source, s.use_cache, s.prefill_chunk_size)
-        known = {name: value for name, value in prompt.read.items() if name in assistant.inputs}
-        seen, _ = assistant.fed({"input_ids": prompt.aligned, **known})
+        also = {name: value for name, value in prompt.read.items() if name in assistant.inputs}
+        seen, _ = assistant.fed({"input_ids": prompt.aligned, **also})
         job.draft.begin(prompt.aligned, prompt.mask, seen.get("inputs_embeds"))
         job.draft.repeat(copies)
     return job

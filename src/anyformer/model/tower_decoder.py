@@ -46,7 +46,7 @@ class TowerModule(nn.Module):
     def __init__(self, part: Tower, site: Site) -> None:
         super().__init__()
         self.part, self.reads = part, part.model.embedding.inputs[0]
-        self.model = part.model.build(site.child("model", width=part.model.width))
+        self.model: Any = part.model.build(site.child("model", width=part.model.width))
         width = part.model.encoder.out_width(part.model.width) * len(part.layers)
         self.up = nn.Linear(width, site.width, bias=part.bias)
         self.down = nn.Linear(site.width, site.width, bias=part.bias)

@@ -45,8 +45,8 @@ def written(asked: TaskRun, texts: Sequence[str], options: dict[str, Any]) -> li
         for row in rows:
             asked.fits(len(row))
         read = padded_texts([{"input_ids": np.asarray(row)} for row in rows], asked.pad)
-        read = {name: value.to(asked.model.device) for name, value in read.items()}
-        sequences = generate(asked.model, **read, **batch, tokenizer=asked.tokenizer, **options)
+        given: dict[str, Any] = {**{name: value.to(asked.model.device) for name, value in read.items()}, **batch}
+        sequences = generate(asked.model, **given, tokenizer=asked.tokenizer, **options)
         for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
             found[i] = "".join(said(asked, row.tolist(), ends, None)).strip()
     files = [row.get("file") for row in asked.rows]
