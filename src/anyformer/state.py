@@ -494,11 +494,11 @@ def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> T
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:
-    """(address, what it declares) of every mixer that remembers something; the encoder of a pair reads once and need
-    not."""
-    read_once = ("encoder.", "embedding") if getattr(getattr(model, "spec", None), "pair", False) else ()
+    """(address, what it declares) of every mixer that remembers something; an encoder or a tower beside what is
+    written from left to right reads once and need not."""
+    written = getattr(getattr(model, "spec", None), "left_to_right", ())
     for address, module in model.named_modules() if modules is None else modules:
-        if hasattr(module, "state_spec") and not address.startswith(read_once):
+        if hasattr(module, "state_spec") and (not written or address.split(".")[0] in (*written, "head")):
             declared = module.state_spec()
             if declared is not None:
                 yield address, declared

@@ -535,8 +535,10 @@ SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
 AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
 BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
+FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
     **dict.fromkeys(("AutoencoderModel", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN),
+    **dict.fromkeys(("TowerDecoderModel", "Tower"), FED),
 }

@@ -29,12 +29,11 @@ from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
 from anyformer.parts.pooling import Skip
 from anyformer.parts.question import QuestionHead
-from anyformer.parts.trajectory import KINDS
 from anyformer.transforms.recompute import recompute
 from architectures.generator import LENGTH, SAMPLES
 
 PADS = 32
-STEPS = LENGTH // KINDS  # of an episode
+STEPS = 4  # of an episode, or pairs of a function
 SPECIAL, SPECIAL_PLACE = 3, 4  # the token that speaks for a text, or ends a question, and where it stands
 
 
@@ -56,7 +55,8 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
     elif lives(spec):
         rows = spec.embedding.row(STEPS, spec.width)
         out = {each: torch.randn(*shape[:-1], *row, generator=generator) for each, row in rows.items()}
-        out["timesteps"] = torch.randint(0, spec.embedding.steps, out["timesteps"].shape, generator=generator)
+        if "timesteps" in out:
+            out["timesteps"] = torch.randint(0, spec.embedding.steps, out["timesteps"].shape, generator=generator)
     else:
         out[name] = torch.randn(batch, SAMPLES, generator=generator)
     if getattr(spec.embedding, "segments", 0):
@@ -81,7 +81,8 @@ def labels_of(spec: Any, inputs: dict[str, Any], generator: torch.Generator) -> 
         out = random_model(spec)(**inputs, **({"use_cache": False} if is_causal(spec) else {}))
     if isinstance(spec.head, PixelHead):  # a stride that does not fill the image has no loss, as published
         return make_labels(spec, 3, inputs, generator) if out[0].shape == inputs["pixel_values"].shape else {}
-    logits = next((v for name, v in out.items() if name.endswith("logits")), out[0])
+    first = next(v for v in out.values() if v.dim())  # a loss that needs no labels is a number
+    logits = next((v for name, v in out.items() if name.endswith("logits")), first)
     if isinstance(spec.head, ContrastHead):  # what made frames fewer left none to compare, as published
         labels = make_labels(spec, 3, inputs, generator)
         return labels if labels["mask_time_indices"].shape == out[0].shape[:2] else {}
@@ -134,8 +135,8 @@ def written(spec: Any) -> str:
 
 
 def lives(spec: Any) -> bool:
-    """An episode is read, several inputs a time step."""
-    return "time steps" in spec.embedding.gives
+    """An episode is read, or a function's values: several inputs a step."""
+    return len(spec.embedding.row(1, 1)) > 1
 
 
 def mixes(spec: Any) -> bool:
@@ -193,13 +194,13 @@ def n3_a_batch_is_its_rows(model: Any) -> None:
             close(whole[key][0][row : row + 1], value)
 
 
-VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go", "input_features")  # (..., T, width)
+VECTORS = ("inputs_embeds", "states", "actions", "returns_to_go", "input_features", "points")  # (..., T, width)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask", "tree_parents")
 
 
 def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int = 0) -> dict[str, Any]:
     """The named inputs (..., T), `PADS` longer on one side."""
-    pads = PADS // KINDS if "states" in names else PADS
+    pads = PADS // 3 if {"states", "points"} & {*names} else PADS
     widths = (pads, 0) if where == "left" else (0, pads)
     out = dict(inputs)
     for name in names:

@@ -238,7 +238,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         name = spec.embedding.inputs[0]
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
-    for tower in spec.towers[1:]:  # the first reads texts
+    for tower in spec.readers[1:]:  # the first reads texts
         name = tower.embedding.inputs[0]
         out[name] = torch.randn(batch, *case.inputs.get(name, (3, 32, 32)), generator=generator)
     if is_encoder_decoder(spec):
@@ -255,6 +255,13 @@ def time_axis(spec: Any) -> int:
     """Along which axis of what is read first time goes."""
     steps = isinstance(spec.embedding, subsample.SubsampledSpectrogram) or "time steps" in spec.embedding.gives
     return 1 if steps else -1
+
+
+def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Without the pictures that stand nowhere in this text: a part of a text is given its own alone."""
+    towers = getattr(spec, "fed_by", {}).values()
+    absent = {tower.model.embedding.inputs[0] for tower in towers if not (inputs["input_ids"] == tower.token).any()}
+    return {name: value for name, value in inputs.items() if name not in absent}
 
 
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
@@ -346,7 +353,8 @@ def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     )  # fmt: skip
     found = {}
     for name, value in out.items():
-        if isinstance(value, Tensor) and value.dim() > 1 and not name.startswith(("encoder_", "logits_per_")):
+        shared = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
+        if isinstance(value, Tensor) and value.dim() > 1 and not shared:
             per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
             found[name] = (value, not per_row and value.dim() > 1)
     return found

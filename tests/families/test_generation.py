@@ -82,6 +82,7 @@ def common(case: Case) -> dict[str, Any]:
     # published so: tokens that can be written and not read, and padding that would have no position in a text
     unwanted = [*range(embedding.tokens.vocab_size, spec.head.vocab_size)]
     unwanted += [embedding.numbering.token] if isinstance(embedding.numbering, WithoutToken) else []
+    unwanted += [tower.token for tower in getattr(spec, "fed_by", {}).values()]
     if unwanted:
         start["suppress_tokens"] = unwanted
     free = af.generate(shared(case), **inputs, max_new_tokens=NEW, eos_token_id=[], pad_token_id=0, **start)

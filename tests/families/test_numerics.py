@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from catalogue import (
     Case,
     af_walk,
+    belonging,
     body,
     body_and_head,
     cases,
@@ -46,7 +47,7 @@ PADS = 32
 def run(model: Any, inputs: dict[str, Any], kernel: str = "auto", **more: Any) -> dict[str, tuple[Tensor, bool]]:
     model.kernel = kernel
     try:
-        return results(model.spec, model(**inputs, **more))
+        return results(model.spec, model(**belonging(model.spec, inputs), **more))
     finally:
         model.kernel = "auto"
 
@@ -257,7 +258,7 @@ def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
     for kernel in KERNELS:
         model.kernel = kernel
         together = model(**packed)
-        alone = [model(**piece) for piece in pieces]
+        alone = [model(**belonging(spec, piece)) for piece in pieces]
         for key, (value, per_token) in results(spec, together).items():
             if per_token:
                 close(value, torch.cat([results(spec, out)[key][0] for out in alone], dim=1))
@@ -305,6 +306,10 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     silent = {n for n, p in model.named_parameters() if p.requires_grad} - grads.keys()
     # a code is chosen by a maximum, which teaches only where it is drawn, in training
     idle = ("mask_token", "mask_embedding", "quantizer.choose")
+    for name, tower in getattr(spec, "fed_by", {}).items():  # nor what comes after the states that are read of a tower
+        depth = tower.model.encoder.depth
+        last = max(layer % (depth + 1) for layer in tower.layers)
+        idle += (f"{name}.model.head", *(f"{name}.model.encoder.layers.{i}." for i in range(last, depth)))
     unused = {n for n, p in model.named_parameters() if any(name in n for name in idle)}
     assert silent <= unused, f"no gradient: {silent - unused}"
     _, recomputed = train_step(recompute(ours(case)), inputs)

@@ -57,7 +57,7 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
     source = length if source_length is None else source_length
     choices = (1,) if isinstance(spec.head, MultipleChoiceHead) else ()
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in spec.towers or (spec,):
+    for part in spec.readers:
         embedding: Any = dict(part.items())["embedding"]
         shapes |= embedding.row(source if spec.pair else length, part.width)
     kinds = {name: torch.long if name in NUMBERS else torch.float32 for name in shapes}

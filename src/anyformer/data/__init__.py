@@ -9,15 +9,15 @@ from anyformer.data.mixture import Mixture, Share, TextToText
 from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
-from anyformer.data.source import Beside, First, Held, Row, Source, Where
+from anyformer.data.source import Beside, First, Held, Numbers, Row, Source, Where
 from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
 __all__ = [
-    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready",
-    "tokenizer_digest", "Source", "Row", "Beside", "Held", "First", "Where", "Mixture", "Share", "TextToText",
-    "TextFiles", "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays",
-    "IDX", "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings",
-    "JoinedRecordings", "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
+    "Data", "Splits", "DataSplit", "prepare", "Plan", "MixedPlan", "plan_of", "Loader", "Ready", "tokenizer_digest",
+    "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share", "TextToText", "TextFiles",
+    "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
+    "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
+    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 
 from anyformer.data.mixed import MixedPlan
 from anyformer.data.plan import Chosen, PlaceDice, Plan, share
+from anyformer.generation.dice import mix
 from anyformer.objectives.objective import Batch, Objective, Record
 
 
@@ -45,7 +46,7 @@ class Loader:
         self.start, self.stop = start_step, plan.last if stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
-        self._dice = PlaceDice(plan.seed)
+        self._dice, self._luck = PlaceDice(plan.seed), mix(torch.tensor(plan.seed % 2**63))
         self._queue: queue.Queue[Ready | BaseException | None] = queue.Queue(ahead)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,6 +67,8 @@ class Loader:
             numbers = zip(chosen.places.tolist(), chosen.items.tolist())
             records = [self._vary(record, *where) for record, where in zip(records, numbers)]
         batch = self.objective.collate(records, self.pad)
+        if self.objective.draws:
+            batch["dice"] = mix(torch.from_numpy(chosen.places) + self._luck)
         return {name: tensor.pin_memory() for name, tensor in batch.items()} if self.pin else batch
 
     def _vary(self, record: Record, place: int, item: int) -> Record:

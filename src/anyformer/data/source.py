@@ -155,6 +155,22 @@ class Beside(Source):
         return "".join(source.digest() for source in self.sources)
 
 
+class Numbers(Source):
+    """{"number": first}, {"number": first + 1}, ...: for an objective that draws what is learnt from itself."""
+
+    count: int
+    first: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "count")
+
+    def raw(self) -> Iterator[Row]:
+        return (Row(f"number {i}", {"number": i}) for i in range(self.first, self.first + self.count))
+
+    def digest(self) -> str:
+        return ""  # all that there is stands in the description
+
+
 class Held(Subset):
     """One part of a source where no split is given: the examples 0, n, 2n, ... are held out, the rest is to learn from.
 

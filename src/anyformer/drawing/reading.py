@@ -350,9 +350,15 @@ def columns_of(reader: Reader, spec: Model, prefix: str, width: int) -> tuple[li
     flow = Flow("", (), "", "T", None)
     out = wide = width
     fields = [(each, part) for each, part in spec.items() if isinstance(part, Part) and each != "head"]
-    for each, part in fields:
+    feeding = {each: inner for each, part in fields for _, inner in parts_in(part) if isinstance(inner, Model)}
+    for each, part in sorted(fields, key=lambda field: field[0] not in feeding):  # what feeds the text stands before it
         address = f"{prefix}{each}"
-        if isinstance(part, Model):
+        if each in feeding:
+            tower = feeding[each]
+            inner, above = columns_of(reader, tower, f"{address}.model.", tower.width)
+            card = reader.whole(part, address, "resize", width, (tower,), ("model",))
+            columns += [[*items, *above, card, f"N × {number(width)}"] for items in inner]
+        elif isinstance(part, Model):
             inner, above = columns_of(reader, part, f"{address}.", part.width)
             columns += [[*items, *(above if len(inner) == 1 else ())] for items in inner]
         elif isinstance(part, Embedding):
@@ -368,7 +374,7 @@ def columns_of(reader: Reader, spec: Model, prefix: str, width: int) -> tuple[li
             flow = flow.after(part)
             columns[-1].append(flow.shape(wide))
     head = [] if spec.head is None else [reader.whole(spec.head, f"{prefix}head", "head", out), scores(spec.head, flow)]
-    if len(columns) == 1 or spec.pair:
+    if len(columns) == 1 or spec.pair or feeding:
         columns[-1] += head
         return [tuple(column) for column in columns], top
     return [tuple(column) for column in columns], head

@@ -197,6 +197,7 @@ class Family:
     dropped: tuple[str, ...] = ()  # templates of published tensors that hold nothing to learn
     absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `told_by`
     legacy: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old endings of tensor names -> today's
+    moved: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old beginnings of tensor names -> today's
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # whose classes they are
@@ -226,8 +227,10 @@ class Family:
         """{today's name of a tensor: the name it is stored under}."""
         endings, found = {**LEGACY, **self.legacy}, {}
         for name in names:
-            ending = next((old for old in endings if name.endswith(old)), None)
-            found[name.removesuffix(ending) + endings[ending] if ending else name] = name
+            start = next((old for old in self.moved if name.startswith(old)), "")
+            now = self.moved.get(start, "") + name.removeprefix(start)
+            ending = next((old for old in endings if now.endswith(old)), None)
+            found[now.removesuffix(ending) + endings[ending] if ending else now] = name
         return found
 
     def match(self, spec: Model, stored: list[str], targets: list[str]) -> Matched:

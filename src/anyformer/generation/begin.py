@@ -77,7 +77,9 @@ def begin(
     )  # fmt: skip
     if assistant is not None:
         job.draft = Stepper(assistant, prompt.source, s.use_cache, s.prefill_chunk_size)
-        job.draft.begin(prompt.aligned, prompt.mask)
+        also = {name: value for name, value in prompt.read.items() if name in assistant.inputs}
+        seen, _ = assistant.fed({"input_ids": prompt.aligned, **also})
+        job.draft.begin(prompt.aligned, prompt.mask, seen.get("inputs_embeds"))
         job.draft.repeat(copies)
     return job
 
@@ -100,7 +102,7 @@ def check_assistant(model: TransformerModule, assistant: TransformerModule, s: S
     need(not assistant.training, "needs to be in eval mode: assistant_model.eval()")
     need(assistant.spec.pair == model.spec.pair, "one of the two has an encoder and the other has none")
     need("encoder_outputs" not in prompt.source, "it reads the encoder's inputs itself: encoder_outputs are not enough")
-    need(prompt.embeds is None, "cannot read inputs_embeds, which belong to another table")
+    need(prompt.embeds is None or bool(prompt.read), "cannot read inputs_embeds, which belong to another table")
     need(s.num_beams == 1, f"cannot draft for beams, and num_beams={s.num_beams}")
     need(not s.contrastive, f"cannot draft for contrastive search, and penalty_alpha={s.penalty_alpha}")
     lookup = s.prompt_lookup_num_tokens

@@ -6,6 +6,7 @@ a text is continued later or drafted by another model cannot change what is draw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,25 @@ def mix(x: Tensor) -> Tensor:
     for factor in (-49064778989728563, -4265267296055464877):
         x = (x ^ (x >> 33 & HIGH)) * factor
     return x ^ (x >> 33 & HIGH)
+
+
+def spread(seeds: Tensor, numbers: Tensor) -> Tensor:
+    """(B,) seeds and (B or 1, N) numbers -> (B, N) 64 bits each."""
+    return mix(seeds[:, None] + (numbers + 1) * 0x9E3779B97F4A7C1)
+
+
+@torch.library.custom_op("anyformer::normal", mutates_args=())
+def normal(seeds: Tensor, count: int) -> Tensor:
+    """(B,) seeds -> (B, count) numbers of the normal distribution [Box and Muller 1958], the same on any device. The
+    compiler does not look inside: it would count in 32 bits on a GPU."""
+    bits = spread(mix(seeds), torch.arange(count, device=seeds.device)[None])
+    high, low = ((half & HIGH).double() * 2.0**-31 for half in (bits >> 32, bits))
+    return ((-2 * torch.log(high + 2.0**-32)).sqrt() * torch.cos(2 * math.pi * low)).float()
+
+
+@normal.register_fake
+def _(seeds: Tensor, count: int) -> Tensor:
+    return seeds.new_empty((seeds.shape[0], count), dtype=torch.float32)
 
 
 class Dice:
@@ -38,8 +58,7 @@ class Dice:
 
     def gumbel(self, places: Tensor, tokens: Tensor) -> Tensor:
         """(B,) places and (B or 1, N) tokens -> (B, N) Gumbel noise: argmax(log p + noise) is a sample of p."""
-        row = mix(self.seeds + places)[:, None]
-        bits = mix(row + (tokens + 1) * 0x9E3779B97F4A7C1)
+        bits = spread(mix(self.seeds + places), tokens)
         u = ((bits & (2**53 - 1)).double() + 0.5) * 2.0**-53
         u = u.clamp(max=1 - 2.0**-53)  # of all ones the sum is rounded up, and the noise would be infinite
         return -torch.log(-torch.log(u))

@@ -37,6 +37,7 @@ class Prompt:
     embeds: Tensor | None
     source: dict[str, Any]
     memory: Tensor | None = None  # what the encoder said of it, where that was asked already
+    read: dict[str, Any] = dataclasses.field(default_factory=dict)  # what towers read, which `embeds` has already
 
     @property
     def num_read(self) -> int:
@@ -50,7 +51,7 @@ class Prompt:
 
     def written(self, pad: int | None, vocab_size: int) -> Tensor:
         """The aligned ids with pads as the id after the vocabulary, which no rule counts."""
-        if self.mask is None or pad is None or self.embeds is not None:
+        if self.mask is None or pad is None or self.aligned.shape != self.mask.shape:
             return self.aligned
         return self.aligned.masked_fill(~self.mask.bool() & (self.aligned == pad), vocab_size)
 
@@ -74,11 +75,12 @@ def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> 
         return decoder_prompt(model, inputs, s)
     if first is None:
         raise ValueError("give a prompt: input_ids (or inputs_embeds)")
-    rest = dict(inputs)
+    rest, _ = model.fed(dict(inputs))
+    read = {name: value for name, value in inputs.items() if name not in rest}
     ids, mask, embeds = rest.pop("input_ids", None), rest.pop("attention_mask", None), rest.pop("inputs_embeds", None)
     if ids is None:
         ids = torch.zeros(embeds.shape[0], 0, dtype=torch.long, device=embeds.device)
-    return aligned(ids, mask, embeds, rest, "attention_mask")
+    return dataclasses.replace(aligned(ids, mask, embeds, rest, "attention_mask"), read=read)
 
 
 def guess_mask(ids: Tensor, s: Settings) -> Tensor | None:
@@ -99,7 +101,7 @@ def aligned(ids: Tensor, mask: Tensor | None, embeds: Tensor | None, rest: dict[
         mask = hiding(mask, name)
     if mask is None:
         return Prompt(ids, ids, None, embeds, rest)
-    moved = ids if embeds is not None else align_right(ids, mask)
+    moved = align_right(ids, mask) if ids.shape == mask.shape else ids  # of vectors there may be no ids
     embeds = None if embeds is None else align_right(embeds, mask)
     segments = {n: align_right(v, mask) for n, v in rest.items() if n == "token_type_ids"}
     return Prompt(ids, moved, align_right(mask, mask), embeds, {**rest, **segments})

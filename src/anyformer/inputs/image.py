@@ -20,7 +20,7 @@ from anyformer.families.family import UnknownFieldWarning
 from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
-FILE = "preprocessor_config.json"
+FILE, WHOLE = "preprocessor_config.json", "processor_config.json"
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 PIXELS = 89_478_485  # a picture of more is no picture but an attack on memory: PIL's own limit
@@ -99,10 +99,13 @@ class Images(Part):
     @classmethod
     def load(cls, folder: str | Path, **changes: Any) -> Images:
         """The one of a model folder; `changes` are other values of its fields."""
-        path = Path(folder) / FILE
-        if not path.is_file():
+        path, whole = Path(folder) / FILE, Path(folder) / WHOLE
+        config = read_json(path) if path.is_file() else None
+        if config is None and whole.is_file():  # as today's processors are saved, all their parts in one file
+            path, config = whole, read_json(whole).get("image_processor")
+        if not isinstance(config, dict):
             raise ValueError(f"{folder}: no {FILE}, which says how pictures are made ready for this model")
-        return cls.of({**read_json(path), **changes}, str(path))
+        return cls.of({**config, **changes}, str(path))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], name: str = FILE) -> Images:

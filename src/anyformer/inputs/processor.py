@@ -48,6 +48,30 @@ READERS: dict[str, Reader] = {
 }
 
 
+class Places(NamedTuple):
+    """How a picture stands in a text: as so many of one token as it makes vectors (LLaVA)."""
+
+    token: str
+    patch: int
+    more: int  # vectors that belong to no patch
+
+    @classmethod
+    def of(cls, folder: Path) -> Places | None:
+        for config in settings_in(folder):
+            if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
+                more = int(config.get("num_additional_image_tokens") or 0)
+                cut = int(config["vision_feature_select_strategy"] == "default")
+                return cls(config.get("image_token") or "<image>", patch, more - cut)
+        return None
+
+    def filled(self, texts: Sequence[str], pixels: Tensor) -> list[str]:
+        """Texts in which the token of each picture (M, C, H, W), in their order, stands as often as it must."""
+        count = (pixels.shape[2] // self.patch) * (pixels.shape[3] // self.patch) + self.more
+        if (found := sum(text.count(self.token) for text in texts)) != len(pixels):
+            raise ValueError(f"{len(pixels)} pictures, and {found} places {self.token} for them in the text")
+        return [text.replace(self.token, self.token * count) for text in texts]
+
+
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
     """What reads for the model in a folder, or of a hub id."""
     folder = hub.resolve(name, offline=offline)
@@ -104,6 +128,8 @@ class Processor:
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
         texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        if "images" in given and (places := Places.of(self.folder)) is not None:
+            texts = places.filled(texts, out["pixel_values"])
         encoded = self.tokenizer.batch(
             texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
             max_length=longest if truncation else None, add_special_tokens=add_special_tokens, types=self.types,

@@ -1,13 +1,15 @@
-"""Model shapes, from embedding to named outputs: one stack, a pair, two towers, and an autoencoder of pictures."""
+"""Model shapes, from embedding to named outputs: one stack, a pair, two towers, towers into a decoder, and an
+autoencoder of pictures."""
 
 from anyformer.model.autoencoder import AutoencoderModel, AutoencoderModule
 from anyformer.model.base import Model, Output, TransformerModule, position_limit
 from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
 from anyformer.model.pair import EncoderDecoderModel, EncoderDecoderModule
+from anyformer.model.tower_decoder import Tower, TowerDecoderModel, TowerDecoderModule
 from anyformer.model.towers import TwoTowerModel, TwoTowerModule
 
 __all__ = [
     "AutoencoderModel", "AutoencoderModule", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
-    "EncoderModel", "Model", "OneStackModule", "Output", "TransformerModule", "TwoTowerModel", "TwoTowerModule",
-    "position_limit",
+    "EncoderModel", "Model", "OneStackModule", "Output", "Tower", "TowerDecoderModel", "TowerDecoderModule",
+    "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
 ]  # fmt: skip

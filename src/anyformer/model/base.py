@@ -88,6 +88,11 @@ class Model(Part):
         return ()
 
     @property
+    def readers(self) -> tuple[Model, ...]:
+        """Every model in it that has an embedding, the one that reads texts first."""
+        return self.towers or (self,)
+
+    @property
     def writes(self) -> bool:
         """Whether this model scores next tokens, so that none may see a later one."""
         heads = (part for _, part in walk(self.head))
@@ -273,6 +278,10 @@ class TransformerModule(nn.Module):
     def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
         """What the encoder of a pair makes of what it reads."""
         raise NotImplementedError
+
+    def fed(self, inputs: dict[str, Any], taps: Taps | None = None) -> tuple[dict[str, Any], Outputs]:
+        """The inputs of a text with what else is read put into it as vectors, and these by themselves."""
+        return inputs, {}
 
     def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
         x, ctx, said = self.hidden(inputs, taps, state)

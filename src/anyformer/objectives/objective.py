@@ -64,6 +64,12 @@ class Objective(Part):
         """How many other records, drawn at random from the same split, `vary` gets after the generator."""
         return 0
 
+    @property
+    def draws(self) -> bool:
+        """Whether a batch gets "dice" (B,), 63 random bits an example: for what `losses` draws on the device, where it
+        would be too much for `vary`."""
+        return False
+
     def reads(self, length: int) -> int:
         """How many tokens of text a packed row has where the model is to see rows of `length`."""
         return length

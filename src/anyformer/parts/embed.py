@@ -51,7 +51,7 @@ GIVERS = {
     "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
     "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
     "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
-    "two towers": "TwoTowerModel", "a condition": "NoisyEmbedding",
+    "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "a condition": "NoisyEmbedding",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from anyformer.state import State
 NUMBERS = ("input_ids", "position_ids", "token_type_ids", "document_ids", "tree_parents", "mc_token_ids",
            "question_lengths", "timesteps", "class_labels")  # fmt: skip
 VECTORS = ("inputs_embeds", "encoder_hidden_states", "pixel_values", "input_values", "input_features", "states",
-           "actions", "rewards", "returns_to_go", "hidden_states")  # fmt: skip
+           "actions", "rewards", "returns_to_go", "hidden_states", "points", "values")  # fmt: skip
 MASKS = ("attention_mask", "encoder_attention_mask", "global_attention_mask", "bool_masked_pos", "mask_time_indices")
 LABELS = ("labels", "next_sentence_label", "sentence_order_label", "mc_labels", "start_positions", "end_positions")
 FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",

@@ -107,7 +107,7 @@ def computed(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
 def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: set[str] | None = None) -> None:
     """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
     has rules of its own."""
-    towers = {f"{name}.": tower for name, tower in model.named_children() if hasattr(tower, "spec")}
+    towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
     owners, fixed = dict(model.spec.ties), computed(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:

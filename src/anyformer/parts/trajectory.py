@@ -5,6 +5,7 @@ B batch, N time steps, T = 3 N tokens, S width of a state, A width of an action,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -88,13 +89,19 @@ class TrajectoryEmbeddingModule(nn.Module):
         if not recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
             raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
         each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
-        x = (torch.stack(each, dim=2) + self.time(times)[:, :, None]).flatten(1, 2)  # (B, T, D)
+        time = self.time(times)
+        x, ctx = in_turn([kind + time for kind in each], inputs.get("attention_mask"), state)
         x = x if self.norm is None else self.norm(x)
-        mask = inputs.get("attention_mask")
-        ctx = text_context(x, {"attention_mask": None if mask is None else mask.repeat_interleave(KINDS, 1)}, state)
         if self.everywhere is not None:
             x = x + self.everywhere(torch.zeros_like(ctx.index[..., :1])).to(x.dtype)
         return (F.dropout(x, part.dropout) if self.training and part.dropout else x), ctx
+
+
+def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, Context]:
+    """Several kinds of token (B, N, D) one after the other at each of N steps, (B, T, D); the mask (B, N) is theirs."""
+    x = torch.stack([*kinds], dim=2).flatten(1, 2)
+    mask = None if mask is None else mask.repeat_interleave(len(kinds), 1)
+    return x, text_context(x, {"attention_mask": mask}, state)
 
 
 class Unread(nn.Embedding):

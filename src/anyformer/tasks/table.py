@@ -159,6 +159,28 @@ TASKS: dict[str, About] = {
             "top_k": Flag("how many names, likeliest first; all", int),
         },
     ),
+    "caption": About(
+        "a sentence about a picture, or about each of a folder",
+        fields=("image",),
+        raw=("image",),
+        flags={
+            "template": Flag("what is read before it is said, with {image} for the picture; LLaVA's"),
+            "num_beams": BEAMS["num_beams"],
+            "max_new_tokens": Flag("of the longest; 64", int),
+        },
+    ),
+    "ask-image": About(
+        "an answer to a question about a picture, or about each of a folder",
+        fields=("image",),
+        optional=("question",),
+        raw=("image",),
+        flags={
+            "question": Flag("what is asked, where a picture brings no question of its own"),
+            "template": Flag("how it is asked, with {image} and {question}; LLaVA's"),
+            "num_beams": BEAMS["num_beams"],
+            "max_new_tokens": Flag("of the longest answer; 64", int),
+        },
+    ),
     "search-images": About(
         "the pictures of a folder that fit a text best: for models with two towers",
         flags={

@@ -89,7 +89,7 @@ def open_model(
 
 def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
-    read = [part.embedding for part in spec.towers or (spec,)]
+    read = [part.embedding for part in spec.readers]
     tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None if channels is None else Images.load(folder)
@@ -311,7 +311,7 @@ def picture_rows(task: str, inputs: Any) -> tuple[list[Row], bool]:
             if not isinstance(folder, str | Path) or not Path(folder).expanduser().is_dir():
                 rows.append(row)
                 continue
-            rows += [{"image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
+            rows += [{**row, "image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
             one = False
     return rows, one
 

@@ -1,0 +1,75 @@
+"""What can be known of a linear function from its values at some points: a model's guess beside those of statistics.
+
+B sequences, N points, P numbers a point. Whatever predicts says of every point what it makes of the pairs before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from anyformer.model import TransformerModule
+from anyformer.objectives.regress import Regress
+
+Predictor = Callable[[Tensor, Tensor], Tensor]  # points (B, N, P), values (B, N) -> (B, N)
+
+
+def moments(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """X'X (B, N, P, P) and X'y (B, N, P) of the pairs before each."""
+    square = points[..., None] * points[..., None, :]
+    product = points * values[..., None]
+    return square.cumsum(1) - square, product.cumsum(1) - product
+
+
+def ridge(points: Tensor, values: Tensor, weight: float) -> Tensor:
+    """(X'X + weight I) beta = X'y."""
+    square, product = moments(points, values)
+    square = square + weight * torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+    return (torch.linalg.solve(square, product) * points).sum(-1)
+
+
+def least_squares(points: Tensor, values: Tensor) -> Tensor:
+    """The function nearest to the values; of several, as there are while pairs are few, the one of the least norm."""
+    square, product = moments(points, values)
+    beta = (torch.linalg.pinv(square, rtol=1e-12, hermitian=True) @ product[..., None])[..., 0]
+    return (beta * points).sum(-1)
+
+
+def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:
+    """The mean value of the nearest points, as many as there are; 0 where there is none."""
+    N = points.shape[1]
+    before = torch.arange(N, device=points.device)
+    far = torch.cdist(points, points).masked_fill(before >= before[:, None], float("inf"))  # (B, N, N)
+    nearest = far.topk(min(count, N), largest=False)
+    known = nearest.values.isfinite()
+    chosen = values[:, None].expand(far.shape).gather(2, nearest.indices) * known
+    return chosen.sum(-1) / known.sum(-1).clamp(min=1)
+
+
+@torch.no_grad()
+def curves(
+    model: TransformerModule | None, objective: Regress, count: int = 2**17, batch: int = 4096, seed: int = 0
+) -> dict[str, list[float]]:
+    """The mean squared error after 0, 1, ..., `context` pairs, the noise of the value that is asked for included: of
+    the model, of Bayes (ridge with width x noise^2), of least squares and of the 3 nearest neighbours, all on the same
+    `count` sequences. Their seeds are small, and those of a training any of 63 bits: it has not seen them."""
+    device = torch.device("cpu") if model is None else model.device
+    weight = objective.width * objective.noise**2
+    predictors: dict[str, Predictor] = {
+        "bayes": lambda points, values: ridge(points, values, weight), "least squares": least_squares,
+        "neighbours": neighbours,
+    }  # fmt: skip
+    if model is not None:
+        was, asked = model.training, model.eval()
+        predictors = {"model": lambda x, y: asked(points=x.float(), values=y.float()).predictions, **predictors}
+    sums = {name: torch.zeros(objective.context + 1, dtype=torch.float64, device=device) for name in predictors}
+    for start in range(0, count, batch):
+        seeds = torch.arange(start, min(start + batch, count), device=device) + seed * 2**32
+        points, values = (each.double() for each in objective.draw(seeds).values())
+        for name, predict in predictors.items():
+            sums[name] += (predict(points, values) - values).square().sum(0)
+    if model is not None:
+        model.train(was)
+    return {name: (total / count).tolist() for name, total in sums.items()}

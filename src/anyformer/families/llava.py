@@ -1,0 +1,117 @@
+"""LLaVA [Liu et al. 2023]: CLIP's patches, through two layers, between the tokens of a Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyformer.families import clip, llama
+from anyformer.families.family import GENERATION, Family, Field, Inert, Size, activation_at, tied
+from anyformer.model import DecoderModel, Model, Tower, TowerDecoderModel
+from anyformer.parts.activation import activation_named
+from anyformer.parts.head import LMHead
+from anyformer.weights.rules import Rename, Rule
+
+LLAMA = llama.FAMILIES[0]
+VISION = {
+    "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "projection_dim": 768,
+}  # fmt: skip
+
+
+def describe(c: Any) -> Model:
+    whole = c.architecture != "LlavaModel"
+    text: Any = inside(c, "text_config", LLAMA, "LlamaForCausalLM" if whole else "LlamaModel")
+    image: Any = inside(c, "vision_config", clip.IMAGE, "CLIPVisionModel", VISION)
+    layers = c.vision_feature_layer
+    if c.vision_feature_select_strategy not in ("default", "full"):
+        raise ValueError(f"vision_feature_select_strategy={c.vision_feature_select_strategy!r}; valid: default, full")
+    tower = Tower(
+        model=image, token=c.image_token_index, layers=(layers,) if isinstance(layers, int) else tuple(layers),
+        skip=int(c.vision_feature_select_strategy == "default"), activation=activation_named(c.projector_hidden_act),
+        bias=c.multimodal_projector_bias,
+    )  # fmt: skip
+    if c.tie_word_embeddings and whole:
+        text = text.replace(ties=(("head.out.weight", "embedding.tokens.weight"),))
+    return TowerDecoderModel(**dict(text.items()), image=tower)
+
+
+def inside(c: Any, name: str, family: Family, architecture: str, default: Mapping[str, Any] | None = None) -> Model:
+    """The model of a config inside the config."""
+    config = getattr(c, name)
+    config = default or {} if config is None else config
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{name}={config!r:.60} is not an object")
+    if (kind := config.get("model_type", family.name)) != family.name:
+        raise ValueError(f"{name}.model_type={kind!r} is not supported; valid: {family.name}")
+    return family.part(config, architecture)
+
+
+def text_of(spec: Any) -> DecoderModel:
+    """The language model alone."""
+    fields = {name: value for name, value in spec.items() if name not in ("image", "audio")}
+    return DecoderModel(**{**fields, "architecture": "LlamaForCausalLM" if spec.head else "LlamaModel"})
+
+
+def config_of(family: Family, part: Any) -> Field:
+    return Field(None, lambda spec: family.recover(part(spec)), frozenset((*family.known, *GENERATION)))
+
+
+def feature_layer(spec: Any) -> int | list[int]:
+    layers = [*spec.image.layers]
+    return layers[0] if len(layers) == 1 else layers
+
+
+def rules(spec: Any) -> list[Rule]:
+    made: list[Rule] = [
+        Rename("multi_modal_projector.linear_1.{p}", "image.up.{p}"),
+        Rename("multi_modal_projector.linear_2.{p}", "image.down.{p}"),
+        *clip.tower_rules(spec.image.model, "vision_tower.", "image.model."),
+    ]
+    for rule in llama.rules(text_of(spec)):
+        rule.sources = tuple(f"language_model.{name.replace('~', 'model.')}" for name in rule.sources)
+        made.append(rule)
+    return made
+
+
+FAMILIES = (
+    Family(
+        name="llava",
+        about="pictures between the tokens of a text that is written on",
+        fields={
+            "text_config": config_of(LLAMA, text_of),
+            "vision_config": config_of(clip.IMAGE, lambda spec: spec.image.model),
+            "image_token_index": Field(32000, "image.token"),
+            "projector_hidden_act": Field("gelu", activation_at("image.activation")),
+            "vision_feature_select_strategy": Field("default", lambda spec: "default" if spec.image.skip else "full"),
+            "vision_feature_layer": Field(-2, feature_layer),
+            "multimodal_projector_bias": Field(True, "image.bias"),
+            "tie_word_embeddings": Field(False, tied(LMHead)),
+            "image_seq_length": Inert(576, "how many tokens a picture takes; counted from its pixels"),
+            "ignore_index": Inert(-100, "a field of old files that nothing reads"),
+            "vocab_size": Inert(None, "a field of old files: the text's own counts"),
+        },
+        describe=describe,
+        rules=rules,
+        architectures=("LlavaForConditionalGeneration", "LlavaModel"),
+        base=("LlavaForConditionalGeneration", "LlavaModel"),
+        aliases={"image_token_id": "image_token_index"},
+        moved={
+            "vision_tower.vision_model.": "vision_tower.", "model.vision_tower.": "vision_tower.",
+            "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
+            "model.multi_modal_projector.": "multi_modal_projector.",
+        },
+        dropped=(
+            "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq", "vision_tower.embeddings.position_ids",
+        ),
+        sizes={
+            "llava-1.5-7b": Size({"text_config": {"vocab_size": 32064, "max_position_embeddings": 4096,
+                                                  "rms_norm_eps": 1e-5}}, 7.06e9),
+            "llava-1.5-13b": Size({"text_config": {
+                "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_size": 5120,
+                "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40,
+                "num_key_value_heads": 40,
+            }}, 13.35e9),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""Regression in context [Garg et al. 2022]: every example is another linear function, known by noisy values alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyformer.check import at_least
+from anyformer.generation.dice import mix, normal
+from anyformer.model.base import TransformerModule
+from anyformer.objectives.examples import field
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
+from anyformer.parts.pairs import KINDS, PairModule
+
+
+class Regress(Objective):
+    """Column "number", which with chance decides what is drawn, on the device: a function beta ~ N(0, I / width),
+    points x ~ N(0, I) and values beta x + N(0, noise^2). The value at each point is told from the pairs before it, of
+    which there are 0 to `context`."""
+
+    width: int = 5
+    context: int = 40
+    noise: float = 0.5
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "context")
+        at_least(self, 0, "noise")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("number",)
+
+    @property
+    def draws(self) -> bool:
+        return True
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        return {"number": np.asarray(field(example, "number"), dtype=np.int64)}
+
+    def size(self, record: Record) -> int:
+        return KINDS * (self.context + 1)
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return {"number": scalars(records, "number")}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head_of(model, PairModule, "regression in context")
+        found = getattr(model.spec.embedding, "point_width", None)
+        if found != self.width:
+            raise ValueError(f"objective.width is {self.width}, and the model reads points of {found} numbers")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["number"]) * (self.context + 1))}
+
+    def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
+        return super().losses(trained, self.draw(seeds_of(batch)))
+
+    @torch.no_grad()
+    def draw(self, seeds: Tensor) -> Batch:
+        """(B,) -> "points" (B, context + 1, width) and "values" (B, context + 1)."""
+        N, P = self.context + 1, self.width
+        beta, points, noise = normal(seeds, P + N * P + N).split((P, N * P, N), dim=1)
+        points = points.view(-1, N, P)
+        values = (points * beta[:, None]).sum(-1) / math.sqrt(P)  # no product, which half precision would round
+        return {"points": points, "values": values + self.noise * noise}
+
+
+def seeds_of(batch: Batch) -> Tensor:
+    """(B,) what each example is drawn by."""
+    return mix(batch["dice"]) + batch["number"]

@@ -1,0 +1,31 @@
+"""An answer to a question about a picture."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from anyformer.tasks.picturing import ASKED, check_template, written
+from anyformer.tasks.task import How, Source, ask
+
+
+def ask_image(
+    model: Source, inputs: Any, *, question: str | None = None, template: str = ASKED, max_new_tokens: int = 64,
+    num_beams: int | None = None, **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """The answer; `question` is asked about every picture that brings none of its own. In `template` {image} and
+    {question} stand for them. Of a folder, [{"file", "text"}, ...].
+
+    >>> ask_image("a/llava/folder", "cat.png", question="What colour is it?")  # doctest: +SKIP
+    'Grey.'
+    """
+    check_template(template, "{question}")
+    asked = ask("ask-image", model, inputs, how)
+    questions = asked.each(lambda row: question_of(row.get("question", question)))
+    texts = [template.replace("{question}", each) for each in questions]
+    return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))
+
+
+def question_of(given: Any) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError("a picture without a question: give one with it, or question for all (--question TEXT)")
+    return given

@@ -1,0 +1,26 @@
+"""A sentence about a picture."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from anyformer.tasks.picturing import ASKED, check_template, written
+from anyformer.tasks.task import How, Source, ask
+
+WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
+
+
+def caption(
+    model: Source, inputs: Any, *, template: str = WANTED, max_new_tokens: int = 64, num_beams: int | None = None,
+    **how: Unpack[How],
+) -> Any:  # fmt: skip
+    """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
+    [{"file", "text"}, ...].
+
+    >>> caption("a/llava/folder", "cat.png")  # doctest: +SKIP
+    'A grey cat on a chair.'
+    """
+    check_template(template)
+    asked = ask("caption", model, inputs, how)
+    texts = [template] * len(asked.rows)
+    return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))
