@@ -166,7 +166,7 @@ def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: py
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lab", "list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(experiments())
-    for name in experiments():
+    for name in ("induction-heads", "norm-placement"):
         assert cli.main(["lab", "show", name]) == 0
         shown = capsys.readouterr().out
         assert experiment(name).CLAIM in shown and "tiny" in shown and "full" in shown

@@ -103,8 +103,6 @@ def run(options: argparse.Namespace) -> None:
     kind = machine.device(options.device).type
     form = options.form or chosen(options.name, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
-    biggest = "" if form == list(forms)[-1] else f" ({', '.join(list(forms)[list(forms).index(form) + 1 :])}: larger)"
-    tell(f"{options.name}, the {form} form{biggest}, in {folder}")
     outcome = perform(
         options.name, form, folder, device=options.device, jobs=options.jobs, on=options.on, budget=options.budget,
         data=options.data, tell=tell,
@@ -134,7 +132,6 @@ def grid(options: argparse.Namespace) -> None:
             print(trial.name)
         return
     folder = Path(options.out or f"runs/lab/{base.name}-grid")
-    tell(f"{len(grid.trials)} trainings in {folder}")
     rows = grid.perform(folder, options.device, options.jobs, options.on, tell)
     header = [*settings, "seeds", "parameters", "loss", "spread"]
     lines = [[str(cell) for cell in line] for line in grid.summary(rows)]

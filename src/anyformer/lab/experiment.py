@@ -95,6 +95,9 @@ def perform(
         raise ValueError(f"--data: {name} learns from no text but its own")
     given = each.FORMS[form].values | ({} if data is None else {"data": data})
     every = Trials(each.trials(**given), each.work, folder, str(place))
+    larger = list(each.FORMS)[list(each.FORMS).index(form) + 1 :]
+    more = f" (larger: {', '.join(larger)})" if larger else ""
+    tell(f"{name}, the {form} form{more}, in {folder}")
     until = begin + 60 * budget if budget is not None else math.inf
     rows = every.perform(at_once(place.type, jobs), on, until, tell)
     total = len(every.trials)

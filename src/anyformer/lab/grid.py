@@ -87,6 +87,7 @@ class Grid:
         text = to_json(self.base) + "\n"
         if (folder / BASE).is_file() and (folder / BASE).read_text("utf-8") != text:
             raise ValueError(f"{folder} holds the grid of another run; --out DIR starts another")
+        tell(f"{len(self.trials)} trainings in {folder}")
         write(folder / BASE, text)
         rows = trials.perform(at_once(place.type, jobs), on, math.inf, tell)
         draw(self.plot, rows, folder / "plot.png", tell)
