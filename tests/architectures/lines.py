@@ -52,6 +52,10 @@ def inputs_of(spec: Any, batch: int = 3, labels: bool = False) -> dict[str, Any]
         out[name] = torch.randn(batch, *spec.embedding.row(LENGTH, spec.width)[name], generator=generator)
     elif name == "input_features":
         out[name] = torch.randn(batch, *spec.embedding.row(2 * LENGTH, spec.width)[name], generator=generator)
+    elif "a condition" in spec.embedding.gives:
+        rows = spec.embedding.row(LENGTH, spec.width)
+        out = {each: torch.randint(0, 2, (batch,), generator=generator) for each in rows}
+        out[name] = torch.randn(batch, *rows[name], generator=generator)
     elif lives(spec):
         rows = spec.embedding.row(STEPS, spec.width)
         out = {each: torch.randn(*shape[:-1], *row, generator=generator) for each, row in rows.items()}
@@ -136,7 +140,7 @@ def written(spec: Any) -> str:
 
 def lives(spec: Any) -> bool:
     """An episode is read, or a function's values: several inputs a step."""
-    return len(spec.embedding.row(1, 1)) > 1
+    return len(spec.embedding.row(1, 1)) > 1 and "a condition" not in spec.embedding.gives
 
 
 def mixes(spec: Any) -> bool:

@@ -170,13 +170,18 @@ class Model(Part):
     def check_needs(self) -> None:
         """What Parts need of what is read (an image's grid, the ids of tokens, ...) its embedding must give."""
         fields = dict(super().items())
+        needed: set[str] = set()
         for name in ("embedding", "decoder_embedding", "encoder", "decoder", "head"):
             source = fields.get("embedding" if name in ("embedding", "encoder") else self.target)
             for address, part in walk(fields.get(name), name):
                 for need in getattr(part, "needs", ()):
+                    needed.add(need)
                     if source is not None and need not in source.gives:
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
+        for name in ("embedding", "decoder_embedding"):
+            if "a condition" in getattr(fields.get(name), "gives", ()) and "a condition" not in needed:
+                raise ValueError(f"{name}.condition: nothing in this model reads it; AdaptiveNorm and Gated do")
 
     def __str__(self) -> str:
         return tree(self)

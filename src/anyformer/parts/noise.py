@@ -66,6 +66,8 @@ class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
     def check(self) -> None:
         if self.image.prefix:
             raise ValueError("NoisyEmbedding.image: every token is a patch that is drawn again: prefix is 0 here")
+        if "an image" not in self.image.gives:
+            raise ValueError("NoisyEmbedding.image: pictures are drawn from noise; a PatchEmbedding reads them")
 
     @property
     def instead(self) -> str:
