@@ -146,14 +146,14 @@ class PatchEmbeddingModule(nn.Module):
             check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
         before = self.prefix
-        if self.position is not None:
+        if isinstance(self.position, Sinusoidal2DModule):
+            there = torch.arange(x.shape[1], device=x.device)
+            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
+        elif self.position is not None:
             first = self.position.offset
             table = self.position(torch.arange(-first, self.position.length, device=x.device))
             x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
             before = before if before is None or not first else before + table[:first]
-        elif isinstance(self.position, Sinusoidal2DModule):
-            there = torch.arange(x.shape[1], device=x.device)
-            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
         if before is not None:
             x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if self.out_norm is not None:
