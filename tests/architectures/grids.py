@@ -46,8 +46,8 @@ def skip(draw: Any) -> dict[str, Any]:
 
 
 def patches(draw: Any, made: dict[str, Any]) -> dict[str, Any]:
-    """An embedding of patches that may overlap, with positions for as many as there are."""
-    if draw(st.booleans()):
+    """An embedding of patches that may overlap, with positions for as many as there are; another as it is."""
+    if "patch_size" in made and draw(st.booleans()):
         made = {**made, "pad": False, "edge": [1, 1], "kernel": [side + 1 for side in made["patch_size"]]}
     video = made["kind"] == "VideoEmbedding"
     if video and draw(st.booleans()):

@@ -13,6 +13,7 @@ import anyformer as af
 from anyformer import cli
 from anyformer.part import Part, abstract, fits, fitting
 from anyformer.parts.bias import AttentionPosition
+from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.slots import about, slot_at
@@ -92,9 +93,9 @@ def test_one_kind_is_told_whole(run: Command) -> None:
 def test_slots_by_address_and_by_kind(run: Command) -> None:
     for path, wanted in {
         "decoder.layers.attention.op": Op, "decoder.layers.3.attention.op": Op, "encoder.layers.local.mlp.op": Op,
-        "Sublayer.op": Op, "decoder.norm": Norm, "decoder.layers.attention.pre_norm": Norm,
+        "Sublayer.op": Op, "decoder.norm": Norm | AdaptiveNorm, "decoder.layers.attention.pre_norm": Norm | AdaptiveNorm,
         "decoder.layers.attention.op.position": AttentionPosition, "Attention.position": AttentionPosition,
-        "encoder.stages.0.layers.attention.pre_norm": Norm,
+        "encoder.stages.0.layers.attention.pre_norm": Norm | AdaptiveNorm,
     }.items():  # fmt: skip
         assert fitting(slot_at(path)).keys() == fitting(wanted).keys(), path
         assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == fitting(wanted).keys()
@@ -122,8 +123,8 @@ SUGGESTED = {
     ("decoder.norm", "RmsNorm"): "did you mean 'RMSNorm'?",
     ("decoder.norm", "LlamaRMSNorm"): "did you mean 'RMSNorm'?",
     ("decoder.layers.attention.op", "Mamba"): "did you mean 'SelectiveState'?",
-    ("decoder.layers.attention.op", "Rotary"): "that is Rope, which does not fit here; valid: Attention, ",
-    ("decoder.norm", "nonsense"): "valid: BatchNorm, LayerNorm, RMSNorm, ScaleNorm",
+    ("decoder.layers.attention.op", "Rotary"): "that is Rope, which does not fit here; valid: AdditiveAttention, ",
+    ("decoder.norm", "nonsense"): "valid: AdaptiveNorm, BatchNorm, LayerNorm, RMSNorm, ScaleNorm",
 }
 
 
@@ -143,8 +144,8 @@ def test_suggestions_inside_of_what_is_given() -> None:
 
 @pytest.mark.parametrize(
     "value, said",
-    [("RMSNorm", 'RMSNorm is no Norm; write {"kind": "RMSNorm"}'), ("rms", "rms is no Norm; did you mean 'RMSNorm'?"),
-     (af.parts.MLP(width=3), "MLP is no Norm; valid: BatchNorm, ")],
+    [("RMSNorm", 'RMSNorm is no Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'), ("rms", "rms is no Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
+     (af.parts.MLP(width=3), "MLP is no Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
 )  # fmt: skip
 def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
     with pytest.raises(ValueError) as caught:
