@@ -93,7 +93,8 @@ def test_one_kind_is_told_whole(run: Command) -> None:
 def test_slots_by_address_and_by_kind(run: Command) -> None:
     for path, wanted in {
         "decoder.layers.attention.op": Op, "decoder.layers.3.attention.op": Op, "encoder.layers.local.mlp.op": Op,
-        "Sublayer.op": Op, "decoder.norm": Norm | AdaptiveNorm, "decoder.layers.attention.pre_norm": Norm | AdaptiveNorm,
+        "Sublayer.op": Op, "decoder.norm": Norm | AdaptiveNorm,
+        "decoder.layers.attention.pre_norm": Norm | AdaptiveNorm,
         "decoder.layers.attention.op.position": AttentionPosition, "Attention.position": AttentionPosition,
         "encoder.stages.0.layers.attention.pre_norm": Norm | AdaptiveNorm,
     }.items():  # fmt: skip
@@ -144,7 +145,8 @@ def test_suggestions_inside_of_what_is_given() -> None:
 
 @pytest.mark.parametrize(
     "value, said",
-    [("RMSNorm", 'RMSNorm is no Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'), ("rms", "rms is no Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
+    [("RMSNorm", 'RMSNorm is no Norm or AdaptiveNorm; write {"kind": "RMSNorm"}'),
+     ("rms", "rms is no Norm or AdaptiveNorm; did you mean 'RMSNorm'?"),
      (af.parts.MLP(width=3), "MLP is no Norm or AdaptiveNorm; valid: AdaptiveNorm, ")],
 )  # fmt: skip
 def test_what_is_no_part_for_a_slot(value: object, said: str) -> None:
