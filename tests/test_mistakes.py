@@ -204,7 +204,7 @@ CODE: list[tuple[str, str]] = [
     ("af.override(gpt2(), {EPS: -1.0})", "decoder.norm.eps is -1.0; it must be at least 0"),
     ("af.override(gpt2(), {EPS: 10**400})", "decoder.norm.eps: expected a finite number, got 1000"),
     ("af.override(gpt2(), {OP: {'kind': 'LayerNorm'}})", "decoder.layers.feedforward.op: LayerNorm is no Op; "),
-    ("af.override(gpt2(), {OP: {'kind': 'Add'}})", "layers.feedforward.op: Add is no Op; valid: AdditiveAttention, "),
+    ("af.override(gpt2(), {OP: {'kind': 'RMSNorm'}})", "feedforward.op: RMSNorm is no Op; valid: AdditiveAttention, "),
     ("af.override(gpt2(), {OP: {'kind': 'TopK', 'top_k': 1}})", "decoder.layers.feedforward.op: TopK is no Op; "),
     ("af.override(gpt2(), {OP: 3})", "decoder.layers.feedforward.op: expected Op, got 3"),
     ("af.override(gpt2(), {'decoder.layers.attention.pre_norm': {'kind': 'MLP', 'width': 3}})", "pre_norm: MLP is no"),

@@ -274,13 +274,15 @@ def test_g3_drafts_change_nothing(case: Case, way: str) -> None:
 def test_g3_drafts_are_partly_right(case: Case) -> None:
     """So that the test above proves something: texts that take fewer calls than tokens, and more than the least."""
     inputs, seen = prompts(case, (0,)), []
-    for seed in range(6):
+    for seed in range(40):
         counted = Counted(shared(case))
         options = {"do_sample": True, "seed": seed, "eos_token_id": [], "max_new_tokens": 20, "num_assistant_tokens": 4}
         write(case, inputs, **options, assistant_model=draft(case))
         counted.handle.remove()
         seen.append(counted.calls)
-    assert min(seen) < 20 and max(seen) > 5, seen
+        if min(seen) < 20 and max(seen) > 5:
+            return
+    pytest.fail(f"calls for 20 tokens: {seen}")
 
 
 @over_writers

@@ -147,6 +147,7 @@ class PatchEmbeddingModule(nn.Module):
             x = torch.where(masked.bool()[..., None], self.mask_token, x)
         before = self.prefix
         if isinstance(self.position, Sinusoidal2DModule):
+            assert isinstance(grid, Grid), "check() takes these for images alone"
             there = torch.arange(x.shape[1], device=x.device)
             x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
         elif self.position is not None:
