@@ -232,7 +232,7 @@ class Inside:
     def neurons(self, positions: Sequence[int], token: int | None = None) -> Data:
         """At each place the units that matter most: [sublayer, unit, activation, share]."""
         found = neurons(self.run, token, list(positions))
-        best = ([list(each) for each in found.best(place, UNITS)] for place in range(len(positions)))
+        best = ([list(each) for each in found.best(UNITS, place)] for place in range(len(positions)))
         lines = [[[*each[:2], *(float(f"{x:.4g}") for x in each[2:])] for each in place] for place in best]
         return {"positions": list(positions), "units": lines}
 

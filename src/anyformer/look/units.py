@@ -38,7 +38,7 @@ class Neurons:
     tokens: Tensor  # (P,)
     positions: Tensor  # (P,)
 
-    def best(self, place: int = 0, most: int = 20) -> list[Neuron]:
+    def best(self, most: int = 20, place: int = 0) -> list[Neuron]:
         """Of all sublayers at one of the places, the largest shares first."""
         found = []
         for address, shares in self.shares.items():
@@ -47,11 +47,11 @@ class Neurons:
             found += [Neuron(address, unit, float(active[unit]), float(shares[place, unit])) for unit in units]
         return sorted(found, key=lambda neuron: -abs(neuron.share))[:most]
 
-    def figure(self, place: int = 0, most: int = 20) -> Any:
+    def figure(self, most: int = 20, place: int = 0) -> Any:
         """A matplotlib figure: the largest shares as bars."""
         from anyformer.look.figures import bars
 
-        lines = [(f"{each.address} unit {each.unit}", each.share) for each in self.best(place, most)]
+        lines = [(f"{each.address} unit {each.unit}", each.share) for each in self.best(most, place)]
         return bars(lines, f"shares of units in the score of token {int(self.tokens[place])}")
 
 

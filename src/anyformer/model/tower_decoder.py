@@ -20,7 +20,7 @@ from anyformer.state import State
 from anyformer.taps import Taps, declared
 
 
-class Tower(Part):
+class Tower(Part, sees="all"):
     """A model of its own whose hidden states, through two layers, stand in a text wherever it has `token`."""
 
     model: EncoderModel
