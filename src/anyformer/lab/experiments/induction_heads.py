@@ -2,9 +2,9 @@
 
 Attention alone, one layer and two, learns texts that say some random letters again and again; of distances it knows
 0, 1 and more. How much better the second half of a text is predicted that says the same twice is the score of
-in-context learning [Olsson et al. 2022]: with two layers it falls at once, when a head that attends to the token after
-an earlier copy appears; with one layer no head can. Where the heads are taken out of the trained model, the score is
-lost.
+in-context learning. As found in larger models [Olsson et al. 2022], with two layers it falls at once, when a head that
+attends to the token after an earlier copy appears, with one layer no head can, and without those heads the score is
+lost. Whether it is so here is what the claim checks; docs/results/lab.md says what was found so far.
 """
 
 from __future__ import annotations
