@@ -33,7 +33,8 @@ from tiny import CONFIGS
 T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
-MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.mask", "anyformer.model")
+MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages", "anyformer.mask",
+          "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
 ATTENTION = {"kind": "Attention", "num_heads": 4, "mask": {"kind": "Causal"}}
@@ -130,7 +131,6 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
     "Tower",
-    "PairEmbedding",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

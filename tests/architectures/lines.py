@@ -18,7 +18,6 @@ from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomi
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Stages
 from anyformer.codec import decode, encode
 from anyformer.funnel import Funnel
 from anyformer.model import position_limit
@@ -29,6 +28,7 @@ from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
 from anyformer.parts.pooling import Skip
 from anyformer.parts.question import QuestionHead
+from anyformer.stages import Stages
 from anyformer.transforms.recompute import recompute
 from architectures.generator import LENGTH, SAMPLES
 

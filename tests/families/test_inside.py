@@ -10,13 +10,13 @@ from catalogue import Case, close, family, family_and_head, make_inputs, over_ca
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import StagesModule
 from anyformer.funnel import FunnelModule
 from anyformer.look.roles import attending, body, last_stretch
 from anyformer.look.trace import main_tensor
 from anyformer.parts.audio import FrameHead
 from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
 from anyformer.parts.summary import DoubleHead
+from anyformer.stages import StagesModule
 
 SCORES_TOKENS = (LMHead, VocabularyOutput, PretrainingHead, DoubleHead, TagHead, CTCHead, FrameHead)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Block, Parallel, Stack, Stages, Sublayer
+from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.context import Context
 from anyformer.model import EncoderModel
 from anyformer.part import Site
@@ -28,6 +28,7 @@ from anyformer.parts.neighbours import LocalRelation
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.pooling import GridPool, PooledAttention, Skip
 from anyformer.parts.window import Windows
+from anyformer.stages import Stages
 
 GRID = Grid(4, 3)
 

@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from anyformer.block import Stack, Stages
+from anyformer.block import Stack
 from anyformer.drawing.words import number
 from anyformer.funnel import Funnel
 from anyformer.part import Part
 from anyformer.parts.autoencoder import ConvPainter
 from anyformer.parts.embed import Embedding
 from anyformer.parts.grid import Grid, Layout
+from anyformer.stages import Stages
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyformer.block import Block, Parallel, Stack, Stages, Steps, Sublayer
+from anyformer.block import Block, Parallel, Stack, Steps, Sublayer
 from anyformer.counting import Count
 from anyformer.drawing.flow import Flow, entering
 from anyformer.drawing.outline import (
@@ -36,6 +36,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AbsolutePosition
 from anyformer.parts.residual import Add
+from anyformer.stages import Stages
 
 STACKS = (Stack, Stages, Funnel)
 

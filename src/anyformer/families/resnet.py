@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.block import Block, Stack, Stages, Sublayer
+from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import pair, unpair
 from anyformer.model import EncoderModel, Model
@@ -15,6 +15,7 @@ from anyformer.parts.image import ImageOutput
 from anyformer.parts.init import Kaiming, Uniform
 from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
 from anyformer.parts.residual import Activated
+from anyformer.stages import Stages
 from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
 REDUCTION = 4  # of the narrow layers between two wide ones

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.block import Block, Stack, Stages, Sublayer
+from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import classify_or_draw, pair, pixel_rules, unpair
 from anyformer.model import EncoderModel, Model
@@ -18,6 +18,7 @@ from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Learned
 from anyformer.parts.window import GridBias, Windows
+from anyformer.stages import Stages
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 LAYER = "encoder.stages.0.layers.plain"

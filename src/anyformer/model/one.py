@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.block import Stack, Stages
+from anyformer.block import Stack
 from anyformer.context import Context, Memory
 from anyformer.funnel import Funnel
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Outputs
+from anyformer.stages import Stages
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
 
