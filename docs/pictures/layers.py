@@ -23,7 +23,8 @@ ABOUT = {
     "names": "a description by name", "checkpoint": "load and save", "families": "published configs and weights",
     "weights": "rules and files", "construct": "building; JSON", "slots": "every kind of Part, and where it fits",
     "model": "shapes of models",
-    "funnel": "stages that shorten or coarsen", "block": "sublayer, block, stack", "parts": "every mixer, norm, position, head",
+    "funnel": "stages that shorten or coarsen", "block": "sublayer, block, stack",
+    "parts": "every mixer, norm, position, head",
     "context": "what forward hands down", "state": "what is remembered; masks", "machine": "what this machine can do",
     "part": "a frozen description of one thing",
 }  # fmt: skip

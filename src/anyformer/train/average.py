@@ -17,9 +17,12 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        saved = module.state_dict(keep_vars=True)  # running statistics go with the weights that made them
-        moving = (name for name, t in saved.items() if t.requires_grad or not isinstance(t, nn.Parameter))
-        self.weights = {name: saved[name] for name in moving if saved[name].is_floating_point()}
+        # tied ones once: what is swapped twice stays as it was
+        self.weights: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        saved = module.state_dict().keys()
+        for name, buffer in module.named_buffers():  # running statistics go with the weights that made them
+            if name in saved and buffer.is_floating_point():
+                self.weights[name] = buffer
         self.shadow = {name: p.detach().clone() for name, p in self.weights.items()}
 
     @torch.no_grad()
