@@ -11,7 +11,7 @@ WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
 
 
 def caption(
-    model: Source, inputs: Any, *, template: str = WANTED, max_new_tokens: int = 64, num_beams: int | None = None,
+    model: Source, inputs: Any, *, template: str = WANTED, num_beams: int | None = None, max_new_tokens: int = 64,
     **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
