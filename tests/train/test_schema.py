@@ -83,7 +83,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("data.train.path", None, "run.json: data.train: "),
     ("model.width", "wide", "run.json: model.width: expected int, got 'wide'"),
     ("model.decoder.norm.eps", "small", "run.json: model.decoder.norm.eps: expected float, got 'small'"),
-    ("model.decoder.layers.attention.op.kind", "RMSNorm", "model.decoder.layers.attention.op: RMSNorm is no Op; valid: "),
+    ("model.decoder.layers.attention.op.kind", "RMSNorm", "layers.attention.op: RMSNorm is no Op; valid: "),
     ("model.decoder.layers.attention.pre_nrm", {"kind": "RMSNorm"}, "did you mean 'pre_norm'?"),
     ("set", ["steps"], "changes are {path: value}"),
 ]  # fmt: skip
