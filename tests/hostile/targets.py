@@ -302,10 +302,11 @@ CHECKPOINT = "checkpoints/step-00000003"
 def targets() -> list[Target]:
     found = []
     for model_type in model_types():
+        weights = f"{families.find(model_type).stem}.safetensors"
         found += [
             Target(f"config-{model_type}", "config.json", published(model_type), opened),
             Target(f"spec-{model_type}", "spec.json", ours(model_type), opened),
-            Target(f"weights-{model_type}", "model.safetensors", published(model_type), af.load),
+            Target(f"weights-{model_type}", weights, published(model_type), af.load),
         ]
     vocabulary = {
         "tokenizer.json": vocabularies.whole, "tokenizer_config.json": vocabularies.whole,
