@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,32 +11,20 @@ from torch import Tensor, nn
 
 from anyformer.check import chance
 from anyformer.model.base import TransformerModule
-from anyformer.objectives.examples import label_of
 from anyformer.objectives.objective import Batch, Record, answering, head_of, read, scalars
-from anyformer.objectives.picture import Pictures
+from anyformer.objectives.picture import LabelledPictures
 from anyformer.parts.noise import NoiseModule
 
 
-class Diffuse(Pictures):
-    """Also a column "label": one of `labels`, by name or number. Each time a picture is seen, noise of another step of
+class Diffuse(LabelledPictures):
+    """Pictures drawn out of noise, asked for by their labels. Each time a picture is seen, noise of another step of
     the model's schedule is in it, and its label may be left out: guidance compares with what is drawn without one."""
 
-    labels: tuple[str, ...]
     unlabelled: float = 0.1  # the chance that the label is left out
 
     def check(self) -> None:
         super().check()
-        if not self.labels or len(set(self.labels)) < len(self.labels):
-            raise ValueError("Diffuse.labels: one label or more, and none twice")
         chance(self, "unlabelled")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "label")
-
-    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        label = np.asarray(label_of(example, "label", self.labels), np.int64)
-        return {**super().encode(example, tokenizer), "label": label}
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         record = super().vary(record, random, *partners)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,21 +84,18 @@ class Pictures(Objective):
             raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
 
 
-class ClassifyImage(Pictures):
-    """Also a column "label": one of `labels`, by name or number. In training a box of a picture may come from its
-    neighbour in the batch (`cut` is the chance), whose label then counts for the share of it [Yun et al. 2019], or be
-    empty (`erase`) [Zhong et al. 2020]."""
+class LabelledPictures(Pictures):
+    """Also a column "label": one of `labels`, by name or number."""
+
+    fewest: ClassVar[tuple[int, str]] = (1, "one label")
 
     labels: tuple[str, ...]
-    smoothing: float = 0.0  # of the labels
-    cut: float = 0.0
-    erase: float = 0.0
 
     def check(self) -> None:
         super().check()
-        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError("ClassifyImage.labels: two labels or more, and none twice")
-        chance(self, "smoothing", "cut", "erase")
+        least, said = self.fewest
+        if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"{type(self).__name__}.labels: {said} or more, and none twice")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,6 +104,22 @@ class ClassifyImage(Pictures):
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         label = np.asarray(label_of(example, "label", self.labels), np.int64)
         return {**super().encode(example, tokenizer), "label": label}
+
+
+class ClassifyImage(LabelledPictures):
+    """Which of `labels` a picture shows. In training a box of a picture may come from its neighbour in the batch (`cut`
+    is the chance), whose label then counts for the share of it [Yun et al. 2019], or be empty (`erase`)
+    [Zhong et al. 2020]."""
+
+    fewest: ClassVar[tuple[int, str]] = (2, "two labels")
+
+    smoothing: float = 0.0  # of the labels
+    cut: float = 0.0
+    erase: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        chance(self, "smoothing", "cut", "erase")
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = {**super().collate(records, pad), "labels": scalars(records, "label")}
