@@ -6,6 +6,7 @@ B batch, T tokens, H heads, K head width, k projected keys, M features, C tokens
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -82,6 +83,7 @@ class LinformerModule(ProjectionsModule):
     def __init__(self, part: LinformerAttention, site: Site) -> None:
         super().__init__(part, site)
         self.part = part
+        self.step = re.sub(r".*\blayers\.\d+\.", "projection of ", site.address)  # its like in the first layer
         shape = (part.num_heads,) * (part.sharing == "none") + (part.projected, part.length)
         if part.sharing in ("none", "headwise"):
             self.project_k, self.project_v = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
@@ -93,7 +95,9 @@ class LinformerModule(ProjectionsModule):
         if self.part.sharing in ("none", "headwise"):
             return self.project_k, self.project_v
         if self.part.sharing == "layerwise":
-            shared = ctx.shared.setdefault("projection", getattr(self, "project", None))
+            held = getattr(self, "project", None)
+            first = ctx.shared.setdefault("projection", held)
+            shared = ctx.shared.setdefault(self.step, first if held is None else held)
             if shared is None:
                 raise ValueError(f"{self.address}: a projection for all layers is held by the first, which has none")
             return shared, shared
