@@ -61,10 +61,14 @@ def test_records_come_back_as_they_were(tmp_path):
             writer.add(record)
     split = DataSplit(tmp_path / "a")
     assert len(split) == 100 and len(split.counts) > 10
-    for i, record in enumerate(records):
-        for name, array in split.record(i).items():
-            assert array.dtype == record[name].dtype and array.shape == record[name].shape
-            assert np.array_equal(array, record[name])
+    drawn = random.permutation(np.arange(200) % 100)
+    together = zip(drawn.tolist(), split.records(drawn), strict=True)
+    for i, found in [*((i, split.record(i)) for i in range(100)), *together]:
+        assert list(found) == list(records[i])
+        for name, array in found.items():
+            assert array.dtype == records[i][name].dtype and array.shape == records[i][name].shape
+            assert np.array_equal(array, records[i][name])
+    assert split.records(np.zeros(0, int)) == []
     assert split.fields["small"].parts[0].dtype == np.uint8  # on disk as narrow as it fits
     assert split.sizes.tolist() == [max(3, 2 * len(record["ids"])) for record in records]
 

@@ -179,7 +179,7 @@ class Plan:
 
     def records(self, chosen: Chosen) -> list[Record]:
         if not self.packs:
-            return [self.split.record(i) for i in chosen.items.tolist()]
+            return self.split.records(chosen.items)
         return self._packed(chosen.items, chosen.sizes)
 
     def _packed(self, starts: np.ndarray, sizes: np.ndarray) -> list[Record]:

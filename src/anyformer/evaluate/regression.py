@@ -33,8 +33,10 @@ def ridge(points: Tensor, values: Tensor, weight: float) -> Tensor:
 def least_squares(points: Tensor, values: Tensor) -> Tensor:
     """The function nearest to the values; of several, as there are while pairs are few, the one of the least norm."""
     square, product = moments(points, values)
-    beta = (torch.linalg.pinv(square, rtol=1e-12, hermitian=True) @ product[..., None])[..., 0]
-    return (beta * points).sum(-1)
+    few = min(points.shape[-1] + 1, points.shape[1])  # with more pairs than numbers there is only one
+    inverse = torch.linalg.pinv(square[:, :few], rtol=1e-12, hermitian=True)
+    beta = ((inverse @ product[:, :few, :, None])[..., 0], torch.linalg.solve(square[:, few:], product[:, few:]))
+    return (torch.cat(beta, 1) * points).sum(-1)
 
 
 def neighbours(points: Tensor, values: Tensor, count: int = 3) -> Tensor:
