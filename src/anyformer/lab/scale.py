@@ -60,7 +60,8 @@ def trials(
     name: str = "gpt2", widths: Sequence[int] = (), tokens: Sequence[int] = (), largest: Sequence[int] = (),
     batch: int = 64, data: str | None = None, library: bool = True,
 ) -> list[Trial]:  # fmt: skip
-    """Every width with every number of tokens, and the largest run, (width, tokens)."""
+    """Every width with every number of tokens, and the largest run, (width, tokens); the dearest first, so that at the
+    end none is waited for alone."""
     for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
         if not sizes or min(sizes) < 1:
             raise ValueError(f"--{what}: give some, each at least 1")
@@ -76,7 +77,7 @@ def trials(
             "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH), "data": data, "library": library,
         }  # fmt: skip
         found.append(Trial(f"width-{width}-tokens-{D}", values))
-    return found
+    return sorted(found, key=lambda trial: -trial.values["flops"])
 
 
 def work(values: Values, place: Place) -> list[Row]:
