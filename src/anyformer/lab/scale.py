@@ -238,8 +238,8 @@ def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 15, 4.5)
     sizes = sorted({point.N for point in every})
     colours = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
-    for trial in dict.fromkeys(row["trial"] for row in rows):
-        way = [row for row in rows if row["trial"] == trial and "failed" not in row]
+    for trial in dict.fromkeys(row["trial"] for row in rows if "failed" not in row):
+        way = [row for row in rows if row["trial"] == trial]
         costs = [row["flops"] * row["step"] / row["steps"] for row in way]
         axes[0, 0].plot(costs, [row["loss"] for row in way], color=colours[way[0]["parameters"]], linewidth=0.8)
     edge = frontier(every)

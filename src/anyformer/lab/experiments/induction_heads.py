@@ -38,8 +38,8 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
-    "small": Form(2, 0.5, {"steps": 900, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
-    "full": Form(60, 2, {"steps": 3000, "width": 64, "points": 100, "batch": 64, "texts": 20000, "seeds": 3}),
+    "small": Form(2, 0.5, {"steps": 1500, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
+    "full": Form(60, 2, {"steps": 5000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 3}),
 }
 LETTERS = [chr(i) for i in range(65, 97)]
 LENGTH, HALF, HEADS = 64, 20, 4
@@ -48,7 +48,7 @@ MIXED = "decoder.layers.*.attention.op.mixed"
 
 
 def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: int) -> list[Trial]:
-    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.2 / width}
+    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.25 / width}
     return [
         Trial(f"layers-{depth}-seed-{seed}", {"depth": depth, "seed": seed, **same})
         for seed in range(seeds) for depth in (1, 2)
