@@ -1,17 +1,19 @@
 #!/bin/bash
-# Experiments of `anyformer lab` at once on one GPU: bash benchmarks/lab_gpu.sh OUT [SECONDS] [FORM] [NAME ...]
-# What is done when the time is over stays; the same command goes on with the rest.
-out=${1:?a folder} seconds=${2:-540} form=${3:-full}
-shift; shift; shift
-export PYTHONPATH=src OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-names=${*:-$(python -m anyformer lab list | tail -n +2 | cut -d' ' -f1)}
-mkdir -p "$out"
-for name in $names; do
-    timeout "$seconds" python -m anyformer lab run "$name" --form "$form" --jobs "${JOBS:-3}" --out "$out/$name" \
-        > "$out/$name.log" 2>&1 &
+# Experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS NAME ...
+# JOBS trainings at once (6), in the form FORM (full). What is done when the time is over stays, and the same command
+# goes on with the rest; FOLDER.tgz has what is needed for that and for the results, without the weights.
+folder=${1:?a folder} seconds=${2:?seconds}
+shift 2
+export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+mkdir -p "$folder"
+for name; do
+    if [ $((seconds - SECONDS)) -lt 15 ]; then
+        echo "$name: no time left"
+        continue
+    fi
+    timeout $((seconds - SECONDS)) python -m anyformer lab run "$name" --form "${FORM:-full}" --jobs "${JOBS:-6}" \
+        --device "${DEVICE:-auto}" --out "$folder/$name" 2>&1 | sed -u "s/^/$name: /;s/anyformer: //"
+    echo "$name: ended after $SECONDS s"
 done
-wait
-for name in $names; do
-    tail -n 20 "$out/$name.log"
-    rm -rf "$out/$name/shared" "$out/$name"/trials/*/{run,pretrained,tuned}
-done
+find "$folder" -name results.jsonl -o -name claim.json -o -name plot.png -o -name trial.json -o -name rows.jsonl \
+    | tar czf "$folder.tgz" -T -

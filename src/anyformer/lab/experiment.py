@@ -1,8 +1,9 @@
 """An experiment is a file in experiments/: what is tried, what is measured, one plot and one claim that is checked.
 
 It has FORMS, of growing cost, `trials(...)` which takes a form's values, `work(values, place)` which does one trial and
-gives rows, `claim(rows)` and `plot(rows)`; its first line says what it shows. Files whose names begin with _ are shared
-by several.
+gives rows, `claim(rows)` and `plot(rows)`; its first line says what it shows. A training that diverged leaves a row
+that says "failed" and nothing else: where that is no result (DIVERGES), nothing is judged. Files whose names begin with
+_ are shared by several.
 """
 
 from __future__ import annotations
@@ -102,7 +103,12 @@ def perform(
     rows = every.perform(at_once(place.type, jobs), on, until, tell)
     total = len(every.trials)
     done = total - len(every.left)
-    verdict = each.claim(rows) if done == total else None
+    failed = {row["trial"]: row["failed"] for row in rows if "failed" in row and not getattr(each, "DIVERGES", False)}
+    verdict = None
+    if failed:
+        verdict = Verdict(False, {f"diverged, so that nothing is judged: {name}": why for name, why in failed.items()})
+    elif done == total:
+        verdict = each.claim(rows)
     outcome = Outcome(
         name, form, each.CLAIM, verdict.holds if verdict else None, verdict.figures if verdict else {}, done, total,
         place.type, folder,
@@ -110,7 +116,7 @@ def perform(
     told = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
     told["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
     write(folder / "claim.json", json.dumps(told, indent=1) + "\n")
-    if done == total:
+    if done == total and not failed:
         draw(each.plot, rows, folder / "plot.png", tell)
     return outcome
 

@@ -60,7 +60,8 @@ def trials(
     name: str = "gpt2", widths: Sequence[int] = (), tokens: Sequence[int] = (), largest: Sequence[int] = (),
     batch: int = 64, data: str | None = None, library: bool = True,
 ) -> list[Trial]:  # fmt: skip
-    """Every width with every number of tokens, and the largest run, (width, tokens)."""
+    """Every width with every number of tokens, and the largest run, (width, tokens); the dearest first, so that at the
+    end none is waited for alone."""
     for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
         if not sizes or min(sizes) < 1:
             raise ValueError(f"--{what}: give some, each at least 1")
@@ -76,7 +77,7 @@ def trials(
             "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH), "data": data, "library": library,
         }  # fmt: skip
         found.append(Trial(f"width-{width}-tokens-{D}", values))
-    return found
+    return sorted(found, key=lambda trial: -trial.values["flops"])
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -237,8 +238,8 @@ def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 15, 4.5)
     sizes = sorted({point.N for point in every})
     colours = {N: f"C{number % 10}" for number, N in enumerate(sizes)}
-    for trial in dict.fromkeys(row["trial"] for row in rows):
-        way = [row for row in rows if row["trial"] == trial and "failed" not in row]
+    for trial in dict.fromkeys(row["trial"] for row in rows if "failed" not in row):
+        way = [row for row in rows if row["trial"] == trial]
         costs = [row["flops"] * row["step"] / row["steps"] for row in way]
         axes[0, 0].plot(costs, [row["loss"] for row in way], color=colours[way[0]["parameters"]], linewidth=0.8)
     edge = frontier(every)

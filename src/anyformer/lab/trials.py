@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -31,6 +32,7 @@ from anyformer.train.trainer import Callback, Trainer
 
 Values = dict[str, Any]  # plain ones: numbers, texts, lists
 Row = dict[str, Any]
+ERROR = "error.txt"  # of a trial that could not be done
 TIMES = 3  # that a trial is begun anew whose process was killed
 
 
@@ -74,14 +76,19 @@ Work = Callable[[Values, Place], list[Row]]  # known by name to other processes:
 
 
 def one(work: Work, values: Values, place: Place) -> None:
-    """Does a trial and writes its rows; a training whose numbers are not finite any more is a result too."""
+    """Does a trial and writes its rows; a training whose numbers are not finite any more is a result too. Any other
+    error is written beside them, and the other trials go on."""
     threads = torch.get_num_threads()
     if not place.device.startswith("cuda"):
         torch.set_num_threads(1)
+    (place.folder / ERROR).unlink(missing_ok=True)
     try:
         rows = work(values, place)
     except FloatingPointError as error:
         rows = [{"failed": str(error)}]
+    except Exception:
+        write(place.folder / ERROR, traceback.format_exc())
+        return
     finally:
         torch.set_num_threads(threads)
     write(place.folder / "rows.jsonl", "".join(line(row) for row in rows))
@@ -150,11 +157,18 @@ class Trials:
         time.monotonic()) nothing more is begun."""
         for trial in self.left:
             write(self.place(trial).folder / "trial.json", line(trial.values))
-        left, begin = len(self.left), time.monotonic()
+        left, begin, wrong = len(self.left), time.monotonic(), list[str]()
         for number, trial in enumerate(WAYS[on](self, max(jobs, 1), until), 1):
             self.write()
-            tell(f"{trial.name}: done, {number} of {left}, {time.monotonic() - begin:.0f} s")
+            ended = "done"
+            if not self.done(trial):
+                ended = (self.place(trial).folder / ERROR).read_text("utf-8").strip().splitlines()[-1]
+                wrong.append(f"{trial.name}: {ended.partition(': ')[2] or ended}")
+            tell(f"{trial.name}: {ended}, {number} of {left}, {time.monotonic() - begin:.0f} s")
         self.write()
+        if wrong:
+            more = f" (and {len(wrong) - 1} more; each has an {ERROR})" if len(wrong) > 1 else ""
+            raise ValueError(f"{wrong[0]}{more}")
         return self.rows()
 
     def write(self) -> None:

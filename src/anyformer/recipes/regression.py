@@ -17,10 +17,10 @@ CONFIG = {
 }  # fmt: skip
 
 
-def model(objective: Regress) -> Model:
-    """GPT-2's layers between another embedding and another head."""
+def model(objective: Regress, **config: int) -> Model:
+    """GPT-2's layers between another embedding and another head; `config` has other sizes."""
     position = Learned(length=KINDS * (objective.context + 1))
-    return families.find("gpt2").read(CONFIG).replace(
+    return families.find("gpt2").read({**CONFIG, **config}).replace(
         embedding=PairEmbedding(point_width=objective.width, position=position), head=PairHead(),
         family="", architecture="", source={},
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """Induction heads: in-context learning jumps when heads form that look at what followed a token before.
 
-Attention alone, one layer and two, learns texts that say some random letters again and again; of distances it knows
-0, 1 and more. How much better the second half of a text is predicted that says the same twice is the score of
-in-context learning. As found in larger models [Olsson et al. 2022], with two layers it falls at once, when a head that
-attends to the token after an earlier copy appears, with one layer no head can, and without those heads the score is
-lost. Whether it is so here is what the claim checks; docs/results/lab.md says what was found so far.
+Attention alone, one layer and two, learns texts that go round a circle of letters, another one in each text, and now
+and then begin elsewhere on it; of distances it knows 0, 1 and more. How much better the second half of a text is
+predicted that says the same twice is the score of in-context learning. As found in larger models [Olsson et al. 2022],
+with two layers it falls at once, when a head that attends to the token after an earlier copy appears; one layer learns
+which letters there are, and no head of it can find what followed.
 """
 
 from __future__ import annotations
@@ -32,31 +32,37 @@ from anyformer.parts.init import Normal
 from anyformer.train.trainer import Callback, Done, Trainer
 
 CLAIM = (
-    "the in-context score of two layers has a steep jump, that of one layer has none (a third of it at most); without "
-    "its induction heads the model loses three quarters of the score, without as many others it keeps half"
+    "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
+    "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
+    "as many others it keeps half"
 )
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4}),
-    "small": Form(2, 0.5, {"steps": 700, "width": 64, "points": 30, "batch": 24}),
-    "full": Form(60, 3, {"steps": 6000, "width": 128, "points": 80, "batch": 256}),
+    "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
+    "small": Form(2, 0.5, {"steps": 1500, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
+    "full": Form(60, 2, {"steps": 5000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 3}),
 }
-LETTERS = [chr(i) for i in range(48, 112)]
-LENGTH, HALF, HEADS = 64, 24, 4
+LETTERS = [chr(i) for i in range(65, 97)]
+LENGTH, HALF, HEADS = 64, 20, 4
+CIRCLE, ELSEWHERE = (6, 20), 0.05  # letters of a circle; how often it goes on elsewhere
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
-def trials(steps: int, width: int, points: int, batch: int) -> list[Trial]:
-    same = {"width": width, "steps": steps, "points": points, "batch": batch, "lr": 0.25 / width}
-    return [Trial(f"layers-{depth}", {"depth": depth, **same}) for depth in (1, 2)]
+def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: int) -> list[Trial]:
+    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.25 / width}
+    return [
+        Trial(f"layers-{depth}-seed-{seed}", {"depth": depth, "seed": seed, **same})
+        for seed in range(seeds) for depth in (1, 2)
+    ]  # fmt: skip
 
 
 def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
     model = described(values["depth"], values["width"])
-    data = Data(train=place.texts("rounds", lambda: rounds(1000 if steps < 100 else 40000)))
+    data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
     run = training(
-        "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"]
-    )
+        "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"],
+        seed=values["seed"],
+    )  # fmt: skip
     watch = Watch(checkpoints(steps, values["points"]))
     trainer = place.train(run, watch)
     return [*watch.rows, *ablations(trainer, values["depth"])]
@@ -76,20 +82,24 @@ def described(depth: int, width: int) -> Model:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def rounds(number: int, length: int = 2 * LENGTH, seed: int = 0) -> list[str]:
-    """Texts that say 8 to 31 random letters again and again."""
+def rounds(number: int, length: int = 8 * LENGTH, seed: int = 0) -> list[str]:
+    """Texts, each with a circle of its own. Letters that it has are likelier than others, which one layer can learn;
+    which of them is next, only what followed the same letter before tells."""
     draw = np.random.default_rng(seed)
-    letters = np.array(LETTERS)
-    return [
-        "".join(np.resize(letters[draw.integers(0, len(LETTERS), draw.integers(8, LENGTH // 2))], length))
-        for _ in range(number)
-    ]
+    order = draw.permuted(np.tile(np.array(LETTERS), (number, 1)), axis=1)
+    sizes = draw.integers(CIRCLE[0], CIRCLE[1] + 1, (number, 1))
+    places = draw.integers(0, sizes, (number, length))
+    leaps = draw.random((number, length)) < ELSEWHERE
+    for t in range(1, length):
+        places[:, t] = np.where(leaps[:, t], places[:, t], (places[:, t - 1] + 1) % sizes[:, 0])
+    return ["".join(text) for text in np.take_along_axis(order, places, 1)]
 
 
 def twice(trainer: Trainer, rows: int = 32) -> Tensor:
-    """(rows, 2 * HALF) tokens: random letters, and the same once more."""
+    """(rows, 2 * HALF) tokens: different letters in any order, and the same once more."""
     known = torch.tensor(trainer.tokenizer.encode("".join(LETTERS)))
-    half = known[torch.randint(0, len(known), (rows, HALF), generator=torch.Generator().manual_seed(1))]
+    order = torch.rand(rows, len(known), generator=torch.Generator().manual_seed(1)).argsort(-1)
+    half = known[order[:, :HALF]]
     return torch.cat((half, half), 1).to(trainer.device)
 
 
@@ -148,8 +158,8 @@ def without(model: TransformerModule, heads: Sequence[tuple[str, int, float]], i
 # -- what it shows ----------------------------------------------------------------------------------------------------
 
 
-def curve(rows: Sequence[Row], depth: int) -> list[Row]:
-    return [row for row in rows if row["depth"] == depth and "step" in row]
+def curve(rows: Sequence[Row], depth: int, seed: int = 0) -> list[Row]:
+    return [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "step" in row]
 
 
 def jump(points: Sequence[Row]) -> tuple[int, float]:
@@ -161,30 +171,39 @@ def jump(points: Sequence[Row]) -> tuple[int, float]:
     return max(slopes, key=lambda slope: slope[1], default=(0, 0.0))
 
 
+def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
+    (_, one), (step, two) = (jump(curve(rows, depth, seed)) for depth in (1, 2))
+    left = {(row["depth"], row["without"]): row["score"] for row in rows if row["seed"] == seed and "without" in row}
+    single, whole = left[1, "nothing"], left[2, "nothing"]
+    kept = {
+        name: (left[2, name] - single) / (whole - single) if whole < single else math.nan
+        for name in ("induction", "others")
+    }
+    holds = two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and kept["others"] > 0.5
+    return Verdict(holds, {
+        "jump of one layer": one, "jump of two layers": two, "at step": step, "score of one layer": single,
+        "score of two layers": whole, "kept without induction heads": kept["induction"],
+        "kept without others": kept["others"], "best head": curve(rows, 2, seed)[-1]["head"],
+    })  # fmt: skip
+
+
 def claim(rows: Sequence[Row]) -> Verdict:
-    (_, one), (step, two) = (jump(curve(rows, depth)) for depth in (1, 2))
-    left = {row["without"]: row["score"] for row in rows if row["depth"] == 2 and "without" in row}
-    whole = left["nothing"]
-    kept = {name: left[name] / whole if whole < 0 else math.nan for name in ("induction", "others")}
-    found = {
-        "jump of one layer": one, "jump of two layers": two, "at step": step, "score": whole,
-        "kept without induction heads": kept["induction"], "kept without others": kept["others"],
-        "best head": curve(rows, 2)[-1]["head"],
-    }  # fmt: skip
-    return Verdict(two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and kept["others"] > 0.5, found)
+    found = {seed: of_seed(rows, seed) for seed in dict.fromkeys(row["seed"] for row in rows)}
+    figures = {f"{name}, seed {seed}": value for seed, each in found.items() for name, value in each.figures.items()}
+    return Verdict(all(each.holds for each in found.values()), figures)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 13, 4)
-    for depth in (1, 2):
-        points = curve(rows, depth)
-        steps, name = [row["step"] for row in points], f"{depth} layer{'s' * (depth > 1)}"
-        axes[0, 0].plot(steps, [row["score"] for row in points], label=name)
-        axes[0, 1].plot(steps, [row["head"] for row in points], label=name)
+    for depth, seed in dict.fromkeys((row["depth"], row["seed"]) for row in rows):
+        points = curve(rows, depth, seed)
+        steps, name = [row["step"] for row in points], f"{depth} layer{'s' * (depth > 1)}" if not seed else None
+        axes[0, 0].plot(steps, [row["score"] for row in points], color=f"C{depth}", label=name)
+        axes[0, 1].plot(steps, [row["head"] for row in points], color=f"C{depth}", label=name)
     axes[0, 0].axvline(jump(curve(rows, 2))[0], color="#777777", linestyle=":")
     axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats a token)")
     axes[0, 1].set(xscale="log", xlabel="step", title="attention of the best induction head")
-    bars = [(row["depth"], row["without"], row["score"]) for row in rows if "without" in row]
+    bars = [(row["depth"], row["without"], row["score"]) for row in rows if "without" in row and not row["seed"]]
     axes[0, 2].bar([f"{depth}: {name}" for depth, name, _ in bars], [value for *_, value in bars])
     axes[0, 2].set(title="score without heads (layers: which)")
     axes[0, 2].tick_params(axis="x", labelrotation=30, labelsize=8)

@@ -34,6 +34,7 @@ FORMS = {
     "small": Form(2, 0.5, {"depth": 8, "width": 48, "steps": 120, "batch": 8, "lr": 3e-3, "library": False}),
     "full": Form(90, 3.5, {"depth": 16, "width": 192, "steps": 1200, "batch": 64, "lr": 2e-3, "library": True}),
 }
+DIVERGES = True  # a training that does is a result here
 LENGTH, HEADS = 64, 4
 PLACEMENTS = ("post", "pre", "sandwich", "deepnorm")
 

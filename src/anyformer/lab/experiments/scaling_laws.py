@@ -27,6 +27,7 @@ FORMS = {
         "largest": [384, 24_000_000], "batch": 64,
     }),
 }  # fmt: skip
+DIVERGES = True  # a training that does is a result here
 trials, work, plot = scale.trials, scale.work, scale.plot
 
 

@@ -1,0 +1,207 @@
+"""Efficient attention: what length costs in time and memory, of full attention and of those that go without T x T.
+
+Two layers of width 256 with 4 heads of every mixer read one text, fp32, and where they write, take one step behind it.
+Memory is what a pass needs at its highest, beyond the model: the process's own peak on a CPU (on Linux), the
+allocator's on CUDA. An exponent is the slope of a line through the logarithms, over the last three doublings: 1 is
+linear, 2 quadratic. Encoders read texts whole and have no step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyformer import families
+from anyformer.codec import override
+from anyformer.construct import build
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.mask import CAUSAL
+from anyformer.model import Model
+from anyformer.parts.efficient import LinearAttention, SoftmaxFeatures
+
+CLAIM = (
+    "the time of full attention grows with an exponent of at least 1.4, that of every other with at most 1.25; what "
+    "Performer, Mamba and RWKV remember does not grow"
+)
+FORMS = {
+    "tiny": Form(0.1, 0.1, {"lengths": [32, 64]}),
+    "small": Form(1, 0.3, {"lengths": [2**n for n in range(10, 14)]}),
+    "full": Form(8, 1, {"lengths": [2**n for n in range(10, 17)]}),
+}
+WINDOW, HEADS, WIDTH, DEPTH, WORDS = 512, 4, 256, 2, 500
+
+
+def encoder(model_type: str, **config: Any) -> Callable[[int], Model]:
+    shape = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS,
+             "intermediate_size": 2 * WIDTH, "hidden_dropout_prob": 0.0}  # fmt: skip
+    return lambda length: families.find(model_type).read(
+        {**shape, "max_position_embeddings": length + 2, **config}  # the first two are RoBERTa's padding
+    )
+
+
+def nystromformer(length: int) -> Model:
+    """Its landmarks are means of the segments of a text of exactly this length."""
+    return encoder("nystromformer", architectures=["NystromformerModel"], segment_means_seq_len=length)(length)
+
+
+def decoder(**changes: Any) -> Callable[[int], Model]:
+    shape = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": DEPTH, "n_head": HEADS, "n_inner": 2 * WIDTH}
+    return lambda length: override(
+        families.find("gpt2").read({**shape, "architectures": ["GPT2Model"], "n_positions": length}), changes
+    )
+
+
+def recurrent(model_type: str, architecture: str, **config: Any) -> Callable[[int], Model]:
+    shape = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": DEPTH}
+    return lambda length: families.find(model_type).read({**shape, "architectures": [architecture], **config})
+
+
+PERFORMER = LinearAttention(num_heads=HEADS, features=SoftmaxFeatures(count=128), mask=CAUSAL)
+MODELS: dict[str, Callable[[int], Model]] = {
+    "full": decoder(),
+    "longformer": encoder("longformer", architectures=["LongformerModel"], attention_window=WINDOW),
+    "big_bird": encoder("big_bird", architectures=["BigBirdModel"]),
+    "linformer": encoder("linformer"),
+    "nystromformer": nystromformer,
+    "performer": decoder(**{"decoder.layers.attention.op": PERFORMER}),
+    "mamba": recurrent("mamba", "MambaModel"),
+    "rwkv": recurrent("rwkv", "RwkvModel", context_length=2**20),
+}
+REMEMBER = ("performer", "mamba", "rwkv")  # as much, however long the text
+
+
+def trials(lengths: list[int]) -> list[Trial]:
+    return [Trial(f"{name}-{length}", {"model": name, "tokens": length}) for name in MODELS for length in lengths]
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def work(values: Values, place: Place) -> list[Row]:
+    length, device = values["tokens"], place.device
+    model = build(MODELS[values["model"]](length), seed=0).to(device).eval()
+    ids = torch.randint(5, WORDS - 5, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    with freed_is_kept():
+        model(input_ids=ids)  # whatever is made once
+        found: Row = {"bytes": highest(lambda: model(input_ids=ids), device)}
+        found["seconds"] = seconds(lambda: model(input_ids=ids), device)
+        if model.spec.writes:
+            state, token = model.new_state(1, capacity=length), ids[:, :1]
+
+            def write() -> Any:
+                assert isinstance(state.past, torch.Tensor)
+                state.past.fill_(length - 1)  # as if all but the last token were read
+                return model(input_ids=token, past_key_values=state)
+
+            write()
+            found |= {"step": seconds(write, device, least=30), "state": state.nbytes}
+    return [found]
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's mallopt, with what it begins with: 128 KiB and 65,536
+
+
+@contextlib.contextmanager
+def freed_is_kept() -> Iterator[None]:
+    """What is freed is used again, as other allocators do. glibc gives large blocks back and gets fresh pages, and past
+    16k tokens the time to clear those is what a pass would show."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt"):
+        yield
+        return
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    try:
+        yield
+    finally:
+        libc.mallopt(M_MMAP_MAX, 2**16)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**17)
+        libc.malloc_trim(0)
+
+
+def highest(run: Callable[[], Any], device: str) -> int | None:
+    """Bytes beyond what is there before; None where nothing tells."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)  # nothing freed before is used again unseen
+    before = resident("VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest starts again from here
+    except OSError:
+        return None
+    run()
+    return max(resident("VmHWM") - before, 1)
+
+
+def resident(field: str) -> int:
+    """Bytes: VmRSS now, or VmHWM, the highest since it was reset."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def seconds(run: Callable[[], Any], device: str, least: int = 3, budget: float = 10.0) -> float:
+    """The median of runs, one where it takes long."""
+    times: list[float] = []
+    while len(times) < least or (sum(times) < budget / 10 and len(times) < 200):
+        begin = time.perf_counter()
+        run()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+        if sum(times) > budget:
+            break
+    return statistics.median(times)
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+def exponent(rows: Sequence[Row], name: str, field: str) -> float:
+    own = [row for row in rows if row["model"] == name and row.get(field)]
+    points = [(math.log(row["tokens"]), math.log(row[field])) for row in own if 8 * row["tokens"] >= own[-1]["tokens"]]
+    return statistics.linear_regression(*zip(*points)).slope if len(points) > 1 else math.nan
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    times = {name: exponent(rows, name, "seconds") for name in MODELS}
+    found = {f"exponent of time, {name}": value for name, value in times.items()}
+    found |= {f"exponent of memory, {name}": exponent(rows, name, "bytes") for name in MODELS}
+    steps = {name: exponent(rows, name, "step") for name in ("full", *REMEMBER)}
+    found |= {f"exponent of a step, {name}": value for name, value in steps.items()}
+    flat = all(len({row["state"] for row in rows if row["model"] == name}) == 1 for name in REMEMBER)
+    slower = max(value for name, value in times.items() if name != "full")
+    return Verdict(times["full"] >= 1.4 and slower <= 1.25 and flat, found)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(3, 1, 15, 4.5)
+    kinds = {"seconds": "a forward pass, s", "bytes": "its highest memory, bytes", "step": "one step behind it, s"}
+    for axis, (field, title) in zip(axes[0], kinds.items(), strict=True):
+        for number, name in enumerate(MODELS):
+            points = [(row["tokens"], row[field]) for row in rows if row["model"] == name and row.get(field)]
+            if points:
+                axis.loglog(*zip(*points), marker="o", markersize=3, label=name, base=2, color=f"C{number}")
+        axis.set_yscale("log", base=10)
+        axis.set(xlabel="tokens", title=title)
+        axis.grid(alpha=0.3)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return figure
