@@ -47,7 +47,7 @@ STEPS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A family with the size of its batch: rows of `length` tokens (samples, of sound), behind `source` that are read."""
+    """A family and the size of its batch: rows of `length` tokens (samples of sound), behind `source` that are read."""
 
     name: str
     objective: Objective
@@ -105,8 +105,8 @@ def tensors(case: Case, spec: Any) -> Tensors:
         return {"input_ids": ids(B, case.source or T), "labels": ids(B, T)}
     batch = {"input_ids": ids(B, T)}
     if isinstance(case.objective, Masked):
-        number = -(-round(0.15 * B * T) // 64) * 64
-        batch |= {"places": torch.randperm(B * T, generator=draw)[:number].sort().values, "labels": ids(number)}
+        number = -(-round(0.15 * B * T) // 64) * 64  # as `flat` fills them up
+        batch |= {"places": torch.randint(B * T, (number,), generator=draw), "labels": ids(number)}
     return batch
 
 
@@ -232,7 +232,7 @@ def main() -> None:
         else:
             each, G = results[-1], 1e9
             ratio = f"{each['ratio']:.3f}" if each["ratio"] else "-"
-            print(f"{each['case']:<24} measured {each['measured'] / G:8.3f} GB, predicted {each['predicted'] / G:8.3f} GB,"
+            print(f"{each['case']:<24} measured {each['measured'] / G:7.3f} GB, predicted {each['predicted'] / G:7.3f},"
                   f" ratio {ratio}; {each['seconds']} s, loss {each['loss']:.2f}", flush=True)  # fmt: skip
             print("    " + ", ".join(f"{name} {value / G:.3f}" for name, value in each["terms"].items()), flush=True)
             print("    " + ", ".join(f"{name} {held / G:.3f} (most {most / G:.3f})"
