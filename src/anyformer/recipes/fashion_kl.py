@@ -11,5 +11,6 @@ NUMBERS, SIDE = 4, 7
 
 
 def run(data: str = "data") -> Run:
-    changes = {"model.latent": GaussianLatent(width=NUMBERS, scale=None), "objective.price": 1e-4, "objective.flip": 0.5}
-    return override(fashion_vae.run(data), {"name": "fashion-kl", **changes})
+    latent = GaussianLatent(width=NUMBERS, scale=None)
+    changes = {"name": "fashion-kl", "model.latent": latent, "objective.price": 1e-4, "objective.flip": 0.5}
+    return override(fashion_vae.run(data), changes)
