@@ -1,9 +1,10 @@
 """The recipe `fashion-dit` on one device, and how many of 1,000 pictures that it draws are what was asked for, in the
 eyes of a classifier that learns real pictures on its own (judge.py).
 
-    python benchmarks/fashion_dit.py OUT --data data [--seconds 240] [--judge-seconds 60] [--device cuda]
+    python benchmarks/fashion_dit.py OUT --data data [--latents] [--seconds 240] [--judge-seconds 60] [--device cuda]
 
-The pictures lie on the device and are varied there. OUT gets figures.json (written after each stage), samples.npz (100
+With --latents it is `fashion-latent-dit`, and a quarter of the seconds goes to its autoencoder, `fashion-kl`. The
+pictures lie on the device and are varied there. OUT gets figures.json (written after each stage), samples.npz (100
 pictures a label), sheet.png, loss.png and metrics.jsonl.
 """
 
@@ -29,7 +30,9 @@ import anyformer as af
 from anyformer.cli.settings import setting
 from anyformer.codec import override
 from anyformer.data import Ready
+from anyformer.inputs.sheet import drawn as to_bytes
 from anyformer.inputs.sheet import write_sheet
+from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS
 from anyformer.tasks.task import Reader
@@ -41,7 +44,8 @@ from anyformer.train.trainer import Callback, Done, Trainer
 class Told(Callback):
     def stepped(self, trainer: Trainer, done: Done) -> None:
         if done.step % 200 == 0 or done.step < 4:
-            print(f"step {done.step} of about {trainer.steps}, loss {done.loss:.4f}, {done.seconds:.3f} s", flush=True)
+            steps, name = f"{done.step} of about {trainer.steps}", trainer.run.name
+            print(f"{name}: step {steps}, loss {done.loss:.4f}, {done.seconds:.3f} s", flush=True)
 
 
 def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) -> Iterator[Ready]:
@@ -57,15 +61,17 @@ def batches(run: Any, pictures: Tensor, labels: Tensor, step: int, device: Any) 
         rows = torch.randint(len(pictures), (count,), device=device, generator=random)
         x = pictures[rows][:, None].float().div(255).sub(mean).div(std)
         x = torch.where(chance(count, 1, 1, 1) < objective.flip, x.flip(-1), x)
-        asked = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
-        noise = torch.randn(x.shape, device=device, generator=random)
-        batch = {"pixel_values": x, "noise": noise, "moment": chance(count), "class_labels": asked}
+        batch = {"pixel_values": x}
+        if isinstance(objective, Diffuse):
+            asked = torch.where(chance(count) < objective.unlabelled, len(objective.labels), labels[rows])
+            noise = torch.randn(count, *objective.drawn, device=device, generator=random)
+            batch |= {"noise": noise, "moment": chance(count), "class_labels": asked}
         yield Ready(number, [batch], [True], count, count)
 
 
-def train(run: Any, folder: Path, data: Path, seconds: float, device: Any) -> Any:
-    pictures, labels, _, _ = judge.fashion(data)
-    pictures, labels = pictures.to(device), labels.to(device)
+def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, device: Any) -> Any:
+    folder.mkdir()
+    pictures, labels = (each.to(device) for each in data)
 
     @contextlib.contextmanager
     def feed(step: int) -> Iterator[Iterator[Ready]]:
@@ -77,7 +83,21 @@ def train(run: Any, folder: Path, data: Path, seconds: float, device: Any) -> An
     trainer.fit()
     with contextlib.nullcontext() if trainer.average is None else trainer.average.swapped():
         af.save(trainer.model, folder / "model")
+    run.objective.write_settings(folder / "model")
     return trainer
+
+
+def last_loss(folder: Path) -> float:
+    return float(np.mean([line["loss"] for line in read_metrics(folder) if "loss" in line][-200:]))
+
+
+@torch.no_grad()
+def again(vae: Any, images: Any, pictures: Tensor) -> Tensor:
+    """(N, 28, 28) bytes: pictures squeezed and drawn again."""
+    mean, std = images.image_mean[0], images.image_std[0]
+    x = pictures[:, None].float().div(255).sub(mean).div(std)
+    found = [vae.picture(vae.codes(part.to(vae.device))) for part in x.split(1000)]
+    return torch.from_numpy(to_bytes(torch.cat(found), images)[..., 0])
 
 
 def drawn(model: Any, images: Any, count: int, **how: Any) -> Tensor:
@@ -86,7 +106,7 @@ def drawn(model: Any, images: Any, count: int, **how: Any) -> Tensor:
     return torch.from_numpy(np.stack([each["pictures"][..., 0] for each in found]))
 
 
-def plot(path: Path, folder: Path) -> None:
+def plot(path: Path, folder: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     losses = np.asarray([line["loss"] for line in read_metrics(folder) if "loss" in line])
@@ -95,7 +115,7 @@ def plot(path: Path, folder: Path) -> None:
     figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(window * (1 + np.arange(len(means))), means, color="#2f5c9e")
-    axes.set(xlabel="step", ylabel="mean squared error of the noise", yscale="log", title="fashion-dit")
+    axes.set(xlabel="step", ylabel="mean squared error of the noise", yscale="log", title=title)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
@@ -104,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--latents", action="store_true", help="draw in the numbers of an autoencoder")
     parser.add_argument("--seconds", type=float, default=240.0, help="of training")
     parser.add_argument("--judge-seconds", type=float, default=60.0)
     parser.add_argument("--count", type=int, default=100, help="pictures a label")
@@ -113,7 +134,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     device, cuda = torch.device(options.device), options.device.startswith("cuda")
     fixed = {"batch.examples": 512, "keep.every": 1000, "steps": 100_000, "precision": "bf16" if cuda else "fp32"}
-    run = override(recipe("fashion-dit", str(options.data)), {**fixed, **dict(map(setting, options.set))})
+    name = "fashion-latent-dit" if options.latents else "fashion-dit"
+    run: Any = override(recipe(name, str(options.data)), {**fixed, **dict(map(setting, options.set))})
+    x, y, x_test, y_test = judge.fashion(options.data)
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__}
 
     def tell(**more: Any) -> None:
@@ -121,36 +144,51 @@ def main() -> None:
         (options.out / "figures.json").write_text(json.dumps(figures, indent=1))
         print(json.dumps(more), flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="anyformer-dit-") as name:
-        folder = Path(name)
+    found: dict[str, Tensor] = {}
+    copies = None
+    with tempfile.TemporaryDirectory(prefix="anyformer-dit-") as temporary:
+        folder, squeezes, seconds = Path(temporary) / "dit", Path(temporary) / "vae", options.seconds
+        if options.latents:
+            first = override(recipe("fashion-kl", str(options.data)), fixed)
+            start = time.monotonic()
+            trainer = train(first, squeezes, (x, y), seconds / 4, device)
+            vae = af.load(squeezes / "model", device=device)
+            copies = again(vae, first.objective.images, x_test)
+            reached = {
+                "parameters": af.count(first.model).parameters, "steps": trainer.step, "loss": last_loss(squeezes),
+                "seconds": round(time.monotonic() - start, 1), "scale": float(vae.latent.scale()),
+                "squared error of test pixels from 0 to 1": float((copies / 255 - x_test / 255).square().mean()),
+            }  # fmt: skip
+            tell(autoencoder=reached)
+            objective = run.objective.replace(vae=str(squeezes / "model")).ready(None)
+            run, seconds = run.replace(objective=objective), 3 * seconds / 4
         start = time.monotonic()
-        trainer = train(run, folder, options.data, options.seconds, device)
+        trainer = train(run, folder, (x, y), seconds, device)
         tell(
             parameters=af.count(run.model).parameters, batch=run.batch.examples, steps=trainer.step,
-            loss=float(np.mean([line["loss"] for line in read_metrics(folder) if "loss" in line][-200:])),
-            training_seconds=round(time.monotonic() - start, 1),
+            loss=last_loss(folder), training_seconds=round(time.monotonic() - start, 1),
         )  # fmt: skip
         shutil.copyfile(folder / "metrics.jsonl", options.out / "metrics.jsonl")
         model = af.load(folder / "model", device=device)
-    with contextlib.suppress(ImportError):
-        plot(options.out / "loss.png", options.out)
-    images = run.objective.images
-    start = time.monotonic()
-    ways = {"guidance 4": {}, "guidance 1": {"guidance": 1.0}, "guidance 2": {"guidance": 2.0}}
-    ways["guidance 4, 100 steps of DDPM"] = {"steps": 100, "eta": 1.0}
-    found = {}
-    for way, how in ways.items():
-        found[way] = drawn(model, images, options.count, **how)
-        if way == "guidance 4":  # what `anyformer run draw` does unless asked otherwise
-            asked = np.repeat(np.arange(len(LABELS)), options.count)
-            np.savez_compressed(options.out / "samples.npz", pictures=found[way].flatten(0, 1).numpy(), labels=asked)
-            write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found[way]])
-            tell(drawn=len(asked), drawing_seconds=round(time.monotonic() - start, 1))
-    x, y, x_test, y_test = judge.fashion(options.data)
+        with contextlib.suppress(ImportError):
+            plot(options.out / "loss.png", options.out, run.name)
+        start = time.monotonic()
+        ways = {"guidance 4": {}, "guidance 1": {"guidance": 1.0}, "guidance 2": {"guidance": 2.0}}
+        ways["guidance 4, 100 steps of DDPM"] = {"steps": 100, "eta": 1.0}
+        for way, how in ways.items():
+            found[way] = drawn(model, run.objective.images, options.count, **how)
+            if way == "guidance 4":  # what `anyformer run draw` does unless asked otherwise
+                asked = np.repeat(np.arange(len(LABELS)), options.count)
+                pictures = found[way].flatten(0, 1).numpy()
+                np.savez_compressed(options.out / "samples.npz", pictures=pictures, labels=asked)
+                write_sheet(options.out / "sheet.png", [each[:16, ..., None].numpy() for each in found[way]])
+                tell(drawn=len(asked), drawing_seconds=round(time.monotonic() - start, 1))
     right = judge.train(x, y, seconds=options.judge_seconds, device=device, seed=1)
     own = [(label, y_test == i) for i, label in enumerate(LABELS)]
     by_label = {label: judge.accuracy(right, x_test[rows], y_test[rows]) for label, rows in own}
     tell(judge=judge.accuracy(right, x_test, y_test), judge_by_label=by_label)
+    if copies is not None:
+        tell(**{"test pictures, squeezed and drawn again": judge.accuracy(right, copies, y_test)})
     numbers = torch.arange(len(LABELS)).repeat_interleave(options.count)
     for way, pictures in found.items():
         seen = judge.judged(right, pictures.flatten(0, 1))

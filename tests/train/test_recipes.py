@@ -131,6 +131,20 @@ def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, 
     assert first["label"] == 9 and first["text"][2] == "a picture of an ankle boot"
 
 
+def test_garments_are_squeezed_into_numbers_and_drawn_out_of_noise(tmp_path: Path, shared_data: Path) -> None:
+    torch.set_num_threads(1)
+    narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
+    setup(small("fashion-kl", shared_data, **narrow), tmp_path / "vae", callbacks=[Metrics()]).fit()
+    run = small("fashion-latent-dit", shared_data, **{"objective.vae": str(tmp_path / "vae")})
+    setup(run, tmp_path / "dit", callbacks=[Metrics()]).fit()
+    for name in ("vae", "dit"):
+        losses = [line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line]
+        assert len(losses) == 12 and min(losses[-3:]) < 0.95 * losses[0], losses
+    rows = af.tasks.draw(tmp_path / "dit", ["bag", "ankle boot"], out=None, count=2, steps=3)
+    assert [row["pictures"].shape for row in rows] == [(2, 28, 28, 1)] * 2
+    assert float(af.load(af.load(tmp_path / "dit").folder / "vae").latent.square) > 0
+
+
 # -- further from a published model
 
 

@@ -138,6 +138,28 @@ def test_only_what_a_model_needs_is_fetched(calls: list[dict[str, Any]]) -> None
     assert [file for file in unwanted.split() if fetched(file)] == []
 
 
+def test_a_model_comes_with_the_autoencoder_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hub that holds these files, what lies in the folder afterwards: `vae/` whole, other copies not at all."""
+    there = """spec.json model.safetensors vae/spec.json vae/model.safetensors vae/model.safetensors.index.json
+        vae/model-00001-of-00002.safetensors vae/optimizer.pt onnx/config.json onnx/model.safetensors
+        vae/diffusion_pytorch_model.safetensors vae/diffusion_pytorch_model.fp16.safetensors"""
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        inside, outside = options["allow_patterns"], options["ignore_patterns"]
+        for file in there.split():
+            allowed = any(fnmatch.fnmatch(file, p) for p in inside)
+            if allowed and not any(fnmatch.fnmatch(file, p) for p in outside):
+                (tmp_path / file).parent.mkdir(exist_ok=True)
+                (tmp_path / file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve("owner/name") == tmp_path
+    found = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    missing = {*there.split()} - found
+    assert missing == {"vae/optimizer.pt", "onnx/model.safetensors", "vae/diffusion_pytorch_model.fp16.safetensors"}
+
+
 @pytest.mark.parametrize(
     "name",
     ["", " ", "a b", "-x", "x-", "x.git", "a--b", "a..b", "a/-b", "x" * 200, "a\nb", "é", "a:b", "x\0y"],

@@ -40,6 +40,11 @@ class AutoencoderModel(Model):
     def grid(self) -> Grid:
         return self.embedding.grid
 
+    @property
+    def numbers(self) -> tuple[int, int, int] | None:
+        """(channels, rows, columns) of what a picture is squeezed into; None where that is codes."""
+        return None if self.latent.discrete else (self.latent.width, *self.grid)
+
     def build(self, site: Site) -> nn.Module:
         return AutoencoderModule(self, site)
 
@@ -82,7 +87,7 @@ class AutoencoderModule(TransformerModule):
     def picture(self, codes: Tensor) -> Tensor:
         """(B, C, H, W) of the codes of a whole grid."""
         latent = self.spec.latent
-        wanted = (*(() if latent.discrete else (latent.width,)), *self.spec.grid)
+        wanted = self.spec.numbers or tuple(self.spec.grid)
         if tuple(codes.shape[1:]) != wanted:
             raise ValueError(f"a picture is drawn of (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
         if latent.discrete and not (int(codes.min()) >= 0 and int(codes.max()) < latent.codes):

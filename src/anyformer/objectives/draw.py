@@ -19,10 +19,10 @@ from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import AutoencoderModule, position_limit
 from anyformer.model.base import TransformerModule
+from anyformer.objectives import squeezed
 from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
 from anyformer.objectives.picture import Pictures
-from anyformer.weights import hub
 
 
 class Reconstruct(Pictures):
@@ -42,14 +42,8 @@ class Reconstruct(Pictures):
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, AutoencoderModule):
             raise ValueError(f"drawing a picture again needs an AutoencoderModel, not {type(model.spec).__name__}")
-        self.matches(model)
+        squeezed.matches(self, model)
         return model
-
-    def matches(self, model: AutoencoderModule) -> None:
-        self.fits(model.spec.embedding)
-        if self.image_size != model.spec.embedding.image_size:
-            sizes = f"image_size is {self.image_size}, and the model's {model.spec.embedding.image_size}"
-            raise ValueError(f"{type(self).__name__}.{sizes}")
 
     def weights(self, batch: Batch) -> dict[str, float]:
         rows = float(len(batch["pixel_values"]))
@@ -80,29 +74,22 @@ class NextImageToken(Captioned):
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
             raise ValueError("NextImageToken reads captions: it needs a vocabulary")
-        try:
-            hub.resolve(self.vae)  # before the data is read
-        except (OSError, ValueError) as error:
-            raise ValueError(f"NextImageToken.vae: an autoencoder is trained first, and {error}") from None
+        squeezed.described(self, self.vae)
         return self.replace(tokens=len(tokenizer))
 
     def write_settings(self, folder: Path) -> Path:
-        """Also the autoencoder, without which nobody could see what is drawn."""
-        from anyformer.checkpoint import COMPANION, load, save
-
-        save(load(self.vae), folder / COMPANION)
+        """Also the autoencoder."""
+        squeezed.keep(self.vae, folder)
         return super().write_settings(folder)
 
     def module(self, model: TransformerModule) -> nn.Module:
-        from anyformer.checkpoint import load
-
-        return self.beside(model, load(self.vae))
+        return self.beside(model, squeezed.opened(self.vae))
 
     def beside(self, model: TransformerModule, vae: TransformerModule) -> Followed:
         language_head(model)
         if not isinstance(vae, AutoencoderModule) or not vae.spec.latent.discrete:
             raise ValueError(f"{self.vae}: a decoder draws in the codes of an autoencoder, which this has not")
-        Reconstruct(image_size=self.image_size, mean=self.mean, std=self.std).matches(vae)
+        squeezed.matches(self, vae)
         K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
         if self.tokens is not None and self.tokens + K > V:
             raise ValueError(f"{self.tokens} tokens and {K} codes make a vocabulary of {self.tokens + K}, not {V}")
@@ -128,8 +115,7 @@ class NextImageToken(Captioned):
 
     def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
         model, vae = trained.model, trained.other
-        with torch.no_grad(), torch.autocast(batch["pixel_values"].device.type, enabled=False):
-            codes = vae.codes(batch["pixel_values"].to(vae.dtype)).flatten(1)
+        codes = squeezed.codes(vae, batch["pixel_values"]).flatten(1)
         tokens = codes + model.spec.embedding.tokens.vocab_size - vae.spec.latent.codes
         words, drawn = batch["labels"], torch.full_like(batch["labels"], IGNORED)
         seen = read(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})

@@ -287,31 +287,51 @@ class RoundedCodesModule(nn.Module):
 
 class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent diffusion")):
     """Each place is `width` numbers: their mean, and while it learns a draw around it with a variance of its own
-    [Kingma and Welling 2014]. The price is how far that is from plain normal numbers, in nats."""
+    [Kingma and Welling 2014]. The price is how far that is from plain normal numbers, in nats. Whoever draws in them is
+    given them times `scale`, so that they are about as large as noise [Rombach et al. 2022]."""
 
     discrete: ClassVar[bool] = False
 
     width: int = 4
+    scale: float | None = 1.0  # None: by what makes their mean square 1, measured while it learns
+
+    def check(self) -> None:
+        super().check()
+        positive(self, "scale")
 
     def build(self, site: Site) -> nn.Module:
         return GaussianModule(self, site.width)
 
 
 class GaussianModule(nn.Module):
+    RECENT = 0.01  # of the mean square: the weight of the newest batch
+
+    square: Tensor | None
+
     def __init__(self, part: GaussianLatent, width: int) -> None:
         super().__init__()
+        self.given = part.scale
         self.say = nn.Linear(width, 2 * part.width)
-        self.starts = {"say.weight": Kaiming(gain=1.0)}
+        self.register_buffer("square", torch.zeros(()) if part.scale is None else None)  # 0: not measured yet
+        self.starts = {"say.weight": Kaiming(gain=1.0), "square": 0.0}
+
+    def scale(self) -> Tensor | float:
+        if self.square is None:
+            return self.given or 1.0
+        return torch.where(self.square > 0, self.square, 1.0).rsqrt()
 
     def read(self, x: Tensor) -> Tensor:
-        return self.say(x).chunk(2, dim=-1)[0]
+        return self.say(x).chunk(2, dim=-1)[0] * self.scale()
 
     def vectors(self, codes: Tensor) -> Tensor:
-        return codes
+        return codes / self.scale()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, log = self.say(x).float().chunk(2, dim=-1)
         log = log.clamp(-30.0, 20.0)  # of the variance
         price = (mean.square() + log.exp() - 1 - log).sum(-1) / 2
+        if self.training and self.square is not None:
+            now, before = mean.detach().square().mean().to(self.square.dtype), self.square
+            self.square.copy_(torch.where(before > 0, torch.lerp(before, now, self.RECENT), now))
         z = mean + (log / 2).exp() * torch.randn_like(mean) if self.training else mean
         return z.to(x.dtype), price

@@ -1,4 +1,4 @@
-"""Pictures written token by token (DALL-E)."""
+"""Pictures written token by token (DALL-E), and the autoencoder in whose codes or numbers a model draws."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from anyformer.tasks.each.draw import Wish
 
 
+def companion(model: TransformerModule) -> AutoencoderModule | None:
+    """The autoencoder in a model's folder, where there is one."""
+    if model.folder is None or not (model.folder / COMPANION).is_dir():
+        return None
+    found = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
+    if not isinstance(found, AutoencoderModule):
+        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(found.spec).__name__}")
+    return found
+
+
 def can_write(model: TransformerModule) -> bool:
     """A decoder that has an autoencoder in its folder."""
     return model.spec.writes and model.folder is not None and (model.folder / COMPANION).is_dir()
@@ -30,8 +40,8 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
     wish.without("steps", "guidance", "eta")
     model, folder = reader.model, reader.model.folder
     assert folder is not None
-    vae = load(folder / COMPANION, dtype=torch.float32, device=model.device)
-    if not isinstance(vae, AutoencoderModule) or not vae.spec.latent.discrete:
+    vae = companion(model)
+    if vae is None or not vae.spec.latent.discrete:
         raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
     K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
     length = (position_limit(model.spec) or 0) - N  # of a caption

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.checkpoint import load, read_spec
+from anyformer.checkpoint import COMPANION, load, read_spec
 from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.image import Images, files
 from anyformer.inputs.text import Tokenizer, belong
@@ -90,6 +90,9 @@ def open_model(
 def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
     read = [part.embedding for part in spec.readers]
+    if (folder / COMPANION).is_dir():  # it reads pictures for what draws in its numbers or codes
+        read = [each for each in read if "an image" not in each.gives]
+        read.append(read_spec(folder / COMPANION).embedding)
     tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None if channels is None else Images.load(folder)

@@ -278,6 +278,9 @@ def name_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
     """The model's table of labels is the objective's. Where it has names already they are the same ones, and in another
     order its scores are put into this one: a name belongs to what was learnt under it."""
     known, out = model.spec.labels, getattr(model.head, "out", None)
+    condition: Any = getattr(getattr(model.spec, "embedding", None), "condition", None)
+    if not known and condition is not None and condition.num_labels == len(labels):  # it is asked for them
+        model.spec = model.spec.labelled(labels)
     if not labels or not isinstance(out, torch.nn.Linear) or out.out_features != len(labels):
         return  # as many as the head tells apart, or the objective says what is wrong
     if known and {*known} != {*labels}:

@@ -8,6 +8,9 @@ from pathlib import Path
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja"]
 UNWANTED = ["consolidated*", "*/*.safetensors"]
+# Folders that belong to a model, of which the first fetch brings what describes them: their weights come in a second.
+INNER = ("vae", "transformer")
+INNER_WEIGHTS = ["model*.safetensors", "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-*.safetensors"]
 PICKLES = ["pytorch_model*.bin"]  # where they are asked for
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -46,15 +49,25 @@ def _asked_offline() -> bool:
     return any(os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"} for variable in variables)
 
 
+def _described(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, file)) for file in ("spec.json", "config.json"))
+
+
 def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) -> Path:
     import huggingface_hub  # here: a local folder must not pay for it
     from huggingface_hub import errors
 
     page = f"https://huggingface.co/{name}"
-    try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED, local_files_only=offline
+
+    def download(wanted: list[str], unwanted: list[str]) -> str:
+        return huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted, local_files_only=offline
         )
+
+    try:
+        folder = download(wanted, UNWANTED)
+        if inside := [inner for inner in INNER if _described(os.path.join(folder, inner))]:
+            download([f"{inner}/{weights}" for inner in inside for weights in INNER_WEIGHTS], [])
     except errors.GatedRepoError:
         raise ValueError(f"{name!r} is gated: ask for access at {page}, then `hf auth login`") from None
     except errors.RepositoryNotFoundError:
@@ -65,7 +78,7 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
     except errors.IncompleteSnapshotError as error:
         # Another program may have fetched less than WANTED, yet enough; if not, the reader says what lacks.
         folder = error.snapshot_path
-        if not any(os.path.isfile(os.path.join(folder, file)) for file in ("config.json", "spec.json")):
+        if not _described(folder):
             raise FileNotFoundError(f"{name!r} is only partly in the cache: fetch it once online") from None
     except errors.LocalEntryNotFoundError:
         if offline:

@@ -12,11 +12,11 @@ import torch
 
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.sheet import drawn, widest, write_sheet
-from anyformer.model import TransformerModule
+from anyformer.model import AutoencoderModule, TransformerModule
 from anyformer.objectives.objective import shown_head
 from anyformer.part import nearest
 from anyformer.parts.noise import NoiseHead
-from anyformer.tasks.pictures import by_tokens, can_write
+from anyformer.tasks.pictures import by_tokens, can_write, companion
 from anyformer.tasks.task import How, Inputs, Reader, Source, checked_rows, open_model
 
 
@@ -86,14 +86,25 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     return by_name[text.strip().casefold()]
 
 
+def squeezing(model: TransformerModule) -> AutoencoderModule | None:
+    """The autoencoder in whose numbers a model draws; None where it draws pixels."""
+    spec: Any = model.spec
+    vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
+    if vae is not None and vae.spec.numbers != draws:
+        made = vae.spec.numbers or "codes"
+        raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {made} of a picture")
+    return vae
+
+
 def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
-    """A picture of a label, by diffusion."""
+    """A picture of a label, by diffusion of pixels or of an autoencoder's numbers."""
     wish.without("temperature", "top_k")
     spec: Any = reader.model.spec
     number = spec.embedding.condition.num_labels
     if number is None:
         raise ValueError("this model draws what a text's encoder read, and knows no labels; use denoise from Python")
     assert reader.images is not None
+    vae = squeezing(reader.model)
     labels = torch.tensor([label_number(spec.labels, number, text) for text in wish.texts for _ in wish.seeds])
     seeds = [seed for _ in wish.texts for seed in wish.seeds]
     steps = min(50, spec.head.schedule.steps) if wish.steps is None else wish.steps
@@ -101,12 +112,13 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
     found = []
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]
-        pixels = denoise(
+        made = denoise(
             reader.model, {"class_labels": part}, {"class_labels": torch.full_like(part, number)},
             seeds=seeds[start : start + reader.batch], steps=steps, guidance=guidance, eta=wish.eta or 0.0,
-            clip=widest(reader.images),
+            clip=widest(reader.images) if vae is None else None,
         )  # fmt: skip
-        found.append(drawn(pixels, reader.images))
+        with torch.no_grad():
+            found.append(drawn(made if vae is None else vae.picture(made), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
     return np.split(np.concatenate(found), len(wish.texts))
 

@@ -1,0 +1,16 @@
+"""Squeezes pictures of garments into 7 x 7 places of 4 numbers (Fashion-MNIST), which fashion-latent-dit draws in."""
+
+from __future__ import annotations
+
+from anyformer.codec import override
+from anyformer.parts.autoencoder import GaussianLatent
+from anyformer.recipes import fashion_vae
+from anyformer.train.run import Run
+
+NUMBERS, SIDE = 4, 7
+
+
+def run(data: str = "data") -> Run:
+    latent = GaussianLatent(width=NUMBERS, scale=None)
+    changes = {"name": "fashion-kl", "model.latent": latent, "objective.price": 1e-4, "objective.flip": 0.5}
+    return override(fashion_vae.run(data), changes)
