@@ -81,37 +81,15 @@ def train(model: str, size: int, options: argparse.Namespace, results: dict[str,
         "curve": [],
     }  # fmt: skip
     begin = time.monotonic()
-    end = Deadline(begin + 60 * options.minutes)
+    end = Deadline(begin + 60 * options.minutes, most=run.steps, slow=20)
     with tempfile.TemporaryDirectory(prefix="anyformer-fashion-") as folder:
         watch = Curve(row, write)
-        trainer = setup(run, Path(folder) / "run", device=options.device, callbacks=[watch, Once(end)], tell=print)
+        trainer = setup(run, Path(folder) / "run", device=options.device, callbacks=[watch, end], tell=print)
         trainer.fit()
     row |= {"seconds": round(time.monotonic() - begin, 1), "done": True}
     if torch.cuda.is_available():
         row["peak_GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     write()
-
-
-class Once(Callback):
-    """Moves the end of a training to a deadline only where it would be over it."""
-
-    def __init__(self, deadline: Deadline) -> None:
-        self.deadline = deadline
-
-    def started(self, trainer: Trainer) -> None:
-        self.planned = trainer.steps
-        self.deadline.started(trainer)
-
-    def stepped(self, trainer: Trainer, done: Done) -> None:
-        if done.step > 20:  # the first are slower
-            self.deadline.stepped(trainer, done)
-            trainer.steps = min(trainer.steps, self.planned)
-        elif done.step == 20:
-            self.deadline.started(trainer)
-
-    def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
-        if trainer.step > 20:
-            self.deadline.evaluated(trainer, scores)
 
 
 def plot(results: dict[str, Any], folder: Path) -> None:

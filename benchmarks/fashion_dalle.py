@@ -38,14 +38,6 @@ SMALL = {"steps": 8, "batch.examples": 16, "evaluate.every": 8, "evaluate.batche
 ARTICLES = [f"a picture of {'an' if name[0] in 'aeiou' else 'a'} {name}" for name in LABELS]
 
 
-class InTime(Deadline):
-    """No later than `end`, and no more steps than the recipe has."""
-
-    def stepped(self, trainer: Trainer, done: Done) -> None:
-        super().stepped(trainer, done)
-        trainer.steps = min(trainer.steps, trainer.run.steps)
-
-
 class Told(Callback):
     def stepped(self, trainer: Trainer, done: Done) -> None:
         if done.step % 250 == 0 or done.step == trainer.steps:
@@ -58,7 +50,7 @@ class Told(Callback):
 def trained(run: Run, folder: Path, device: str, seconds: float) -> dict[str, Any]:
     """What a run has come to, in its folder."""
     made = setup(run, folder, device=device, tell=print, callbacks=[Metrics(), Told()])
-    made.callbacks.append(InTime(time.monotonic() + seconds))
+    made.callbacks.append(Deadline(time.monotonic() + seconds, most=run.steps, slow=2))
     start = time.monotonic()
     made.fit()
     count = af.count(made.model.spec).parameters

@@ -21,7 +21,6 @@ from anyformer.cli.train import named, train
 from anyformer.evaluate.regression import curves
 from anyformer.objectives.regress import Regress
 from anyformer.train.deadline import Deadline
-from anyformer.train.trainer import Done, Trainer
 
 GOAL = 1.05  # of the error that Bayes makes
 
@@ -64,18 +63,6 @@ def main() -> None:
     sys.exit(0 if len(found) == len(options.noise) and all(max(f["ratio"][1:]) <= GOAL for f in found.values()) else 1)
 
 
-class InTime(Deadline):
-    """No more steps than the recipe has, and the first, which compiles, says nothing about the others."""
-
-    def stepped(self, trainer: Trainer, done: Done) -> None:
-        if done.step == self.first + 1:
-            self.begin = self.now = time.monotonic()
-            self.first = done.step
-            return
-        super().stepped(trainer, done)
-        trainer.steps = min(trainer.steps, trainer.run.steps)
-
-
 def home(folder: Path, noise: float) -> Path:
     return folder / f"noise-{noise}"
 
@@ -84,7 +71,7 @@ def fit(options: argparse.Namespace) -> None:
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     run, _ = named("regression", "", [f"objective.noise={options.noise[0]}", *options.set])
     trainer = train(run, options.folder, resume=(options.folder / "run.json").exists(), device=options.device,
-                    watch=[] if end is None else [InTime(end, tail=10.0)])  # fmt: skip
+                    watch=[] if end is None else [Deadline(end, 10.0, most=run.steps, slow=2)])  # fmt: skip
     done = f"{trainer.step} steps, {trainer.examples} sequences, {trainer.seconds:.0f} s"
     (options.folder / "done").write_text(f"{done}\n")
     print(done)

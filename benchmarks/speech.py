@@ -60,11 +60,6 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
 
     torch.set_float32_matmul_precision("high")
 
-    class Budget(Deadline):
-        def stepped(self, trainer: Any, done: Any) -> None:
-            super().stepped(trainer, done)
-            trainer.steps = min(trainer.steps, run.steps)
-
     class Watch(Callback):
         def stepped(self, trainer: Any, done: Any) -> None:
             if done.step % 50 == 0 or done.step == 1:
@@ -86,7 +81,9 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
         model.train(trains)
         return evaluation
 
-    watchers: list[Callback] = [Watch()] if seconds is None else [Budget(time.monotonic() + seconds), Watch()]
+    watchers: list[Callback] = [Watch()]
+    if seconds is not None:
+        watchers.insert(0, Deadline(time.monotonic() + seconds, most=run.steps))
     trainer = setup(run, folder, device=device, callbacks=watchers, tell=lambda line: print(line, flush=True))
     return trainer.fit(), ask
 

@@ -137,11 +137,13 @@ def test_every_verb_has_the_same_flag(verb: str, capsys: pytest.CaptureFixture[s
 # -- the time that is left
 
 
-def simulated(monkeypatch: pytest.MonkeyPatch, seconds: Any, limit: float, evaluating: float = 0.0) -> tuple[Any, Any]:
+def simulated(
+    monkeypatch: pytest.MonkeyPatch, seconds: Any, limit: float, evaluating: float = 0.0, **options: Any
+) -> tuple[Any, Any]:
     """A training whose step n takes seconds(n), by a Deadline: (when it ended, the schedule's factor at every step)."""
     clock = [1000.0]
     monkeypatch.setattr(deadline.time, "monotonic", lambda: clock[0])
-    end = deadline.Deadline(1000.0 + limit, tail=5.0)
+    end = deadline.Deadline(1000.0 + limit, tail=5.0, **options)
     trainer: Any = SimpleNamespace(step=0, steps=10**6)
     end.started(trainer)
     factors = []
@@ -164,6 +166,13 @@ def test_training_ends_in_time_with_its_schedule(seconds: Any, monkeypatch: pyte
     took, factors = simulated(monkeypatch, seconds, limit=180.0, evaluating=3.0)
     assert 150 < took <= 180
     assert factors[-1] < 0.1 and max(factors[5:]) > 0.9 and len(factors) > 50
+
+
+def test_a_deadline_asks_for_no_more_steps_and_forgets_those_that_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, factors = simulated(monkeypatch, lambda n: 60.0 if n < 2 else 0.5, limit=200.0, most=100, slow=2)
+    assert took < 180 and len(factors) == 100 and max(factors) == 1 and factors[-1] < 0.1
+    took, factors = simulated(monkeypatch, lambda n: 60.0 if n < 2 else 0.5, limit=200.0, most=1000, slow=2)
+    assert 190 < took <= 200 and 100 < len(factors) < 200
 
 
 def test_a_step_from_before_the_clock_began_moves_no_end() -> None:
