@@ -68,6 +68,24 @@ def test_mistakes_of_trials(tmp_path: Path) -> None:
         Trials([Trial("n1", {"number": 7})], squares, tmp_path, "cpu")
 
 
+def wrong_once(values: Values, place: Place) -> list[Row]:
+    """The first trial has a mistake, until there is a file."""
+    if values["number"] == 0 and not (place.shared.parent / "mended").exists():
+        raise KeyError("nought")
+    return squares(values, place)
+
+
+def test_an_error_of_one_trial_leaves_the_others(tmp_path: Path) -> None:
+    """They are done, the command ends with one line, and the trial is begun anew by the next."""
+    trials, told = Trials(numbered(0, 1, 2), wrong_once, tmp_path, "cpu"), list[str]()
+    with pytest.raises(ValueError, match="^n0: 'nought'$"):
+        trials.perform(tell=told.append)
+    assert [line.split(",")[0] for line in told] == ["n0: KeyError: 'nought'", "n1: done", "n2: done"]
+    assert [trial.name for trial in trials.left] == ["n0"]
+    (tmp_path / "mended").touch()
+    assert len(trials.perform()) == 6 and not (tmp_path / "trials/n0/error.txt").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
     rows = Trials(numbered(0, 1, 2), killed_once, tmp_path, "cpu").perform(jobs=2)
@@ -186,6 +204,20 @@ def test_forms(name: str) -> None:
     for form in forms.values():
         trials = experiment(name).trials(**form.values)
         assert trials and len({trial.name for trial in trials}) == len(trials)
+
+
+def test_a_training_that_diverges_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(values: Values, place: Place) -> list[Row]:
+        raise FloatingPointError("the loss is nan at step 7")
+
+    monkeypatch.setattr(experiment("few-shot"), "work", work)
+    command = ["lab", "run", "few-shot", "--form", "tiny", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert "diverged, so that nothing is judged: width-8: the loss is nan at step 7" in shown
+    assert json.loads((tmp_path / "claim.json").read_text())["holds"] is False
 
 
 @pytest.mark.parametrize("name", [

@@ -35,7 +35,7 @@ CLAIM = (
     "Performer, Mamba and RWKV remember does not grow"
 )
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"lengths": [32, 64]}),
+    "tiny": Form(0.1, 0.1, {"lengths": [64, 128]}),
     "small": Form(1, 0.3, {"lengths": [2**n for n in range(10, 14)]}),
     "full": Form(8, 1, {"lengths": [2**n for n in range(10, 17)]}),
 }
@@ -79,6 +79,7 @@ MODELS: dict[str, Callable[[int], Model]] = {
     "rwkv": recurrent("rwkv", "RwkvModel", context_length=2**20),
 }
 REMEMBER = ("performer", "mamba", "rwkv")  # as much, however long the text
+WRITE = ("full", *REMEMBER)
 
 
 def trials(lengths: list[int]) -> list[Trial]:
@@ -93,11 +94,15 @@ def work(values: Values, place: Place) -> list[Row]:
     length, device = values["tokens"], place.device
     model = build(MODELS[values["model"]](length), seed=0).to(device).eval()
     ids = torch.randint(5, WORDS - 5, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    writes = values["model"] in WRITE
+
+    def read() -> Any:
+        return model(input_ids=ids, use_cache=False) if writes else model(input_ids=ids)
+
     with freed_is_kept():
-        model(input_ids=ids)  # whatever is made once
-        found: Row = {"bytes": highest(lambda: model(input_ids=ids), device)}
-        found["seconds"] = seconds(lambda: model(input_ids=ids), device)
-        if model.spec.writes:
+        read()  # whatever is made once
+        found: Row = {"bytes": highest(read, device), "seconds": seconds(read, device)}
+        if writes:
             state, token = model.new_state(1, capacity=length), ids[:, :1]
 
             def write() -> Any:
@@ -185,7 +190,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     times = {name: exponent(rows, name, "seconds") for name in MODELS}
     found = {f"exponent of time, {name}": value for name, value in times.items()}
     found |= {f"exponent of memory, {name}": exponent(rows, name, "bytes") for name in MODELS}
-    steps = {name: exponent(rows, name, "step") for name in ("full", *REMEMBER)}
+    steps = {name: exponent(rows, name, "step") for name in WRITE}
     found |= {f"exponent of a step, {name}": value for name, value in steps.items()}
     flat = all(len({row["state"] for row in rows if row["model"] == name}) == 1 for name in REMEMBER)
     slower = max(value for name, value in times.items() if name != "full")
