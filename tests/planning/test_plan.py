@@ -81,7 +81,7 @@ def test_what_a_device_holds() -> None:
     job, P = Job(counted, 64, 16), counted.parameters
     alone = job.need(Way())
     assert (alone.weights, alone.gradients, alone.optimizer, alone.buffers, alone.sent) == (6 * P, 4 * P, 8 * P, 0, 0)
-    assert alone.activations == counted.work(64, dtype=torch.bfloat16).kept
+    assert alone.activations == counted.work(64, half=torch.bfloat16).kept
     copies = job.need(Way(replicate=4))
     assert copies.sent == 2 * 3 / 4 * 4 * P and copies.buffers == 4 * P
     pieces = job.need(Way(shard=4))
@@ -93,7 +93,7 @@ def test_what_a_device_holds() -> None:
     stages = job.need(Way(pipeline=4))
     assert stages.gradients == 4 * (job.outside + job.inside / 4) and job.depth == 4
     again = job.need(Way(recompute=True))
-    assert again.activations == counted.work(64, dtype=torch.bfloat16).recomputed()
+    assert again.activations == counted.work(64, half=torch.bfloat16).recomputed()
     assert job.flops(Way(recompute=True)) * 3 == job.flops(Way()) * 4
 
 

@@ -149,10 +149,10 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     square = "attention to the past alone" if options.causal else "attention over the whole square"
     print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length)}, {square}")
     table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
-    print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW), without dropout")
-    names = ("weights", "gradients", "optimizer", "activations", "state", "total")
+    print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW); peak: the most at any time")
+    names = ("weights", "gradients", "optimizer", "activations", "state", "total", "peak")
     kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
-    table(("for", *names), kinds, right=range(1, 7))
+    table(("for", *names), kinds, right=range(1, 8))
     print("\nFLOPs for each byte of weights and state that is read or written")
     busy = [(kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
             for kind, each in used["passes"].items()]  # fmt: skip

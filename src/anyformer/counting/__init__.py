@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from anyformer.construct import skeleton
+from anyformer.counting.step import Step, run_step
 from anyformer.counting.survey import Survey, everywhere
 from anyformer.counting.work import Work, inputs_of, measure
 from anyformer.model import Model, position_limit
@@ -26,10 +27,12 @@ class Memory:
     optimizer: int = 0
     activations: int = 0  # kept for the backward pass
     state: int = 0  # kept between decoding steps
+    peak: int = 0  # the most at any time: gradients come as activations go, and both need room to be made
 
     @property
     def total(self) -> int:
-        return sum(dataclasses.astuple(self))
+        """All that is held, as if at once."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +94,21 @@ class Count:
     ) -> Memory:  # fmt: skip
         """To write texts of `length` tokens: weights and state, in `dtype`. In training, weights, gradients and the
         optimiser's `moments` (AdamW's two) are fp32, and in half precision the weights have a copy in it; activations
-        are in `dtype`, with `recompute` those of one layer at a time."""
+        are what `anyformer train` keeps of a batch on a CUDA device, with `recompute` the inputs of layers alone."""
+        P = self.parameters
         if not training:
             source = length if source_length is None else source_length
             writes = self.spec is not None and bool(self.spec.left_to_right)
             held = dtype if dtype.is_floating_point else torch.bfloat16
             state = self.state(batch, length, held, source) if writes and length else 0
-            return Memory(self.parameters * dtype.itemsize, state=state)
-        work = self.work(length, source_length, dtype) if length else Work({}, {}, {})
-        copies = dtype.itemsize if dtype.itemsize < 4 else 0
-        P = self.parameters
-        kept = work.recomputed() if recompute else work.kept
-        return Memory(P * (4 + copies), 4 * P, 4 * P * moments, batch * kept)
+            return Memory(P * dtype.itemsize, state=state, peak=P * dtype.itemsize + state)
+        half = dtype if dtype.itemsize < 4 else None
+        step = Step(P * dtype.itemsize if half else 0, P * dtype.itemsize if half else 0, 0)
+        if length:
+            assert self.spec is not None
+            step = _step(self.spec, batch, length, source_length, half, recompute)
+        peak = 4 * P * (1 + moments) + max(step.most, 4 * P)
+        return Memory(4 * P + step.copies, 4 * P, 4 * P * moments, step.kept - step.copies, peak=peak)
 
     def prefill(
         self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
@@ -125,11 +131,12 @@ class Count:
         return (self.parameters - self.tables - self.experts + experts) * dtype.itemsize
 
     def work(
-        self, length: int, source_length: int | None = None, dtype: torch.dtype = torch.float32, step: bool = False
+        self, length: int, source_length: int | None = None, half: torch.dtype | None = None, step: bool = False
     ) -> Work:  # fmt: skip
-        """One text of `length` tokens through the model, or with `step` its last one alone."""
+        """One text of `length` tokens through the model, or with `step` its last one alone; with `half`, as it is
+        trained in that precision."""
         assert self.spec is not None
-        return _work(self.spec, length, source_length, dtype, step)
+        return _work(self.spec, length, source_length, half, step)
 
     def table(self, depth: int = 2) -> dict[str, int]:
         """Parameters by the first `depth` names of the address; the layers of a stack are added up."""
@@ -152,18 +159,31 @@ def rows(sizes: Iterable[tuple[str, int]], depth: int) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _work(spec: Model, length: int, source_length: int | None, dtype: torch.dtype, step: bool) -> Work:
+def _work(spec: Model, length: int, source_length: int | None, half: torch.dtype | None, step: bool) -> Work:
+    check_lengths(spec, length, source_length)
+    if step and not spec.writes:
+        raise ValueError("this model does not write from left to right: it has no decoding step")
+    # a state is of every layer, so that all of them are there to remember
+    model = skeleton(spec) if step else skeleton(spec, Survey)
+    return measure(model, inputs_of(spec, length, source_length), step, half)
+
+
+@functools.lru_cache(maxsize=64)
+def _step(
+    spec: Model, batch: int, length: int, source_length: int | None, half: torch.dtype | None, recompute: bool
+) -> Step:
+    check_lengths(spec, length, source_length)
+    row = inputs_of(spec, length, source_length)
+    return run_step(skeleton(spec), {n: v.expand(batch, *v.shape[1:]) for n, v in row.items()}, half, recompute)
+
+
+def check_lengths(spec: Model, length: int, source_length: int | None) -> None:
     for name, size in (("length", length), ("source_length", source_length)):
         if size is not None and size < 1:
             raise ValueError(f"{name} is at least 1, got {size}")
-    if step and not spec.writes:
-        raise ValueError("this model does not write from left to right: it has no decoding step")
     limit = position_limit(spec)
     if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
         raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")
-    # a state is of every layer, so that all of them are there to remember
-    model = skeleton(spec) if step else skeleton(spec, Survey)
-    return measure(model.to(dtype), inputs_of(spec, length, source_length), step)
 
 
 def count(spec: Model) -> Count:

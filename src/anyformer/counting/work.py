@@ -14,21 +14,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.block import StackModule
+from anyformer.counting.device import Device, compute
 from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import recorded
 from anyformer.model import Model
 from anyformer.model.base import TransformerModule
 from anyformer.part import Part, at, walk
-from anyformer.parts.constant import Computed
 from anyformer.parts.given import NUMBERS
 from anyformer.parts.head import MultipleChoiceHead
 from anyformer.parts.op import Op
+from anyformer.transforms.fuse import fuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Work:
     products: dict[str, int]
     pairs: dict[str, int]  # of these, without a weight: of activations with activations, as in both attention products
     later: dict[str, int]  # of those, what attention to later tokens takes where each sees its past alone
-    kept: int = 0  # bytes that the backward pass needs
+    kept: int = 0  # bytes that the backward pass needs, without weights and their copies
     layers: tuple[tuple[int, int], ...] = ()  # of each layer as it ran: bytes of its input, and kept inside it
 
     def by_address(self, causal: bool = False) -> dict[str, int]:
@@ -66,26 +65,33 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
         if spec.pair:
             found["decoder_input_ids"] = torch.zeros(1, length, dtype=torch.long)
         elif any(getattr(part, "memory", False) for _, part in walk(spec)):
-            found["encoder_hidden_states"] = torch.zeros(1, source, spec.width)
+            found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return found
 
 
-def measure(model: TransformerModule, inputs: dict[str, Tensor], step: bool = False) -> Work:
+def memory_width(spec: Model) -> int:
+    """Of what a model without an encoder of its own looks at."""
+    return next((part.memory_width for _, part in walk(spec) if getattr(part, "memory_width", None)), spec.width)
+
+
+def measure(
+    model: TransformerModule, inputs: dict[str, Tensor], step: bool = False, half: torch.dtype | None = None
+) -> Work:
     """What one forward pass of a model on meta costs; with `step`, one token's after a state was made of those before.
-    Nothing is dropped out."""
-    for module in model.modules():
-        if isinstance(module, Computed) and not module.value.numel():
-            with torch.device("meta"):
-                module.value = module.compute()
-    ledger, dtype, past = Ledger(model.eval()), model.dtype, {}
-    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    Nothing is dropped out, unless it is a pass of training in `half` precision."""
+    compute(model)
+    if half is not None:
+        fuse(model, training=True)
+    device = Noting(model.train(half is not None), half)
+    ledger, past = Ledger(model, device), {}
+    device.ledger = ledger
     with torch.device("meta"), recorded():
         if step:
             name = "decoder_input_ids" if model.spec.pair else "input_ids"
             ids = inputs[name]
             past = {"past_key_values": model(**{**inputs, name: ids[:, 1:]}, use_cache=True).past_key_values}
             inputs = {name: ids[:, :1]}
-        with ledger.watching(), ledger, Fused(ledger):
+        with ledger.watching(), ledger, device:
             model(**inputs, **past)
     return Work(*ledger.sums, ledger.kept, tuple(ledger.layers))
 
@@ -136,9 +142,9 @@ class Frame:
 class Ledger(TorchDispatchMode):
     """Writes down products, and what is kept for the backward pass, by the module that runs."""
 
-    def __init__(self, model: TransformerModule) -> None:
+    def __init__(self, model: TransformerModule, device: Device) -> None:
         super().__init__()
-        self.model, self.frames = model, [Frame()]
+        self.model, self.device, self.frames = model, device, [Frame()]
         self.sums: Sums = (Counter(), Counter(), Counter())  # the first three of Work
         self.layers: list[tuple[int, int]] = []
         self.runs: dict[Any, list[Run]] = {}  # of each kind of layer on each kind of input
@@ -168,7 +174,7 @@ class Ledger(TorchDispatchMode):
 
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.held:
+        if storage._cdata not in self.held and storage._cdata not in self.device.casts:
             self.held[storage._cdata] = storage
             self.kept += storage.nbytes()
         return tensor
@@ -236,25 +242,12 @@ def _part(spec: Model, address: str) -> Part | None:
     return found if isinstance(found, Part) else None
 
 
-class Fused(TorchFunctionMode):
-    """Attention as the fused kernels do it: no weights (B, H, T, S) are kept."""
+class Noting(Device):
+    """Attention's products are inside one kernel: they are written down here."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
-        self.ledger = ledger
+    ledger: Ledger
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        q, k, v = args[:3]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         pairs = torch.Size((*q.shape[:-1], k.shape[-2]))
         self.ledger.note(2 * pairs.numel() * (q.shape[-1] + v.shape[-1]), pairs)
-        return _Attention.apply(q, k, v, (kwargs or {}).get("attn_mask"))
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        out = torch.empty_like(q[..., : v.shape[-1]] if v.shape[-1] < q.shape[-1] else q)  # it lies as q does
-        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))  # of each row, a sum
-        return out
+        return super().attend(q, k, v, mask)

@@ -75,7 +75,7 @@ class Job:
     def __init__(self, counted: Count, length: int, batch: int, micro: int = 1) -> None:
         assert counted.spec is not None
         self.counted, self.spec, self.length, self.batch, self.micro = counted, counted.spec, length, batch, micro
-        self.work = counted.work(length, dtype=torch.bfloat16)
+        self.work = counted.work(length, half=torch.bfloat16)
         self.model: nn.Module = skeleton(self.spec, Survey)
         sizes: dict[str, int] = {}  # by layer
         for address, size in counted.parts.items():
