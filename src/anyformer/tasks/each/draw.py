@@ -90,7 +90,7 @@ def squeezing(model: TransformerModule) -> AutoencoderModule | None:
     """The autoencoder in whose numbers a model draws; None where it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
-    if vae is not None and vae.spec.numbers != draws:
+    if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
         made = vae.spec.numbers or "codes"
         raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {made} of a picture")
     return vae
