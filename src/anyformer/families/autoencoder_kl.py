@@ -92,7 +92,7 @@ def rules(spec: Any) -> list[Rule]:
             f"{theirs}.conv_out": f"{ours}.out",
         }
         for name, own in step.items():
-            modules[f"{theirs}.{stages}.{{i}}.resnets.{{j}}.{name}"] = f"{ours}.stages.{{i}}.blocks.{{j}}.{own}"
+            modules[f"{theirs}.{stages}.{{i}}.resnets.{{j}}.{name}"] = f"{ours}.stages.{{i}}.layers.{{j}}.{own}"
             modules[f"{middle}.resnets.0.{name}"] = f"{ours}.middle.first.{own}"
             modules[f"{middle}.resnets.1.{name}"] = f"{ours}.middle.last.{own}"
         found += [Rename(f"{each}.{{p}}", f"{own}.{{p}}") for each, own in modules.items()]

@@ -81,7 +81,7 @@ class AutoencoderModule(TransformerModule):
         z, price = self.latent(x)
         grid = ctx.extra(Grid)
         assert grid is not None
-        return {self.spec.painter.says: self.painter(z, grid), "price": price, "last_hidden_state": x}
+        return {self.spec.painter.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         return {}

@@ -136,12 +136,12 @@ class Stage(nn.Module):
     def __init__(self, part: Any, inputs: int, width: int, then: nn.Module | None) -> None:
         super().__init__()
         given = (inputs, *[width] * (part.blocks - 1))
-        self.blocks = nn.ModuleList(Step(part, each, width) for each in given)
+        self.layers = nn.ModuleList(Step(part, each, width) for each in given)
         self.then = then
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
+        for layer in self.layers:
+            x = layer(x)
         return x if self.then is None else self.then(x)
 
 
