@@ -72,7 +72,7 @@ def describe(c: Any) -> Model:
             channels=c.out_channels, widths=widths[::-1], blocks=c.layers_per_block + 1, mix=c.use_post_quant_conv,
             **shared,
         ),
-        init={"*": Kaiming(gain=1.0)},
+        reads="sample", says="sample", init={"*": Kaiming(gain=1.0)},
     )  # fmt: skip
 
 

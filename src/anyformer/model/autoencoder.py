@@ -25,6 +25,8 @@ class AutoencoderModel(Model):
     latent: Latent = GumbelCodes()
     painter: Painter
     head: Head | None = None
+    reads: str = "pixel_values"  # what the published class calls the picture that is read,
+    says: str = "reconstruction"  # and the one that is drawn of it
 
     def check(self) -> None:
         super().check()
@@ -68,11 +70,13 @@ class AutoencoderModule(TransformerModule):
         self.inputs, self.shows = self.known_inputs(), declared(self)
 
     def known_inputs(self) -> tuple[str, ...]:
-        return (*self.spec.embedding.inputs, "return_dict")
+        return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
 
     def hidden(
         self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
+        if self.spec.reads in inputs:
+            inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
         x, ctx = self.embedding(inputs, state)
         return x, ctx.having(taps=taps), {}
 
@@ -81,14 +85,14 @@ class AutoencoderModule(TransformerModule):
         z, price = self.latent(x)
         grid = ctx.extra(Grid)
         assert grid is not None
-        return {self.spec.painter.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
+        return {self.spec.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         return {}
 
     def codes(self, pixel_values: Tensor) -> Tensor:
         """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
-        x, ctx, _ = self.hidden({self.spec.embedding.inputs[0]: pixel_values})
+        x, ctx, _ = self.hidden({self.spec.reads: pixel_values})
         found, grid = self.latent.read(x), ctx.extra(Grid)
         assert grid is not None
         return (found if self.spec.latent.discrete else found.transpose(1, 2)).unflatten(-1, grid)

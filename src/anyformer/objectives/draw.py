@@ -51,8 +51,8 @@ class Reconstruct(Pictures):
 
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         pixels = batch["pixel_values"]
-        out = trained(**{trained.spec.embedding.inputs[0]: pixels})
-        error = (out[trained.spec.painter.says].float() - pixels).square().flatten(1).mean(1).sum()
+        out = trained(pixel_values=pixels)
+        error = (out[trained.spec.says].float() - pixels).square().flatten(1).mean(1).sum()
         return {"pixels": error, **({"price": self.price * out["price"].mean(1).sum()} if self.price else {})}
 
 

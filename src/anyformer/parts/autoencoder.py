@@ -74,8 +74,6 @@ class ConvEmbeddingModule(nn.Module):
 class Painter(Part):
     """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
 
-    says: ClassVar[str] = "reconstruction"  # what the model calls what it draws
-
     channels: int = 3
     widths: tuple[int, ...]
     blocks: int = 2

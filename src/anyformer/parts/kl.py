@@ -29,7 +29,6 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
     coarse, each but the first on half as many rows and columns as the one before, and attention at the end. It reads
     pictures of any size; `image_size` is the one that is counted."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("sample",)
     any_size: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (128, 256, 512, 512)
@@ -56,8 +55,6 @@ class KLEmbedding(GridEmbedding, sees="all", called=("AutoencoderKL", "encoder o
 class KLPainter(Painter, sees="all", called=("AutoencoderKL", "decoder of Stable Diffusion")):
     """Pixels made of a grid of vectors, the way back from `KLEmbedding`: attention, and stages of `widths` from coarse
     to fine, each but the last followed by twice as many rows and columns. `mix` is a product before all that."""
-
-    says: ClassVar[str] = "sample"
 
     widths: tuple[int, ...] = (512, 512, 256, 128)
     blocks: int = 3
