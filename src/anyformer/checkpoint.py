@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anyformer import families, machine
 from anyformer.codec import FORMAT, encode, from_json
 from anyformer.construct import skeleton
-from anyformer.families import recognise
+from anyformer.families import pipeline, recognise
 from anyformer.families.family import Family
 from anyformer.model import Model, TransformerModule
 from anyformer.part import nearest, public, walk
@@ -44,17 +44,23 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         if architecture not in (None, spec.architecture):
             raise ValueError(f"{folder}: spec.json describes {spec.architecture or 'no published class'}")
         return spec
-    path = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    path = next((folder / name for name in (*CONFIGS, pipeline.INDEX) if (folder / name).is_file()), None)
     if path is None:
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
-    config = read_json(path)
+    config, weights = read_json(path), weights or body(folder)
+    if path.name == pipeline.INDEX:
+        with blaming(path):
+            pipeline.check(config)
+        scheduler = folder / pipeline.SCHEDULER
+        noise = read_json(scheduler) if scheduler.is_file() else {}
+        config = pipeline.whole(config, read_json(folder / pipeline.MODEL), noise)
     with blaming(path):
         config = config if "architecture" not in config else recognise.written_out(config)
         left = recognise.choices(config, architecture)
-    if len(left) == 1 or (config.get("model_type") and not has_weights(weights or folder)):
+    if len(left) == 1 or (config.get("model_type") and not has_weights(weights)):
         family, found = left[0]
     else:
-        with opened(weights or folder) as checkpoint, blaming(path):
+        with opened(weights) as checkpoint, blaming(path):
 
             def load(family: Family, spec: Model) -> Report:
                 return fill(skeleton(spec), Outline(checkpoint), family.match, torch.float32)
@@ -62,12 +68,18 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
             family, found = recognise.choose(left, config, checkpoint.names, load)
     with blaming(path):
         spec = family.read(config, found)
-    if not family.absent or not has_weights(weights or folder):
+    if not family.absent or not has_weights(weights):
         return spec
-    with opened(weights or folder) as checkpoint:
+    with opened(weights) as checkpoint:
         told = family.told_by(checkpoint.names, spec.architecture)
     other = recognise.described(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
+
+
+def body(folder: Path) -> Path:
+    """Where the weights lie of the model in a folder: inside, where that is a pipeline of several."""
+    published = (folder / pipeline.INDEX).is_file() and not (folder / "spec.json").is_file()
+    return (folder / pipeline.MODEL).parent if published else folder
 
 
 def read_spec_file(path: Path) -> Model:
@@ -148,7 +160,7 @@ def load_as(
 ) -> tuple[TransformerModule, Report]:  # fmt: skip
     """A model of this description with the weights of a folder, which may have been saved as another of its family:
     what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
-    with opened(weights or folder) as checkpoint:
+    with opened(weights or body(folder)) as checkpoint:
         affordable(spec, checkpoint)
         match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
         model = skeleton(spec)

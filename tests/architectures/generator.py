@@ -299,7 +299,7 @@ UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_
          ("ConvolutionEmbedding", "image_size"), ("ConvolutionEmbedding", "channels"), ("XVectorHead", "widths"),
          ("XVectorHead", "kernels"), ("XVectorHead", "dilations"), ("ProductKeyMemory", "top_k"),
          ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"), ("AdaptiveHead", "cutoffs"),
-         ("ConvEmbedding", "widths")}  # fmt: skip
+         ("ConvEmbedding", "widths"), ("KLEmbedding", "widths"), ("KLEmbedding", "groups")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -366,6 +366,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionEmbedding.image_size": st.just(list(IMAGE)), "ConvolutionEmbedding.pool": st.sampled_from((None, 1, 3)),
     "ResidualDown.layers": convolutions(2), "ResidualDown.width": lambda draw, place: 2 * place.width,
     "ResidualDown.skip": lambda draw, place: {**fields(draw, "Convolution", place), "width": None, "stride": 2},
+    "KLEmbedding.image_size": st.just(list(IMAGE)), "KLEmbedding.groups": st.sampled_from((1, 2)),
+    "KLEmbedding.widths": st.sampled_from(([8], [6, 8])), "KLEmbedding.blocks": st.integers(1, 2),
     "ConvEmbedding.image_size": st.just(list(IMAGE)),
     "ConvEmbedding.widths": st.sampled_from(([8], [6, 8])), "ConvEmbedding.kernel": st.sampled_from((3, 1)),
     "WaveformEmbedding.stem": stem, "SpecAugment.time_span": st.integers(1, 2),
@@ -540,6 +542,8 @@ FED = "a decoder and towers, each of which is drawn by itself, and a place for t
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
-    **dict.fromkeys(("AutoencoderModel", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN),
+    **dict.fromkeys((
+        "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
+    ), AGAIN),
     **dict.fromkeys(("TowerDecoderModel", "Tower"), FED),
 }

@@ -235,7 +235,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
         out["timestep"] = torch.randint(0, 1000, (batch,), generator=generator)
         out["class_labels"] = torch.randint(0, read.condition.num_labels + 1, (batch,), generator=generator)
     else:
-        name = spec.embedding.inputs[0]
+        name = getattr(spec, "reads", spec.embedding.inputs[0])
         shape = case.inputs.get(name, (3, 32, 32) if name == "pixel_values" else (400 + 40 * length,))
         out[name] = torch.randn(batch, *shape, generator=generator)
     for tower in spec.readers[1:]:  # the first reads texts

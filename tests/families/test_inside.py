@@ -13,6 +13,7 @@ import anyformer as af
 from anyformer.funnel import FunnelModule
 from anyformer.look.roles import attending, body, last_stretch
 from anyformer.look.trace import main_tensor
+from anyformer.model import AutoencoderModule
 from anyformer.parts.audio import FrameHead
 from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
 from anyformer.parts.summary import DoubleHead
@@ -47,8 +48,8 @@ def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
 @over_catalogue("I1", everyday=family)
 def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     traced, model = run(case, batch=2), shared(case)
-    if model.spec.towers:
-        return one_line_of_towers(traced)
+    if model.spec.towers or isinstance(model, AutoencoderModule):
+        return one_line_without_a_stream(traced)
     neck = body(model).last.part.neck
     if model.spec.head is None:
         with pytest.raises(ValueError, match="has no head"):
@@ -63,16 +64,17 @@ def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
         assert len(lens) == 1 or not torch.allclose(lens.logits(0), said(traced))
 
 
-def one_line_of_towers(traced: Any) -> None:
+def one_line_without_a_stream(traced: Any) -> None:
     for function in (af.look.logit_lens, af.look.stream_norms):
-        with pytest.raises(ValueError, match="two towers, each with a stream of its own"):
+        with pytest.raises(ValueError, match="two towers, each with a stream of its own|has no stream of layers"):
             function(traced)
 
 
 @over_catalogue("I1", everyday=family_and_head)
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
-    neck = None if spec.towers else body(shared(case)).last.part.neck
+    streams = not spec.towers and not isinstance(shared(case), AutoencoderModule)
+    neck = body(shared(case)).last.part.neck if streams else None
     between = None if neck is None else "stands between the stream and the head"
     if (reason := between if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
         with pytest.raises(ValueError, match=reason):

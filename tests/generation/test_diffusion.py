@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.generation.diffusion import cleaner, denoise, times
+from anyformer.generation.diffusion import cleaner, denoise
 from anyformer.parts.noise import NoiseSchedule
 
 CONFIG = {
@@ -32,7 +32,7 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
     diffusers = pytest.importorskip("diffusers")
     options = {"beta_schedule": CURVES[curve], "clip_sample": clip is not None, "timestep_spacing": "trailing"}
     schedule: Any = NoiseSchedule(curve=curve)  # type: ignore[arg-type]
-    left, places = schedule.left(), times(1000, 25)
+    left, places = schedule.left(), schedule.taken(25)
     ddpm, ddim = diffusers.DDPMScheduler(**options), diffusers.DDIMScheduler(**options)
     close(schedule.betas(), ddpm.betas.double())
     close(left, ddpm.alphas_cumprod.double())

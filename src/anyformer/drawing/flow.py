@@ -10,7 +10,7 @@ from anyformer.block import Stack
 from anyformer.drawing.words import number
 from anyformer.funnel import Funnel
 from anyformer.part import Part
-from anyformer.parts.autoencoder import ConvPainter
+from anyformer.parts.autoencoder import Painter
 from anyformer.parts.embed import Embedding
 from anyformer.parts.grid import Grid, Layout
 from anyformer.stages import Stages
@@ -54,7 +54,7 @@ class Flow:
             flow = flow.stepped(part)
         elif isinstance(part, Funnel) and part.top is None and len(part.stages) > 1:
             flow = dataclasses.replace(flow, length=f"{self.length}/{2 ** (len(part.stages) - 1)}")
-        elif isinstance(part, ConvPainter) and isinstance(self.grid, Grid):
+        elif isinstance(part, Painter) and isinstance(self.grid, Grid):
             grid = part.finer(self.grid)
             flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)
         return flow

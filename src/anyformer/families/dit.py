@@ -84,6 +84,14 @@ FIELDS: dict[str, ConfigField] = {
     "beta_start": unusual("head.schedule.start", 1e-4),
     "beta_end": unusual("head.schedule.end", 0.02),
     "num_train_timesteps": unusual("head.schedule.steps", 1000),
+    "timestep_spacing": unusual("head.schedule.spacing", "trailing"),
+    "steps_offset": unusual("head.schedule.offset", 0),
+    "set_alpha_to_one": Only(True, "some noise is left at the end"),
+    "clip_sample": Only(False, "numbers that are cut off on the way"),
+    "prediction_type": Only("epsilon", "what is said is not the noise"),
+    "thresholding": Only(False, "numbers that are cut off on the way"),
+    "trained_betas": Only(None, "a table of its own"),
+    "rescale_betas_zero_snr": Only(False, "nothing is left of the picture at the noisiest step"),
 }
 
 
@@ -123,7 +131,8 @@ def describe(c: Any) -> Model:
         head=NoiseHead(
             out_channels=c.out_channels or c.in_channels, patch_size=(c.patch_size,) * 2,
             schedule=NoiseSchedule(
-                curve=SCHEDULES[c.beta_schedule], start=c.beta_start, end=c.beta_end, steps=c.num_train_timesteps
+                curve=SCHEDULES[c.beta_schedule], start=c.beta_start, end=c.beta_end, steps=c.num_train_timesteps,
+                spacing=c.timestep_spacing, offset=c.steps_offset,
             ),
         ),
         init={"embedding.condition.*.weight": Normal(std=0.02), "head.out.weight": Value(value=0.0), "*": Xavier()},

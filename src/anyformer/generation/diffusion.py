@@ -16,13 +16,6 @@ from anyformer.model import TransformerModule
 from anyformer.parts.noise import NoiseHead
 
 
-def times(steps: int, wanted: int) -> list[int]:
-    """`wanted` of the `steps` steps of a schedule, from the last on, evenly spread."""
-    if not 1 <= wanted <= steps:
-        raise ValueError(f"steps is {wanted}; this model's noise has {steps}, of which at least 1 is needed")
-    return [round(steps - i * steps / wanted) - 1 for i in range(wanted)]
-
-
 def cleaner(
     x: Tensor, noise: Tensor, left: float, then: float, *, eta: float = 0.0, clip: float | None = None,
     chance: Tensor | None = None,
@@ -64,7 +57,7 @@ def denoise(
     guided = guidance != 1 and otherwise is not None
     if otherwise is not None and guided:
         inputs = {name: torch.cat((value, otherwise[name].to(device))) for name, value in inputs.items()}
-    x, shares, places = noise(), schedule.left().tolist(), times(schedule.steps, steps)
+    x, shares, places = noise(), schedule.left().tolist(), schedule.taken(steps)
     for done, place in enumerate(places):
         progress(done, len(places))
         seen = torch.cat((x, x)) if guided else x

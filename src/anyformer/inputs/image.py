@@ -96,6 +96,11 @@ class Images(Part):
         if self.do_normalize and not np.all(np.asarray(self.image_std)):
             raise ValueError(f"image_std is {self.image_std}: nothing can be divided by zero")
 
+    @staticmethod
+    def there(folder: Path) -> bool:
+        """Whether a model folder says how pictures are made ready."""
+        return any((folder / name).is_file() for name in (FILE, WHOLE))
+
     @classmethod
     def load(cls, folder: str | Path, **changes: Any) -> Images:
         """The one of a model folder; `changes` are other values of its fields."""

@@ -35,7 +35,9 @@ def body(model: TransformerModule) -> Any:
     if model.spec.towers:
         raise ValueError("this model has two towers, each with a stream of its own: look at model.text or model.image")
     names: Sequence[str] = model.spec.left_to_right or ("encoder",)
-    return getattr(model, names[-1])
+    if (found := getattr(model, names[-1], None)) is None:
+        raise ValueError("this model has no stream of layers that could be read on the way: it is an autoencoder")
+    return found
 
 
 def short(address: str) -> str:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from anyformer.context import Context
 from anyformer.model.base import Model, TransformerModule
 from anyformer.part import Site
-from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, GumbelCodes, Latent
+from anyformer.parts.autoencoder import GumbelCodes, Latent, Painter
 from anyformer.parts.head import Head, Outputs
+from anyformer.parts.pixels import GridEmbedding
 from anyformer.parts.window import Grid
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
@@ -20,10 +21,12 @@ class AutoencoderModel(Model):
     """Reads a picture into a grid of `width`, squeezes each place of it into a code (or a few numbers), and draws the
     picture again. `model.codes(pixel_values)` and `model.picture(codes)` are the two halves."""
 
-    embedding: ConvEmbedding
+    embedding: GridEmbedding
     latent: Latent = GumbelCodes()
-    painter: ConvPainter
+    painter: Painter
     head: Head | None = None
+    reads: str = "pixel_values"  # what the published class calls the picture that is read,
+    says: str = "reconstruction"  # and the one that is drawn of it
 
     def check(self) -> None:
         super().check()
@@ -32,9 +35,9 @@ class AutoencoderModel(Model):
             raise ValueError("head: what an autoencoder says is the picture; leave it out")
         if drawn.channels != read.channels:
             raise ValueError(f"painter.channels is {drawn.channels} and embedding.channels is {read.channels}")
-        if len(drawn.widths) != len(read.widths):
-            stages = f"painter.widths has {len(drawn.widths)} stages and embedding.widths {len(read.widths)}"
-            raise ValueError(f"{stages}: as many make the picture as large as it was")
+        if drawn.finer(read.grid) != read.image_size:
+            made = "the picture {} x {} pixels large, not {} x {}".format(*drawn.finer(read.grid), *read.image_size)
+            raise ValueError(f"painter.widths are {len(drawn.widths)} stages, and make {made}")
 
     @property
     def grid(self) -> Grid:
@@ -44,6 +47,11 @@ class AutoencoderModel(Model):
     def numbers(self) -> tuple[int, int, int] | None:
         """(channels, rows, columns) of what a picture is squeezed into; None where that is codes."""
         return None if self.latent.discrete else (self.latent.width, *self.grid)
+
+    def draws(self, shape: tuple[int, ...]) -> bool:
+        """Whether pictures are drawn of so many channels, rows and columns (of codes: rows and columns)."""
+        wanted = self.numbers or tuple(self.grid)
+        return shape == wanted or (self.embedding.any_size and len(shape) == len(wanted) and shape[:-2] == wanted[:-2])
 
     def build(self, site: Site) -> nn.Module:
         return AutoencoderModule(self, site)
@@ -62,36 +70,41 @@ class AutoencoderModule(TransformerModule):
         self.inputs, self.shows = self.known_inputs(), declared(self)
 
     def known_inputs(self) -> tuple[str, ...]:
-        return (*self.spec.embedding.inputs, "return_dict")
+        return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
 
     def hidden(
         self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
     ) -> tuple[Tensor, Context, Outputs]:
+        if self.spec.reads in inputs:
+            inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
         x, ctx = self.embedding(inputs, state)
         return x, ctx.having(taps=taps), {}
 
     def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
-        x, _, _ = self.hidden(inputs, taps, state)
+        x, ctx, _ = self.hidden(inputs, taps, state)
         z, price = self.latent(x)
-        return {"reconstruction": self.painter(z, self.spec.grid), "price": price, "last_hidden_state": x}
+        grid = ctx.extra(Grid)
+        assert grid is not None
+        return {self.spec.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         return {}
 
     def codes(self, pixel_values: Tensor) -> Tensor:
         """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
-        found = self.latent.read(self.hidden({"pixel_values": pixel_values})[0])
-        found = found if self.spec.latent.discrete else found.transpose(1, 2)
-        return found.unflatten(-1, self.spec.grid)
+        x, ctx, _ = self.hidden({self.spec.reads: pixel_values})
+        found, grid = self.latent.read(x), ctx.extra(Grid)
+        assert grid is not None
+        return (found if self.spec.latent.discrete else found.transpose(1, 2)).unflatten(-1, grid)
 
     def picture(self, codes: Tensor) -> Tensor:
         """(B, C, H, W) of the codes of a whole grid."""
         latent = self.spec.latent
-        wanted = self.spec.numbers or tuple(self.spec.grid)
-        if tuple(codes.shape[1:]) != wanted:
+        if not self.spec.draws(tuple(codes.shape[1:])):
+            wanted = self.spec.numbers or tuple(self.spec.grid)
             raise ValueError(f"a picture is drawn of (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
         if latent.discrete and not (int(codes.min()) >= 0 and int(codes.max()) < latent.codes):
             raise ValueError(f"codes go from 0 to {latent.codes - 1}, got {int(codes.min())} to {int(codes.max())}")
         flat = codes.flatten(-2)
         flat = flat if latent.discrete else flat.transpose(1, 2)
-        return self.painter(self.latent.vectors(flat), self.spec.grid)
+        return self.painter(self.latent.vectors(flat), Grid(*codes.shape[-2:]))

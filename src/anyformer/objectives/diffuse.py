@@ -87,7 +87,7 @@ class Diffuse(LabelledPictures):
         spec: Any = model.spec
         squeezes, draws = numbers(self.vae, vae.spec), (spec.embedding.channels, *spec.embedding.image_size)
         squeezed.matches(self, vae)
-        if squeezes != draws:
+        if squeezes != draws:  # also where the autoencoder reads other sizes: these pictures are of one
             line = f"the autoencoder makes {squeezes} of a picture: channels, rows, columns"
             raise ValueError(f"{line}; the model draws {draws}")
         return Followed(model, vae)

@@ -52,7 +52,7 @@ class Reconstruct(Pictures):
     def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
         pixels = batch["pixel_values"]
         out = trained(pixel_values=pixels)
-        error = (out["reconstruction"].float() - pixels).square().flatten(1).mean(1).sum()
+        error = (out[trained.spec.says].float() - pixels).square().flatten(1).mean(1).sum()
         return {"pixels": error, **({"price": self.price * out["price"].mean(1).sum()} if self.price else {})}
 
 

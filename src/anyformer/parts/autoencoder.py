@@ -16,29 +16,23 @@ from torch import Tensor, nn
 from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.part import Part, Site
-from anyformer.parts.embed import Embedding
 from anyformer.parts.init import Kaiming, Normal
+from anyformer.parts.pixels import GridEmbedding, check_pixels
 from anyformer.parts.window import Grid
 from anyformer.state import State
 
-Size = tuple[int, int]  # rows, columns
 
-
-class ConvEmbedding(Embedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
+class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
     """A grid of vectors made of a picture by residual convolutions: stages of `widths`, from fine to coarse, each but
     the first on half as many rows and columns as the one before, of which the highest values stay."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
-
-    image_size: Size
-    channels: int = 3
     widths: tuple[int, ...] = (256, 512, 1024, 2048)
     blocks: int = 2  # in each stage
     kernel: int = 7  # of the first convolution
 
     def check(self) -> None:
         at_least(self, 1, "channels", "blocks")
-        stages("ConvEmbedding", self.widths, self.blocks)
+        check_stages("ConvEmbedding", self.widths, self.blocks)
         if self.kernel % 2 == 0:
             raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; an odd one keeps pixels in their places")
         if any(side < self.factor or side % self.factor for side in self.image_size):
@@ -54,20 +48,6 @@ class ConvEmbedding(Embedding, sees="all", called=("convolutional encoder", "dVA
     def grid(self) -> Grid:
         return Grid(self.image_size[0] // self.factor, self.image_size[1] // self.factor)
 
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("an image", "a grid")
-
-    @property
-    def instead(self) -> str:
-        return "TextEmbedding(tokens=...)"
-
-    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        return {"pixel_values": (self.channels, *self.image_size)}
-
-    def vectors(self, length: int) -> int:
-        return math.prod(self.grid)
-
     def build(self, site: Site) -> nn.Module:
         return ConvEmbeddingModule(self, site.width)
 
@@ -82,12 +62,7 @@ class ConvEmbeddingModule(nn.Module):
         self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming()}
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        pixels = inputs.get("pixel_values")
-        wanted = (self.part.channels, *self.part.image_size)
-        if pixels is None or tuple(pixels.shape[1:]) != wanted:
-            found = None if pixels is None else tuple(pixels.shape)
-            raise ValueError(f"pixel_values is (batch, {', '.join(map(str, wanted))}), got {found}")
-        x = self.first(pixels)
+        x = self.first(check_pixels(inputs, self.part))
         for i, stage in enumerate(self.stages):
             x = stage(F.max_pool2d(x, 2) if i else x)
         x = self.out(F.relu(x))
@@ -96,17 +71,16 @@ class ConvEmbeddingModule(nn.Module):
         return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
 
 
-class ConvPainter(Part, sees="all", called=("convolutional decoder", "dVAE decoder")):
-    """Pixels made of a grid of vectors by residual convolutions: stages of `widths`, from coarse to fine, each but the
-    first on twice as many rows and columns as the one before."""
+class Painter(Part):
+    """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
 
     channels: int = 3
-    widths: tuple[int, ...] = (2048, 1024, 512, 256)
+    widths: tuple[int, ...]
     blocks: int = 2
 
     def check(self) -> None:
         at_least(self, 1, "channels", "blocks")
-        stages("ConvPainter", self.widths, self.blocks)
+        check_stages(type(self).__name__, self.widths, self.blocks)
 
     def finer(self, grid: Grid) -> Grid:
         """The grid of pixels."""
@@ -114,6 +88,13 @@ class ConvPainter(Part, sees="all", called=("convolutional decoder", "dVAE decod
 
     def out_width(self, width: int) -> int:
         return self.channels
+
+
+class ConvPainter(Painter, sees="all", called=("convolutional decoder", "dVAE decoder")):
+    """Pixels made of a grid of vectors by residual convolutions: each stage but the first is on twice as many rows and
+    columns as the one before."""
+
+    widths: tuple[int, ...] = (2048, 1024, 512, 256)
 
     def build(self, site: Site) -> nn.Module:
         return ConvPainterModule(self, site.width)
@@ -135,7 +116,7 @@ class ConvPainterModule(nn.Module):
         return self.out(F.relu(x))
 
 
-def stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
+def check_stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
     if not widths or min(widths) < 1:
         raise ValueError(f"{kind}.widths are {widths}; a width of at least 1 for each stage")
     if len(widths) > 20 or blocks > 1000:  # a hostile file must not keep a machine busy for hours
@@ -294,6 +275,8 @@ class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent di
 
     width: int = 4
     scale: float | None = 1.0  # None: by what makes their mean square 1, measured while it learns
+    shift: float = 0.0  # taken from them before
+    project: bool = True  # mean and variance are products of what stands at a place; False: they stand there
 
     def check(self) -> None:
         super().check()
@@ -310,8 +293,10 @@ class GaussianModule(nn.Module):
 
     def __init__(self, part: GaussianLatent, width: int) -> None:
         super().__init__()
-        self.given = part.scale
-        self.say = nn.Linear(width, 2 * part.width)
+        self.given, self.shift = part.scale, part.shift
+        if not part.project and width != 2 * part.width:
+            raise ValueError(f"latent.project is False: a mean and a variance of {part.width} are not {width} numbers")
+        self.say = nn.Linear(width, 2 * part.width) if part.project else nn.Identity()
         self.register_buffer("square", torch.zeros(()) if part.scale is None else None)  # 0: not measured yet
         self.starts = {"say.weight": Kaiming(gain=1.0), "square": 0.0}
 
@@ -321,10 +306,10 @@ class GaussianModule(nn.Module):
         return torch.where(self.square > 0, self.square, 1.0).rsqrt()
 
     def read(self, x: Tensor) -> Tensor:
-        return self.say(x).chunk(2, dim=-1)[0] * self.scale()
+        return (self.say(x).chunk(2, dim=-1)[0] - self.shift) * self.scale()
 
     def vectors(self, codes: Tensor) -> Tensor:
-        return codes / self.scale()
+        return codes / self.scale() + self.shift
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, log = self.say(x).float().chunk(2, dim=-1)

@@ -33,9 +33,13 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
     steps: int = 1000
     start: float = 1e-4
     end: float = 0.02
+    # where fewer steps are taken than there are: evenly from the last on, or from the first (plus `offset`)
+    spacing: Literal["trailing", "leading"] = "trailing"
+    offset: int = 0
 
     def check(self) -> None:
         at_least(self, 1, "steps")
+        at_least(self, 0, "offset")
         if not 0 < self.start <= self.end < 1:
             raise ValueError(f"NoiseSchedule.start and end are {self.start} and {self.end}; 0 < start <= end < 1")
 
@@ -48,6 +52,14 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
         if self.curve == "scaled_linear":
             return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
         return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
+
+    def taken(self, wanted: int) -> list[int]:
+        """`wanted` of the steps, the noisiest first."""
+        if not 1 <= wanted <= self.steps:
+            raise ValueError(f"steps is {wanted}; this model's noise has {self.steps}, of which at least 1 is needed")
+        if self.spacing == "trailing":
+            return [round(self.steps - i * self.steps / wanted) - 1 for i in range(wanted)]
+        return [min(i * (self.steps // wanted) + self.offset, self.steps - 1) for i in reversed(range(wanted))]
 
     def left(self) -> Tensor:
         """(steps,) the share of the picture's variance that is left after each step, in fp64."""

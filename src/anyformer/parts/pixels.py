@@ -178,16 +178,19 @@ class ResidualDownModule(ConvolutionChain):
         return self.activation(skip + x), grid
 
 
-class ConvolutionEmbedding(Embedding, sees="all", called=("ResNet stem",)):
-    """Pixels through convolutions, and the largest of each `pool` x `pool` neighbours at every second place
-    [He et al. 2016]. It reads images of any size; `image_size` is the one that is counted."""
+class GridEmbedding(Embedding):
+    """A picture that convolutions make a grid of vectors of."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    any_size: ClassVar[bool] = False  # whether it reads pictures of other sizes than `image_size`
 
-    layers: tuple[Convolution, ...]
-    pool: int | None = 3
+    image_size: tuple[int, int]  # rows, columns
     channels: int = 3
-    image_size: tuple[int, int] = (224, 224)
+
+    @property
+    def grid(self) -> Grid:
+        """What a picture of `image_size` becomes."""
+        raise NotImplementedError
 
     @property
     def instead(self) -> str:
@@ -197,18 +200,40 @@ class ConvolutionEmbedding(Embedding, sees="all", called=("ResNet stem",)):
     def gives(self) -> tuple[str, ...]:
         return ("an image", "a grid")
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {self.inputs[0]: (self.channels, *self.image_size)}
+
+    def vectors(self, length: int) -> int:
+        return math.prod(self.grid)
+
+
+def check_pixels(inputs: dict[str, Any], part: GridEmbedding) -> Tensor:
+    """(B, C, H, W) of what is read."""
+    name, pixels = part.inputs[0], inputs.get(part.inputs[0])
+    sides = ("height", "width") if part.any_size else part.image_size
+    fits = pixels is not None and pixels.dim() == 4 and pixels.shape[1] == part.channels
+    if pixels is None or not fits or not (part.any_size or tuple(pixels.shape[2:]) == part.image_size):
+        found = None if pixels is None else tuple(pixels.shape)
+        raise ValueError(f"{name} is (batch, {part.channels} channels, {sides[0]}, {sides[1]}), got {found}")
+    return pixels
+
+
+class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
+    """Pixels through convolutions, and the largest of each `pool` x `pool` neighbours at every second place
+    [He et al. 2016]. It reads images of any size; `image_size` is the one that is counted."""
+
+    any_size: ClassVar[bool] = True
+
+    layers: tuple[Convolution, ...]
+    pool: int | None = 3
+    image_size: tuple[int, int] = (224, 224)
+
     @property
     def grid(self) -> Grid:
         grid = Grid(*self.image_size)
         for layer in self.layers:
             grid = layer.coarser(grid)
         return grid if self.pool is None else Grid(*(-(-side // 2) for side in grid))
-
-    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
-        return {"pixel_values": (self.channels, *self.image_size)}
-
-    def vectors(self, length: int) -> int:
-        return math.prod(self.grid)
 
     def check(self) -> None:
         check_layers(self)
@@ -226,10 +251,7 @@ class ConvolutionEmbeddingModule(ConvolutionChain):
         self.part = part
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
-        pixels, pool = inputs.get("pixel_values"), self.part.pool
-        if pixels is None or pixels.dim() != 4 or pixels.shape[1] != self.part.channels:
-            found = None if pixels is None else tuple(pixels.shape)
-            raise ValueError(f"pixel_values is (batch, {self.part.channels} channels, height, width), got {found}")
+        pixels, pool = check_pixels(inputs, self.part), self.part.pool
         x, grid = pixels.permute(0, 2, 3, 1).flatten(1, 2).contiguous(), Grid(pixels.shape[2], pixels.shape[3])
         x, grid = self.run(x, grid)
         if pool is not None:

@@ -90,12 +90,17 @@ def open_model(
 def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     """What reads for a model, from the files beside it."""
     read = [part.embedding for part in spec.readers]
-    if (folder / COMPANION).is_dir():  # it reads pictures for what draws in its numbers or codes
+    drawn_in = (folder / COMPANION).is_dir()
+    if drawn_in:  # that one reads pictures for what draws in its numbers or codes
         read = [each for each in read if "an image" not in each.gives]
         read.append(read_spec(folder / COMPANION).embedding)
     tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
     channels = next((each.channels for each in read if "an image" in each.gives), None)
-    images = None if channels is None else Images.load(folder)
+    images = None
+    if channels is not None and drawn_in and not Images.there(folder):  # pipelines of diffusers: from -1 to 1
+        images = Images(image_mean=(0.5,) * channels, image_std=(0.5,) * channels, do_convert_rgb=channels == 3)
+    elif channels is not None:
+        images = Images.load(folder)
     if images is not None and images.channels not in (None, channels):
         raise ValueError(f"{folder}: pictures are read with {images.channels} channels; the model takes {channels}")
     return {"tokenizer": tokenizer, "images": images}

@@ -50,7 +50,8 @@ def _asked_offline() -> bool:
 
 
 def _described(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, file)) for file in ("spec.json", "config.json"))
+    files = ("spec.json", "config.json", "model_index.json")
+    return any(os.path.isfile(os.path.join(folder, file)) for file in files)
 
 
 def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) -> Path:

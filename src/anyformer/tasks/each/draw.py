@@ -80,7 +80,9 @@ def can_denoise(model: TransformerModule) -> bool:
 def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     """Of a label that is asked for by its name, in any case; by its number where labels have no names."""
     names = labels or tuple(map(str, range(number)))
-    by_name = {name.casefold(): i for i, name in enumerate(names)}
+    # published names are several with commas between: each of them counts, unless another label is called so
+    pieces = {piece.strip().casefold(): i for i, name in enumerate(names) for piece in name.split(",")}
+    by_name = {**pieces, **{name.casefold(): i for i, name in enumerate(names)}}
     if text.strip().casefold() not in by_name:
         raise ValueError(f"the model knows no label {text!r}; {nearest(text.strip(), names)}")
     return by_name[text.strip().casefold()]
@@ -90,7 +92,7 @@ def squeezing(model: TransformerModule) -> AutoencoderModule | None:
     """The autoencoder in whose numbers a model draws; None where it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
-    if vae is not None and vae.spec.numbers != draws:
+    if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
         made = vae.spec.numbers or "codes"
         raise ValueError(f"{model.folder}: the model draws {draws}, and its autoencoder makes {made} of a picture")
     return vae

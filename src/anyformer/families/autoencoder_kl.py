@@ -1,0 +1,134 @@
+"""The autoencoder of latent diffusion [Rombach et al. 2022]: a picture to a grid of a few numbers and back. Published
+DiTs and Stable Diffusion draw in its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.model import AutoencoderModel, Model
+from anyformer.part import nearest
+from anyformer.parts.activation import Activation
+from anyformer.parts.autoencoder import GaussianLatent
+from anyformer.parts.init import Kaiming
+from anyformer.parts.kl import KLEmbedding, KLPainter
+from anyformer.weights.rules import Rename, Reshape, Rule
+
+DOWN, UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "mish": "mish", "gelu": "gelu", "relu": "relu"}
+
+
+def side(spec: Any) -> Any:
+    rows, columns = spec.embedding.image_size
+    return rows if rows == columns else [rows, columns]
+
+
+FIELDS: dict[str, ConfigField] = {
+    "in_channels": Field(3, "embedding.channels"),
+    "out_channels": Field(3, "painter.channels"),
+    "down_block_types": Field([DOWN], lambda spec: [DOWN] * len(spec.embedding.widths)),
+    "up_block_types": Field([UP], lambda spec: [UP] * len(spec.painter.widths)),
+    "block_out_channels": Field([64], "embedding.widths"),
+    "layers_per_block": Field(1, "embedding.blocks"),
+    "act_fn": Field("silu", "embedding.activation"),
+    "latent_channels": Field(4, "latent.width"),
+    "norm_num_groups": Field(32, "embedding.groups"),
+    "sample_size": Field(32, side),
+    "scaling_factor": Field(0.18215, "latent.scale"),
+    "shift_factor": Field(None, lambda spec: spec.latent.shift or None),
+    "use_quant_conv": Field(True, "latent.project"),
+    "use_post_quant_conv": Field(True, "painter.mix"),
+    "mid_block_add_attention": Field(True, "embedding.attention"),
+    "latents_mean": Only(None, "numbers that are scaled channel by channel"),
+    "latents_std": Only(None, "numbers that are scaled channel by channel"),
+    "force_upcast": Inert(True, "which precision a pipeline runs it in"),
+    "_class_name": Inert(None, "the class, where diffusers writes it"),
+    "_diffusers_version": Inert(None, "a record of where the file came from"),
+}
+
+
+def describe(c: Any) -> Model:
+    widths, stages = tuple(c.block_out_channels), len(c.block_out_channels)
+    for name, kind in (("down_block_types", DOWN), ("up_block_types", UP)):
+        if list(getattr(c, name)) != [kind] * stages:
+            raise ValueError(f"{name}={getattr(c, name)!r} is not supported; valid: {kind!r}, for each of {widths}")
+    if c.act_fn not in ACTIVATIONS:
+        raise ValueError(f"act_fn={c.act_fn!r} is not valid; {nearest(str(c.act_fn), ACTIVATIONS)}")
+    sides = (c.sample_size,) * 2 if isinstance(c.sample_size, int) else tuple(c.sample_size)
+    factor = 2 ** (stages - 1)
+    shared: dict[str, Any] = {
+        "groups": c.norm_num_groups, "activation": ACTIVATIONS[c.act_fn], "attention": c.mid_block_add_attention,
+    }  # fmt: skip
+    return AutoencoderModel(
+        width=2 * c.latent_channels,
+        embedding=KLEmbedding(
+            image_size=tuple(max(each // factor, 1) * factor for each in sides),  # type: ignore[arg-type]
+            channels=c.in_channels, widths=widths, blocks=c.layers_per_block, **shared,
+        ),
+        latent=GaussianLatent(
+            width=c.latent_channels, scale=c.scaling_factor, shift=c.shift_factor or 0.0, project=c.use_quant_conv
+        ),
+        painter=KLPainter(
+            channels=c.out_channels, widths=widths[::-1], blocks=c.layers_per_block + 1, mix=c.use_post_quant_conv,
+            **shared,
+        ),
+        reads="sample", says="sample", init={"*": Kaiming(gain=1.0)},
+    )  # fmt: skip
+
+
+def rules(spec: Any) -> list[Rule]:
+    found: list[Rule] = []
+    step = {"norm1": "first_norm", "conv1": "first", "norm2": "second_norm", "conv2": "second", "conv_shortcut": "skip"}
+    for theirs, ours, stages, then in (
+        ("encoder", "embedding", "down_blocks", "downsamplers"), ("decoder", "painter", "up_blocks", "upsamplers")
+    ):  # fmt: skip
+        middle = f"{theirs}.mid_block"
+        modules = {
+            f"{theirs}.conv_in": f"{ours}.first",
+            f"{theirs}.{stages}.{{i}}.{then}.0.conv": f"{ours}.stages.{{i}}.then.taps",
+            f"{middle}.attentions.0.group_norm": f"{ours}.middle.attention.norm",
+            **{f"{middle}.attentions.0.to_{n}": f"{ours}.middle.attention.{n[0]}" for n in ("q", "k", "v", "out.0")},
+            f"{theirs}.conv_norm_out": f"{ours}.norm",
+            f"{theirs}.conv_out": f"{ours}.out",
+        }
+        for name, own in step.items():
+            modules[f"{theirs}.{stages}.{{i}}.resnets.{{j}}.{name}"] = f"{ours}.stages.{{i}}.layers.{{j}}.{own}"
+            modules[f"{middle}.resnets.0.{name}"] = f"{ours}.middle.first.{own}"
+            modules[f"{middle}.resnets.1.{name}"] = f"{ours}.middle.last.{own}"
+        found += [Rename(f"{each}.{{p}}", f"{own}.{{p}}") for each, own in modules.items()]
+    numbers = 2 * spec.latent.width
+    return [
+        *found,
+        Reshape("quant_conv.weight", "latent.say.weight", (numbers, numbers, 1, 1)),
+        Rename("quant_conv.bias", "latent.say.bias"),
+        Rename("post_quant_conv.{p}", "painter.mix.{p}"),
+    ]
+
+
+# before 2023 the attention in the middle had names of its own
+OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+FAMILIES = (
+    Family(
+        name="autoencoder_kl",
+        about="squeezes pictures into a few numbers, in which latent diffusion draws, and draws them again",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("AutoencoderKL",),
+        legacy={
+            f"attentions.0.{old}.{kind}": f"attentions.0.{new}.{kind}"
+            for old, new in OLD.items() for kind in ("weight", "bias")
+        },
+        library="diffusers",
+        sizes={
+            "sd-vae": Size(
+                {
+                    "down_block_types": [DOWN] * 4, "up_block_types": [UP] * 4, "layers_per_block": 2,
+                    "block_out_channels": [128, 256, 512, 512], "sample_size": 256,
+                },
+                83.65e6, "of Stable Diffusion 1 and of DiT: 8 x 8 pixels become 4 numbers",
+            ),
+        },
+    ),
+)  # fmt: skip
