@@ -4,7 +4,8 @@ Attention alone, one layer and two, learns texts that go round a circle of lette
 and then begin elsewhere on it; of distances it knows 0, 1 and more. How much better the second half of a text is
 predicted that says the same twice is the score of in-context learning. As found in larger models [Olsson et al. 2022],
 with two layers it falls at once, when a head that attends to the token after an earlier copy appears; one layer learns
-which letters there are, and no head of it can find what followed.
+which letters there are, and no head of it can find what followed. The first of the two layers sees a token and the one
+before: where it sees everything it must become such a layer first, and when it does is chance (the full form tries it).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores
 from anyformer.look.trace import trace
+from anyformer.mask import Causal, Window
 from anyformer.model import Model, TransformerModule
 from anyformer.parts.bias import RelativeVectors
 from anyformer.parts.init import Normal
@@ -38,26 +40,31 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
-    "small": Form(2, 0.5, {"steps": 1500, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
-    "full": Form(60, 2, {"steps": 5000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 3}),
-}
+    "small": Form(2, 0.5, {"steps": 500, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
+    "full": Form(60, 2, {
+        "steps": 3000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 3, "far": True
+    }),
+}  # fmt: skip
 LETTERS = [chr(i) for i in range(65, 97)]
 LENGTH, HALF, HEADS = 64, 20, 4
 CIRCLE, ELSEWHERE = (6, 20), 0.05  # letters of a circle; how often it goes on elsewhere
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
-def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: int) -> list[Trial]:
-    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.25 / width}
+def trials(
+    steps: int, width: int, points: int, batch: int, texts: int, seeds: int, far: bool = False
+) -> list[Trial]:
+    same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.2 / width}
+    kinds = {"one": (1, False), "two": (2, True)} | ({"two-far": (2, False)} if far else {})
     return [
-        Trial(f"layers-{depth}-seed-{seed}", {"depth": depth, "seed": seed, **same})
-        for seed in range(seeds) for depth in (1, 2)
+        Trial(f"{kind}-seed-{seed}", {"kind": kind, "depth": depth, "near": near, "seed": seed, **same})
+        for seed in range(seeds) for kind, (depth, near) in kinds.items()
     ]  # fmt: skip
 
 
 def work(values: Values, place: Place) -> list[Row]:
     steps = values["steps"]
-    model = described(values["depth"], values["width"])
+    model = described(values["depth"], values["width"], values["near"])
     data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
     run = training(
         "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"],
@@ -68,15 +75,16 @@ def work(values: Values, place: Place) -> list[Row]:
     return [*watch.rows, *ablations(trainer, values["depth"])]
 
 
-def described(depth: int, width: int) -> Model:
+def described(depth: int, width: int, near: bool) -> Model:
     """Attention alone. A head finds the token before by its distance, and nothing farther: what follows an earlier copy
-    must be found by what it says."""
-    near = RelativeVectors(before=2, after=0, values=False)
+    must be found by what it says. `near`: the first layer sees nothing farther either."""
+    distances = RelativeVectors(before=2, after=0, values=False)
     whole: Any = writer(width, depth, HEADS, LENGTH, {
-        "embedding.position": None, "decoder.layers.attention.op.position": near,
+        "embedding.position": None, "decoder.layers.attention.op.position": distances,
         "init": {"*": Normal(std=width**-0.5)},
     })  # fmt: skip
-    return override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
+    alone = override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
+    return override(alone, {"decoder.layers.0.attention.op.mask": Causal() & Window(size=2)} if near else {})
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -158,8 +166,8 @@ def without(model: TransformerModule, heads: Sequence[tuple[str, int, float]], i
 # -- what it shows ----------------------------------------------------------------------------------------------------
 
 
-def curve(rows: Sequence[Row], depth: int, seed: int = 0) -> list[Row]:
-    return [row for row in rows if (row["depth"], row["seed"]) == (depth, seed) and "step" in row]
+def curve(rows: Sequence[Row], kind: str, seed: int = 0) -> list[Row]:
+    return [row for row in rows if (row["kind"], row["seed"]) == (kind, seed) and "step" in row]
 
 
 def jump(points: Sequence[Row]) -> tuple[int, float]:
@@ -172,18 +180,20 @@ def jump(points: Sequence[Row]) -> tuple[int, float]:
 
 
 def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
-    (_, one), (step, two) = (jump(curve(rows, depth, seed)) for depth in (1, 2))
-    left = {(row["depth"], row["without"]): row["score"] for row in rows if row["seed"] == seed and "without" in row}
-    single, whole = left[1, "nothing"], left[2, "nothing"]
+    (_, one), (step, two) = (jump(curve(rows, kind, seed)) for kind in ("one", "two"))
+    left = {(row["kind"], row["without"]): row["score"] for row in rows if row["seed"] == seed and "without" in row}
+    single, whole = left["one", "nothing"], left["two", "nothing"]
     kept = {
-        name: (left[2, name] - single) / (whole - single) if whole < single else math.nan
+        name: (left["two", name] - single) / (whole - single) if whole < single else math.nan
         for name in ("induction", "others")
     }
     holds = two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and kept["others"] > 0.5
+    far = jump(curve(rows, "two-far", seed))
     return Verdict(holds, {
         "jump of one layer": one, "jump of two layers": two, "at step": step, "score of one layer": single,
         "score of two layers": whole, "kept without induction heads": kept["induction"],
-        "kept without others": kept["others"], "best head": curve(rows, 2, seed)[-1]["head"],
+        "kept without others": kept["others"], "best head": curve(rows, "two", seed)[-1]["head"],
+        **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
     })  # fmt: skip
 
 
@@ -195,16 +205,17 @@ def claim(rows: Sequence[Row]) -> Verdict:
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 13, 4)
-    for depth, seed in dict.fromkeys((row["depth"], row["seed"]) for row in rows):
-        points = curve(rows, depth, seed)
-        steps, name = [row["step"] for row in points], f"{depth} layer{'s' * (depth > 1)}" if not seed else None
-        axes[0, 0].plot(steps, [row["score"] for row in points], color=f"C{depth}", label=name)
-        axes[0, 1].plot(steps, [row["head"] for row in points], color=f"C{depth}", label=name)
-    axes[0, 0].axvline(jump(curve(rows, 2))[0], color="#777777", linestyle=":")
+    colours = {"one": "C0", "two": "C1", "two-far": "C2"}
+    for kind, seed in dict.fromkeys((row["kind"], row["seed"]) for row in rows):
+        points = curve(rows, kind, seed)
+        steps, look = [row["step"] for row in points], {"color": colours[kind], "label": None if seed else kind}
+        axes[0, 0].plot(steps, [row["score"] for row in points], **look)
+        axes[0, 1].plot(steps, [row["head"] for row in points], **look)
+    axes[0, 0].axvline(jump(curve(rows, "two"))[0], color="#777777", linestyle=":")
     axes[0, 0].set(xscale="log", xlabel="step", title="in-context score (nats a token)")
     axes[0, 1].set(xscale="log", xlabel="step", title="attention of the best induction head")
-    bars = [(row["depth"], row["without"], row["score"]) for row in rows if "without" in row and not row["seed"]]
-    axes[0, 2].bar([f"{depth}: {name}" for depth, name, _ in bars], [value for *_, value in bars])
+    bars = [(row["kind"], row["without"], row["score"]) for row in rows if "without" in row and not row["seed"]]
+    axes[0, 2].bar([f"{kind}: {name}" for kind, name, _ in bars], [value for *_, value in bars])
     axes[0, 2].set(title="score without heads (layers: which)")
     axes[0, 2].tick_params(axis="x", labelrotation=30, labelsize=8)
     for axis in axes[0, :2]:
