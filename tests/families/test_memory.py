@@ -161,8 +161,8 @@ def test_a_step_that_computes_layers_again(case: Case) -> None:
 
 
 def test_the_highest_of_a_step() -> None:
-    """Few texts: weights, moments and gradients, of which that of the tied table is there twice and added up; many: what
-    is kept of them, and what the loss takes."""
+    """Few texts: weights, moments and gradients, of which that of the tied table is there twice and added up; many:
+    what is kept of them, and what the loss takes."""
     counted = af.count(af.override(af.spec("gpt2"), {"decoder.depth": 6}))
     P, table = counted.parameters, 4 * 50304 * 768
     few, many = (counted.memory(torch.bfloat16, batch, 64, training=True) for batch in (1, 64))

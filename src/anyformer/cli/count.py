@@ -149,7 +149,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     square = "attention to the past alone" if options.causal else "attention over the whole square"
     print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length)}, {square}")
     table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
-    print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW); peak: the most at any time")
+    print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW); peak: the most at once")
     names = ("weights", "gradients", "optimizer", "activations", "state", "total", "peak")
     kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
     table(("for", *names), kinds, right=range(1, 8))

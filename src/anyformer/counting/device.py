@@ -94,8 +94,9 @@ class Device(TorchFunctionMode):
         if not head.part.shift and not pair:
             x = x[torch.empty(max(1, round(MASKED * x.shape[0])), dtype=torch.long)]
         x = x if head.transform is None else head.transform(x)
-        self.slopes += sum(4 * t.numel() for t in (head.out.weight, head.out.bias) if t is not None and t.requires_grad)
-        return _CrossEntropy.apply(x if self.half is None else x.to(self.half), head.out.weight, head.out.bias)
+        weight, bias = head.out.weight, head.out.bias
+        self.slopes += 4 * filled_up(weight.shape[0]) * (weight.shape[1] + (bias is not None))
+        return _CrossEntropy.apply(x if self.half is None else x.to(self.half), weight, bias)
 
 
 def compute(model: nn.Module) -> None:
@@ -162,13 +163,16 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
     return _Norm.apply(input, weight)
 
 
+def filled_up(V: int) -> int:
+    return V + -V % kernel.ROWS["cuda"]
+
+
 class _CrossEntropy(torch.autograd.Function):
     """kernels/loss.py: the gradients are made with the loss, a chunk of C tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (N, D), V = x.shape, weight.shape[0]
-        V += -V % kernel.ROWS["cuda"]
+        (N, D), V = x.shape, filled_up(weight.shape[0])
         C = min(N, kernel.rows_of_chunk("cuda", V))
         w = None if x.dtype == weight.dtype else x.new_empty(V, D)
         slopes = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)

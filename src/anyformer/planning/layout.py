@@ -128,7 +128,7 @@ class Job:
         kept = sum(given for given, _ in layers) + max(inside, default=0) if way.recompute else sum(inside)
         steps = self.batch // (way.texts * self.micro)
         sent = _ring(way.replicate) * 2 * 4 * P / way.shard + steps * _ring(way.shard) * 3 * 4 * P
-        stream = self.micro * sum(given for given, _ in layers) / way.pipeline
+        stream = self.micro * sum(given for given, _ in layers) / 2 / way.pipeline  # products: the fp32 stream's half
         sent += steps * _ring(t) * 2 * stream * (6 if way.recompute else 4)  # twice a layer, forward and backward
         sent += steps * 2 * self.micro * max((given for given, _ in layers), default=0) * (way.pipeline > 1)
         # of a pipeline, the first stage has as many texts under way as there are stages
