@@ -77,7 +77,7 @@ def train(run: Any, folder: Path, data: tuple[Tensor, Tensor], seconds: float, d
     def feed(step: int) -> Iterator[Iterator[Ready]]:
         yield batches(run, pictures, labels, step, device)
 
-    watch = [Metrics(), Told(), Deadline(time.monotonic() + seconds)]
+    watch = [Metrics(), Told(), Deadline(time.monotonic() + seconds, slow=10)]
     model = af.build(run.model, seed=run.seed)
     trainer = Trainer(run, folder, model=model, objective=run.objective, feed=feed, device=device, callbacks=watch)
     trainer.fit()

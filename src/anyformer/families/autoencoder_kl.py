@@ -62,7 +62,7 @@ def describe(c: Any) -> Model:
     return AutoencoderModel(
         width=2 * c.latent_channels,
         embedding=KLEmbedding(
-            image_size=tuple(max(each // factor, 1) * factor for each in sides),  # type: ignore[arg-type]
+            image_size=tuple(max(each // factor, 1) * factor for each in sides),
             channels=c.in_channels, widths=widths, blocks=c.layers_per_block, **shared,
         ),
         latent=GaussianLatent(

@@ -83,7 +83,7 @@ class Diffuse(LabelledPictures):
         self.fits(spec.embedding)
         return model
 
-    def beside(self, model: TransformerModule, vae: TransformerModule) -> Followed:
+    def beside(self, model: TransformerModule, vae: Any) -> Followed:
         spec: Any = model.spec
         squeezes, draws = numbers(self.vae, vae.spec), (spec.embedding.channels, *spec.embedding.image_size)
         squeezed.matches(self, vae)

@@ -93,7 +93,8 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
     drawn_in = (folder / COMPANION).is_dir()
     if drawn_in:  # that one reads pictures for what draws in its numbers or codes
         read = [each for each in read if "an image" not in each.gives]
-        read.append(read_spec(folder / COMPANION).embedding)
+        companion: Any = read_spec(folder / COMPANION)
+        read.append(companion.embedding)
     tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
