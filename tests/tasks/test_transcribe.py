@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.generation import ctc
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.tasks import hearing
 from anyformer.tasks.each.transcribe import listener_of
@@ -94,6 +95,39 @@ def test_texts_become_letters_as_published(spelling: Path) -> None:
         assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
             ids, skip_special_tokens=True, group_tokens=False
         )
+
+
+def test_times_of_words_equal_published(spelling: Path) -> None:
+    pipe = transformers.pipeline("automatic-speech-recognition", str(spelling))
+    for seconds, seed in ((1.3, 0), (0.7, 1)):
+        wanted = pipe(tone(seconds, seed), return_timestamps="word")["chunks"]
+        audio = {"audio": (tone(seconds, seed), RATE)}
+        found = af.tasks.transcribe(spelling, audio, timestamps=True)
+        assert [each["text"] for each in found] == [each["text"] for each in wanted] and len(found) > 3
+        times = [(each["start"], each["end"]) for each in found]
+        assert times == [pytest.approx(each["timestamp"], abs=5e-3) for each in wanted]
+        assert " ".join(each["text"] for each in found) == " ".join(af.tasks.transcribe(spelling, audio).split())
+
+
+def test_each_word_holds_its_frames() -> None:
+    """Blanks and repeats, a delimiter, one that is doubled, pieces that begin a word, and what says nothing."""
+    scores = torch.full((14, 6), -9.0)
+    for frame, token in enumerate([0, 4, 1, 1, 0, 1, 4, 4, 0, 4, 2, 5, 0, 3]):
+        scores[frame, token] = 0.0
+    heard = ctc.path(scores, 0)
+    assert heard == [(4, 1, 2), (1, 2, 4), (1, 5, 6), (4, 6, 8), (4, 9, 10), (2, 10, 11), (5, 11, 12), (3, 13, 14)]
+    assert ctc.best_path(scores, 0) == ([each.token for each in heard], 0.0)
+    letters, pieces = "-ABC ", ["-", "▁a", "b", "▁c", "▁"]
+
+    def spelt(ids: list[int]) -> str:
+        return "".join(letters[i] for i in ids if i < 5).strip()
+
+    def joined(ids: list[int]) -> str:
+        return "".join(pieces[i] for i in ids if i < 5).replace("▁", " ").strip()
+
+    spans = [[(each[0].start, each[-1].end) for each in hearing.worded(heard, decode)] for decode in (spelt, joined)]
+    assert spans == [[(2, 6), (10, 14)], [(2, 4), (5, 6), (10, 11), (13, 14)]]
+    assert hearing.worded(heard[:1], spelt) == []
 
 
 def test_letters_by_beams(spelling: Path) -> None:
@@ -261,7 +295,8 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
     audio = {"audio": (tone(0.5), RATE)}
     for folder, given, options, message in (
         (writer, audio, {"language": "klingon"}, "no token for it"),
-        (spelling, audio, {"timestamps": True}, "timestamps: this model hears letters"),
+        (spelling, audio, {"timestamps": True, "num_beams": 3}, "times are of one; leave num_beams out"),
+        (spelling, audio, {"translate": True}, "translate: this model hears letters"),
         (writer, str(tmp_path), {}, "no sound in this folder"), (writer, str(tmp_path / "a.wav"), {}, "no such file"),
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
         (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),
