@@ -144,7 +144,7 @@ def test_models_without_windows() -> None:
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     """A folder, our model, and theirs, which gives its attention; one token speaks for the image, or two."""
     transformers = pytest.importorskip("transformers")
-    name, theirs = {"vit": ("ViTModel", "ViTModel"), "deit": ("DeiTModel", "DeiTModel")}[request.param]
+    name = {"vit": "ViTModel", "deit": "DeiTModel"}[request.param]
     model = af.build(described(request.param, VIT, architectures=[name]), seed=3).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     folder = tmp_path_factory.mktemp(request.param)
     af.save(model, folder, format="hf")
-    return folder, model, getattr(transformers, theirs).from_pretrained(folder, attn_implementation="eager").eval()
+    return folder, model, getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def test_filters_are_principal_components(seen: Any) -> None:
@@ -199,7 +199,7 @@ def test_what_is_drawn_of_a_vit(seen: Any) -> None:
     figure = lectures.vit(scene)
     filters, alike, far = figure.axes[:3]
     sheet = np.asarray(filters.images[0].get_array())
-    assert sheet.shape == (3 * 5 - 1, 7 * 5 - 1, 3)  # 16 filters have 16 components: three rows of up to seven
+    assert sheet.shape == (3 * 5 - 1, 7 * 5 - 1, 3)  # 16 filters have 15 components: three rows of up to seven
     assert sheet[:4, :4].min() == 0 and sheet[:4, :4].max() == 1 and (sheet[4] == 1).all()
     drawn, wanted = np.asarray(alike.images[0].get_array()), vision.position_likeness(model)
     assert wanted is not None and drawn.shape == (41, 41)

@@ -15,6 +15,7 @@ from anyformer.generation import ctc
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.tasks import hearing
 from anyformer.tasks.each.transcribe import listener_of
+from anyformer.tasks.looking import scene
 from anyformer.tasks.task import ask
 from vocabularies import gpt2
 
@@ -92,6 +93,10 @@ def test_texts_become_letters_as_published(spelling: Path) -> None:
     for text in ("HELLO WORLD", "A", "IT'S 5 O'CLOCK"):
         ids = theirs(text)["input_ids"]
         assert mine.encode(text) == ids
+        assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
+            ids, skip_special_tokens=True, group_tokens=False
+        )
+    for ids in ([4], [4, 4], [4, 4, 5, 4, 4, 6, 4], [0, 4]):  # spaces at the ends, or nothing else
         assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
             ids, skip_special_tokens=True, group_tokens=False
         )
@@ -286,6 +291,31 @@ def test_the_language_as_published(writer: Path) -> None:
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
     """The last case would stay where it is for ever: a window is never heard twice."""
     assert hearing.cut(tokens, 100, 50, 2) == (wanted, advance)
+
+
+# -- under a spectrogram
+
+
+@pytest.mark.parametrize("kind", ["letters", "sentences"])
+def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Path) -> None:
+    """What `anyformer look --picture spectrogram` draws is what is transcribed, on the time of the frames."""
+    folder, samples = spelling if kind == "letters" else writer, tone(1.64, seed=4)
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    sound = scene(str(folder), str(tmp_path / "a.wav"), target=None if kind == "letters" else "a").sound()
+    found = af.tasks.transcribe(folder, str(tmp_path / "a.wav"), timestamps=True)
+    assert sound.words == [(each["start"], each["end"], each["text"]) for each in found if each["text"].strip()]
+    assert len(sound.words) > 2 and sound.seconds == pytest.approx(1.64, abs=0.02)
+    if kind == "letters":  # a frame of 25 ms stands every 10 ms, here around the 21st
+        heard = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
+        waves = np.abs(np.fft.rfft(heard[21 * 160 - 200 : 21 * 160 + 200] * np.hanning(401)[:400]))[:120]
+        assert np.allclose(sound.power[:, 21].numpy(), np.log(waves), atol=1e-2)
+        assert sound.unit == "kHz" and sound.high == pytest.approx(4.8)
+    else:
+        features = transformers.WhisperFeatureExtractor.from_pretrained(writer)(
+            samples, sampling_rate=RATE, padding="longest", truncation=False, return_tensors="np"
+        )
+        assert np.allclose(sound.power.numpy(), features["input_features"][0], atol=1e-4)
+        assert (sound.unit, sound.high) == ("mel channel", 16)
 
 
 # -- mistakes

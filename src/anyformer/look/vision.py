@@ -34,7 +34,7 @@ def filters(model: TransformerModule, number: int = FILTERS) -> Tensor:
         raise ValueError("this model does not read an image in patches, so it has no filters of patches")
     weight = patch.weight.detach().float().cpu()  # (D, C, height, width)
     flat = weight.flatten(1)
-    found = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:number]
+    found = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[: min(number, len(flat) - 1)]
     largest = found.gather(1, found.abs().argmax(1, keepdim=True))
     return (found * largest.sign()).unflatten(1, weight.shape[1:]).permute(0, 2, 3, 1)
 
