@@ -1,4 +1,4 @@
-"""What is drawn of models that see, against the same written out: numpy's, torch's own roll, transformers' attention."""
+"""What is drawn of models that see, against the same written out in numpy, of transformers' weights and attention."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ def test_what_is_drawn_of_windows() -> None:
     spec = swin("swin")
     scene = Scene(af.build(spec, device="meta"), {"pixel_values": torch.rand(1, 3, 26, 32)}, reads="image")
     figure = lectures.windows(scene)
-    assert [axis.get_title().split("\n")[0] for axis in figure.axes] == [each.about for each in af.look.windows(spec)]
-    plain, shifted = figure.axes[:2]
+    drawn = {axis.get_title().split("\n")[0]: axis for axis in figure.axes}
+    assert drawn.keys() == {each.about for each in af.look.windows(spec)} and len(figure.axes) == 4
+    plain, shifted = (drawn[f"encoder.stages.0, layer {i}"] for i in (0, 1))
     assert not plain.texts and not np.asarray(plain.images[1].get_array())[..., 3].any()
     window, part = published(13, 16, 4, 2)
     each = af.look.windows(spec)[1]

@@ -174,6 +174,7 @@ def vit(scene: Scene) -> Any:
         axes[2].scatter([depth] * len(far), far.numpy(), s=14)
     axes[2].set_title("how far each head looks, in patches, by layer", fontsize=9)
     axes[2].set_ylim(bottom=0)
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].tick_params(labelsize=7)
     return figure
 
@@ -184,7 +185,7 @@ def in_colour(shades: Any) -> Any:
 
 
 def windows(scene: Scene) -> Any:
-    """The windows of a model over an image: a row for each grid, plain and shifted side by side."""
+    """The windows of a model over an image: a column for each grid, plain above shifted."""
     from anyformer.look.figures import new
     from anyformer.look.vision import windows as found_in
 
@@ -193,9 +194,9 @@ def windows(scene: Scene) -> Any:
     grids: dict[Any, list[Any]] = {}
     for each in found:
         grids.setdefault((each.span, each.window.shape), []).append(each)
-    wide = max(map(len, grids.values()))
-    figure, axes = new(wide, len(grids), 4.2 * wide, 4.6 * len(grids))
-    for line, alike in zip(axes, grids.values(), strict=True):
+    high = max(map(len, grids.values()))
+    figure, axes = new(len(grids), high, 3.6 * len(grids), 4.1 * high + 0.4)
+    for line, alike in zip(axes.T, grids.values(), strict=True):
         for axis in line[len(alike) :]:
             axis.set_axis_off()
         for axis, each in zip(line, alike, strict=False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -134,14 +135,18 @@ class Windowed:
         """The lines between places that do not see each other, each as long as it goes on."""
         key = torch.stack((self.window, self.part), -1)
         below, right = ((key[1:] != key[:-1]).any(-1), (key[:, 1:] != key[:, :-1]).any(-1).T)
-        found = []
-        for flags, (high, wide), turned in ((below, self.span, False), (right, self.span[::-1], True)):
-            for i, line in enumerate(flags.int()):
-                ends = torch.diff(line, prepend=line.new_zeros(1), append=line.new_zeros(1)).nonzero().flatten()
-                for start, end in ends.view(-1, 2).tolist():
-                    points = ((i + 1) * high, start * wide), ((i + 1) * high, end * wide)
-                    found.append(tuple(point[::-1] for point in points) if turned else points)
+        high, wide = self.span
+        found: list[tuple[Point, Point]] = []
+        found += [((i * high, start * wide), (i * high, end * wide)) for i, start, end in stretches(below)]
+        found += [((start * high, i * wide), (end * high, i * wide)) for i, start, end in stretches(right)]
         return found
+
+
+def stretches(flags: Tensor) -> Iterator[tuple[int, int, int]]:
+    """(number of the row, from 1; start; end) of everything that is True side by side."""
+    for i, line in enumerate(flags.int(), 1):
+        ends = torch.diff(line, prepend=line.new_zeros(1), append=line.new_zeros(1)).nonzero().view(-1, 2)
+        yield from ((i, start, end) for start, end in ends.tolist())
 
 
 def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Windowed]:
@@ -155,12 +160,14 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
     """
     if spec.towers:
         raise ValueError("this model has two towers: give the description of one, as model.image.spec is")
-    read, model = spec.embedding, skeleton(spec).eval()
+    model = skeleton(spec).eval()
+    read: Any = model.spec.embedding
     modules = {module: short(address) for address, module in model.named_modules()
                if isinstance(module, WindowsModule)}  # fmt: skip
     if not modules:
         raise ValueError("this model has no windows: its layers see all of their grid, or no grid (Swin's have some)")
-    size, grids = image_size or read.image_size, {}
+    size: tuple[int, ...] = image_size or read.image_size
+    grids: dict[WindowsModule, Grid] = {}
 
     def listen(module: Any, args: Any) -> None:
         grids.setdefault(module, args[1].extra(Grid))
@@ -170,13 +177,13 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
     with shapes_alone(model), torch.no_grad():
         model(pixel_values=torch.empty(1, read.channels, *size))
     found: list[Windowed] = []
-    span, before = Span(*getattr(read, "patch_size", (1, 1))), None if hasattr(read, "patch_size") else size
+    span = Span(*getattr(read, "patch_size", (1, 1)))
+    before = None if hasattr(read, "patch_size") else size
     for module, grid in grids.items():
         if before is not None:  # an odd side is filled up before it is halved
             span = Span(*(pixels * -(-old // new) for pixels, old, new in zip(span, before, grid, strict=True)))
         before = grid
-        window, part = groups(module, grid)
-        each = Windowed((modules[module],), *module.fitting(grid), window, part, span)
+        each = Windowed((modules[module],), *module.fitting(grid), *groups(module, grid), span)
         same = next((i for i, other in enumerate(found) if alike(other, each)), None)
         if same is None:
             found.append(each)

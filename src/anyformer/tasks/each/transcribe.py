@@ -71,7 +71,8 @@ def timed(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list
 
 
 def spelled(asked: TaskRun, sources: list[Any], beams: int, timestamps: bool) -> list[Any]:
-    processor, found = AudioProcessor.load(asked.model.folder), []
+    processor = AudioProcessor.load(asked.model.folder)
+    found: list[Any] = []
 
     def text(ids: list[int]) -> str:
         return asked.tokenizer.decode(ids, skip_special_tokens=True)
