@@ -42,16 +42,6 @@ def test_a_walk() -> None:
     assert figure.axes[3].get_yticklabels()[-1].get_text() == r"\$w7"  # the induction circuit's answer
 
 
-def test_how_far_heads_look() -> None:
-    near = torch.eye(7)[None]  # a prefix of one, then 2 x 3 patches that look at themselves
-    far = torch.zeros(1, 7, 7)
-    far[:, 1:, 1] = 1.0  # all at the first patch
-    distances = [float(lectures.looked_distance(weights, 2, 3, 1)[0]) for weights in (near, far)]
-    assert distances == [0.0, pytest.approx((0 + 1 + 2 + 1 + 2**0.5 + 5**0.5) / 6)]
-    with pytest.raises(ValueError, match="has windows"):
-        lectures.looked_distance(torch.zeros(1, 4, 4), 2, 3, 0)
-
-
 def test_by_command(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["look", "--list"]) == 0

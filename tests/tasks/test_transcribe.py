@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer.generation import ctc
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.tasks import hearing
 from anyformer.tasks.each.transcribe import listener_of
+from anyformer.tasks.looking import scene
 from anyformer.tasks.task import ask
 from vocabularies import gpt2
 
@@ -94,6 +96,43 @@ def test_texts_become_letters_as_published(spelling: Path) -> None:
         assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
             ids, skip_special_tokens=True, group_tokens=False
         )
+    for ids in ([4], [4, 4], [4, 4, 5, 4, 4, 6, 4], [0, 4]):  # spaces at the ends, or nothing else
+        assert mine.decode(ids, skip_special_tokens=True) == theirs.decode(
+            ids, skip_special_tokens=True, group_tokens=False
+        )
+
+
+def test_times_of_words_equal_published(spelling: Path) -> None:
+    pipe = transformers.pipeline("automatic-speech-recognition", str(spelling))
+    for seconds, seed in ((1.3, 0), (0.7, 1)):
+        wanted = pipe(tone(seconds, seed), return_timestamps="word")["chunks"]
+        audio = {"audio": (tone(seconds, seed), RATE)}
+        found = af.tasks.transcribe(spelling, audio, timestamps=True)
+        assert [each["text"] for each in found] == [each["text"] for each in wanted] and len(found) > 3
+        times = [(each["start"], each["end"]) for each in found]
+        assert times == [pytest.approx(each["timestamp"], abs=5e-3) for each in wanted]
+        assert " ".join(each["text"] for each in found) == " ".join(af.tasks.transcribe(spelling, audio).split())
+
+
+def test_each_word_holds_its_frames() -> None:
+    """Blanks and repeats, a delimiter, one that is doubled, pieces that begin a word, and what says nothing."""
+    scores = torch.full((14, 6), -9.0)
+    for frame, token in enumerate([0, 4, 1, 1, 0, 1, 4, 4, 0, 4, 2, 5, 0, 3]):
+        scores[frame, token] = 0.0
+    heard = ctc.path(scores, 0)
+    assert heard == [(4, 1, 2), (1, 2, 4), (1, 5, 6), (4, 6, 8), (4, 9, 10), (2, 10, 11), (5, 11, 12), (3, 13, 14)]
+    assert ctc.best_path(scores, 0) == ([each.token for each in heard], 0.0)
+    letters, pieces = "-ABC ", ["-", "▁a", "b", "▁c", "▁"]
+
+    def spelt(ids: list[int]) -> str:
+        return "".join(letters[i] for i in ids if i < 5).strip()
+
+    def joined(ids: list[int]) -> str:
+        return "".join(pieces[i] for i in ids if i < 5).replace("▁", " ").strip()
+
+    spans = [[(each[0].start, each[-1].end) for each in hearing.worded(heard, decode)] for decode in (spelt, joined)]
+    assert spans == [[(2, 6), (10, 14)], [(2, 4), (5, 6), (10, 11), (13, 14)]]
+    assert hearing.worded(heard[:1], spelt) == []
 
 
 def test_letters_by_beams(spelling: Path) -> None:
@@ -254,6 +293,31 @@ def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> 
     assert hearing.cut(tokens, 100, 50, 2) == (wanted, advance)
 
 
+# -- under a spectrogram
+
+
+@pytest.mark.parametrize("kind", ["letters", "sentences"])
+def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Path) -> None:
+    """What `anyformer look --picture spectrogram` draws is what is transcribed, on the time of the frames."""
+    folder, samples = spelling if kind == "letters" else writer, tone(1.64, seed=4)
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    sound = scene(str(folder), str(tmp_path / "a.wav"), target=None if kind == "letters" else "a").sound()
+    found = af.tasks.transcribe(folder, str(tmp_path / "a.wav"), timestamps=True)
+    assert sound.words == [(each["start"], each["end"], each["text"]) for each in found if each["text"].strip()]
+    assert len(sound.words) > 2 and sound.seconds == pytest.approx(1.64, abs=0.02)
+    if kind == "letters":  # a frame of 25 ms stands every 10 ms, here around the 21st
+        heard = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
+        waves = np.abs(np.fft.rfft(heard[21 * 160 - 200 : 21 * 160 + 200] * np.hanning(401)[:400]))[:120]
+        assert np.allclose(sound.power[:, 21].numpy(), np.log(waves), atol=1e-2)
+        assert sound.unit == "kHz" and sound.high == pytest.approx(4.8)
+    else:
+        features = transformers.WhisperFeatureExtractor.from_pretrained(writer)(
+            samples, sampling_rate=RATE, padding="longest", truncation=False, return_tensors="np"
+        )
+        assert np.allclose(sound.power.numpy(), features["input_features"][0], atol=1e-4)
+        assert (sound.unit, sound.high) == ("mel channel", 16)
+
+
 # -- mistakes
 
 
@@ -261,7 +325,8 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
     audio = {"audio": (tone(0.5), RATE)}
     for folder, given, options, message in (
         (writer, audio, {"language": "klingon"}, "no token for it"),
-        (spelling, audio, {"timestamps": True}, "timestamps: this model hears letters"),
+        (spelling, audio, {"timestamps": True, "num_beams": 3}, "times are of one; leave num_beams out"),
+        (spelling, audio, {"translate": True}, "translate: this model hears letters"),
         (writer, str(tmp_path), {}, "no sound in this folder"), (writer, str(tmp_path / "a.wav"), {}, "no such file"),
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
         (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),

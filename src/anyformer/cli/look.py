@@ -20,6 +20,7 @@ from anyformer.cli.settings import device_flag
 from anyformer.part import nearest
 
 PORT = 8017
+READS = {"text": "reads texts", "image": "reads images", "sound": "hears recordings"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,14 +53,18 @@ def run(options: argparse.Namespace) -> None:
 
     with working(f"reading {options.model}"):
         from anyformer import machine
-        from anyformer.tasks.looking import scene
+        from anyformer.tasks.looking import blueprint, scene
 
-        shown = scene(options.model, options.input, other=options.other, target=options.target,
-                      device=machine.device(options.device), dtype=options.dtype, offline=options.offline)  # fmt: skip
+        if options.picture is not None and PICTURES[options.picture].bare:
+            shown = blueprint(options.model, options.input, offline=options.offline)
+        else:
+            shown = scene(options.model, options.input, other=options.other, target=options.target,
+                          device=machine.device(options.device), dtype=options.dtype,
+                          offline=options.offline)  # fmt: skip
     if options.picture is not None:
         needs = PICTURES[options.picture].needs
-        if needs != ("image" if "grid" in shown.media and "places" in shown.media else "text"):
-            raise ValueError(f"--picture {options.picture} is of a model that reads {needs}s")
+        if needs != shown.reads and not (needs == "text" and shown.model.spec.pair):
+            raise ValueError(f"--picture {options.picture} is of a model that {READS[needs]}")
         draw(PICTURES[options.picture].draw(shown), options)
     elif options.serve:
         serve(shown, PORT if options.port is None else options.port)
@@ -74,8 +79,10 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
     alone = options.picture is not None and not pictures[options.picture].needs
     if alone and options.model is not None:
         raise Mistake(f"--picture {options.picture} needs no model")
-    if not alone and (options.model is None or options.input is None):
-        raise Mistake("give MODEL and INPUT (see `anyformer look --help`)")
+    bare = options.picture is not None and pictures[options.picture].bare
+    if not alone and (options.model is None or (options.input is None and not bare)):
+        given = "MODEL, and an image where there is one" if bare else "MODEL and INPUT"
+        raise Mistake(f"give {given} (see `anyformer look --help`)")
     if options.dtype not in DTYPES:
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
     if options.serve and options.output is not None:

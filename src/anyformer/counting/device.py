@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from anyformer.kernels import loss as kernel
-from anyformer.parts.constant import Computed
 from anyformer.parts.head import LMHeadModule
 
 MASKED = 0.15  # of the tokens are asked of a model that sees both sides [Devlin et al. 2019]
@@ -97,14 +96,6 @@ class Device(TorchFunctionMode):
         weight, bias = head.out.weight, head.out.bias
         self.slopes += 4 * filled_up(weight.shape[0]) * (weight.shape[1] + (bias is not None))
         return _CrossEntropy.apply(x if self.half is None else x.to(self.half), weight, bias)
-
-
-def compute(model: nn.Module) -> None:
-    """What is computed, not learned, is there on meta too."""
-    for module in model.modules():
-        if isinstance(module, Computed) and not module.value.numel():
-            with torch.device("meta"):
-                module.value = module.compute()
 
 
 def _wide(value: Any) -> Any:

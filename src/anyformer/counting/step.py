@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from anyformer.block import StackModule
-from anyformer.counting.device import Device, compute
+from anyformer.counting.device import Device
 from anyformer.kernels.recording import recorded
 from anyformer.model.base import TransformerModule
+from anyformer.parts.constant import compute
 from anyformer.parts.head import LMHeadModule
 from anyformer.transforms.fuse import fuse
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyformer.block import StackModule
-from anyformer.counting.device import Device, compute
+from anyformer.counting.device import Device
 from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import recorded
 from anyformer.model import Model
 from anyformer.model.base import TransformerModule
 from anyformer.part import Part, at, walk
+from anyformer.parts.constant import compute
 from anyformer.parts.given import NUMBERS
 from anyformer.parts.head import MultipleChoiceHead
 from anyformer.parts.op import Op

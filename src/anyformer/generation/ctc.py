@@ -11,7 +11,7 @@ B rows, T frames, V alphabet, N beams.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,11 +51,25 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
     }  # fmt: skip
 
 
+class Held(NamedTuple):
+    """A token of a path, and the frames that have it: from `start` up to `end`, that one not counted."""
+
+    token: int
+    start: int
+    end: int
+
+
+def path(scores: Tensor, blank: int) -> list[Held]:
+    """(T, V) log-probabilities -> the tokens of the likeliest path."""
+    tokens, counts = scores.argmax(-1).unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0)
+    runs = zip(tokens.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+    return [Held(*run) for run in runs if run[0] != blank]
+
+
 def best_path(scores: Tensor, blank: int) -> tuple[list[int], float]:
     """(T, V) log-probabilities -> the text of the likeliest path."""
-    values, path = scores.max(-1)
-    merged = path.unique_consecutive()
-    return merged[merged != blank].tolist(), float(values.sum())
+    return [held.token for held in path(scores, blank)], float(scores.amax(-1).sum())
 
 
 def prefixes(scores: Tensor, blank: int, beams: int) -> list[tuple[list[int], float]]:

@@ -238,9 +238,8 @@ def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
     core.normalizer = normalizers.Sequence([*lower, spaces])
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    core.decoder = decoders.Sequence(
-        [decoders.Fuse(), decoders.Replace(between_words, " "), decoders.Strip(" ", 1, 1)]
-    )
+    ends = decoders.Replace(Regex(r"\A +| +\z"), "")  # not Strip, which fails on a lone space
+    core.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(between_words, " "), ends])
     # some files call the space special, which it is not: it is written
     added = {n: token for n, token in config.get("added_tokens_decoder", {}).items() if content(token) != between_words}
     return Words(core, {**config, "added_tokens_decoder": added}, special)

@@ -8,6 +8,7 @@
 >>> af.look.neurons(run, position=-1).best()  # doctest: +SKIP
 >>> af.look.patch(run, other, at="decoder.layers.3", positions=[4]).output.logits  # doctest: +SKIP
 >>> af.look.head_scores(af.look.repeated(model)).best("induction")  # doctest: +SKIP
+>>> af.look.attention_distance(run)["encoder.layers.0.attention"]  # (H,), of a model that sees  # doctest: +SKIP
 
 A run keeps what it was asked to keep; what one of these needs beside that is computed when it asks.
 """
@@ -24,16 +25,17 @@ if TYPE_CHECKING:
     from anyformer.look.scores import head_scores, repeated
     from anyformer.look.shares import contributions
     from anyformer.look.units import neurons
+    from anyformer.look.vision import attention_distance, windows
 
 _PUBLIC = {
     "attention": "maps", "routing": "maps", "logit_lens": "depth", "stream_norms": "depth", "contributions": "shares",
     "neurons": "units", "patch": "patching", "patch_table": "patching", "head_scores": "scores",
-    "repeated": "scores",
+    "repeated": "scores", "attention_distance": "vision", "windows": "vision",
 }  # fmt: skip
 
 __all__ = [
     "attention", "routing", "logit_lens", "stream_norms", "contributions", "neurons", "patch", "patch_table",
-    "head_scores", "repeated",
+    "head_scores", "repeated", "attention_distance", "windows",
 ]  # fmt: skip
 
 

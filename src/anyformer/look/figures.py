@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 
-def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4) -> Any:
+def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4, **layout: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("figures need matplotlib: pip install 'anyformer[look]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, **layout)
 
 
 def heat_maps(

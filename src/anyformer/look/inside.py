@@ -21,6 +21,7 @@ from anyformer.look.patching import patch, patch_table
 from anyformer.look.roles import attending, body, routers, short
 from anyformer.look.scores import head_scores, repeated
 from anyformer.look.shares import contributions
+from anyformer.look.sound import Sound
 from anyformer.look.trace import Trace, main_tensor, trace
 from anyformer.look.units import neurons
 from anyformer.model import TransformerModule, position_limit
@@ -52,6 +53,8 @@ class Scene:
     media: Data = dataclasses.field(default_factory=dict)  # a picture of what is read, and the grid of its places
     other: dict[str, Any] | None = None  # inputs of another text, to paste from
     target: str = "input_ids"  # the input that writing on makes longer
+    reads: str = "text"  # or "image" or "sound"
+    sound: Callable[[], Sound] | None = None  # with its words, where one is heard
 
 
 class Inside:

@@ -1,6 +1,6 @@
 """The pictures of the lectures, each a small function that gives a matplotlib figure.
 
-`anyformer look --list` names them, `anyformer look --picture NAME` makes one; `walk` and `vit` are of a model.
+`anyformer look --list` names them, `anyformer look --picture NAME` makes one; some are of a model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Picture(NamedTuple):
 
     about: str
     draw: Callable[..., Any]
-    needs: str = ""  # "text" or "image", where it needs a model that reads that
+    needs: str = ""  # "text", "image" or "sound", where it needs a model that reads that
+    bare: bool = False  # of a description alone: no weights are read, and it needs no input
 
 
 def positions(length: int = 48, width: int = 32) -> Any:
@@ -150,45 +151,120 @@ def walk(scene: Scene) -> Any:
 
 def vit(scene: Scene) -> Any:
     """Inside a ViT: its first filters, which places are alike, and how far each head looks by depth."""
-    import torch
-
     from anyformer.look.figures import new
     from anyformer.look.inside import Inside
-    from anyformer.look.maps import attention
+    from anyformer.look.vision import attention_distance, filters, position_likeness, sheet
 
-    inside, read, model = Inside(scene), scene.model.spec.embedding, scene.model
-    rows, columns = scene.media["grid"]
-    figure, axes = new(3, 1, 11, 3.8)
-    filters = next(p for n, p in model.embedding.named_parameters() if p.dim() == 4).detach()[:16]
-    low, high = filters.amin((1, 2, 3), keepdim=True), filters.amax((1, 2, 3), keepdim=True)
-    tiles = ((filters - low) / (high - low)).permute(0, 2, 3, 1)[..., :3]
-    side = int(len(tiles) ** 0.5)
-    sheet = torch.cat([torch.cat(list(tiles[i * side : (i + 1) * side]), 1) for i in range(side)], 0)
-    axes[0, 0].imshow(sheet.numpy().squeeze())
-    axes[0, 0].set_title("first filters", fontsize=9)
-    table = getattr(getattr(model.embedding, "position", None), "weight", None)
-    if table is not None:
-        alike = torch.nn.functional.normalize(table.detach()[-rows * columns :], dim=-1)
-        middle = (rows // 2) * columns + columns // 2
-        axes[0, 1].imshow((alike @ alike[middle]).view(rows, columns).numpy(), cmap="viridis")
-    axes[0, 1].set_title("how alike positions are to the middle one", fontsize=9)
-    for depth, each in enumerate(attention(inside.run).maps):
-        far = looked_distance(each.weights[0], rows, columns, getattr(read, "prefix", 0))
-        axes[0, 2].scatter([depth] * len(far), far.numpy(), s=14)
-    axes[0, 2].set_title("patches between a head's gaze and its query, by layer", fontsize=9)
+    figure, (axes,) = new(3, 1, 12, 4)
+    tiles = filters(scene.model)
+    low, high = tiles.amin((1, 2, 3), keepdim=True), tiles.amax((1, 2, 3), keepdim=True)
+    tiles = in_colour((tiles - low) / (high - low).clamp(min=1e-9))
+    axes[0].imshow(sheet(tiles, columns=7, between=1.0).numpy(), interpolation="nearest")
+    axes[0].set_title(f"filters of patches: {len(tiles)} principal components", fontsize=9)
+    alike = position_likeness(scene.model)
+    if alike is None:
+        axes[1].text(0.5, 0.5, "no positions are added to patches", ha="center", va="center", fontsize=8)
+    else:
+        image = axes[1].imshow(sheet(alike.flatten(0, 1), columns=alike.shape[1]).numpy(), interpolation="nearest")
+        figure.colorbar(image, ax=axes[1], shrink=0.7).ax.tick_params(labelsize=7)
+    axes[1].set_title("likeness of positions: a map for each patch, in its place", fontsize=9)
+    for axis in axes[:2]:
+        axis.set_axis_off()
+    for depth, far in enumerate(attention_distance(Inside(scene).run).values()):
+        axes[2].scatter([depth] * len(far), far.numpy(), s=14)
+    axes[2].set_title("how far each head looks, in patches, by layer", fontsize=9)
+    axes[2].set_ylim(bottom=0)
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
+    axes[2].tick_params(labelsize=7)
     return figure
 
 
-def looked_distance(weights: Any, rows: int, columns: int, prefix: int) -> Any:
-    """(H, T, T) -> (H,): the mean distance in patches, weighted by attention."""
-    import torch
+def in_colour(shades: Any) -> Any:
+    """(..., C) -> (..., 3): as it is, or the first channel as grey."""
+    return shades if shades.shape[-1] == 3 else shades[..., :1].expand(*shades.shape[:-1], 3)
 
-    if weights.shape[-1] != prefix + rows * columns:
-        raise ValueError("this picture is of attention between all patches of an image; this model has windows")
-    grid = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1).flatten(0, 1)
-    apart = torch.cdist(grid.float(), grid.float())
-    among = weights[:, prefix:, prefix:].float()
-    return (among * apart).sum((1, 2)) / among.sum((1, 2)).clamp(min=1e-9)
+
+def windows(scene: Scene) -> Any:
+    """The windows of a model over an image: a column for each grid, plain above shifted."""
+    from anyformer.look.figures import new
+    from anyformer.look.vision import windows as found_in
+
+    pixels = scene.inputs["pixel_values"]
+    found = found_in(scene.model.spec, tuple(pixels.shape[2:]))
+    grids: dict[Any, list[Any]] = {}
+    for each in found:
+        grids.setdefault((each.span, each.window.shape), []).append(each)
+    high = max(map(len, grids.values()))
+    figure, axes = new(len(grids), high, 3.6 * len(grids), 4.1 * high + 0.4)
+    for line, alike in zip(axes.T, grids.values(), strict=True):
+        for axis in line[len(alike) :]:
+            axis.set_axis_off()
+        for axis, each in zip(line, alike, strict=False):
+            over_image(axis, pixels[0], each)
+    figure.suptitle("places see those of their window; parts with one number are a window that the shift joined,\n"
+                    "and each of them sees its own colour alone", fontsize=9)  # fmt: skip
+    return figure
+
+
+def over_image(axis: Any, pixels: Any, found: Any) -> None:
+    """One way to cut a grid, over the image (C, height, width) that it is of."""
+    from matplotlib import colormaps
+    from matplotlib.collections import LineCollection
+
+    (high, wide), (rows, columns) = pixels.shape[1:], found.window.shape
+    low, most = pixels.amin(), pixels.amax()
+    shades = in_colour(((pixels - low) / (most - low).clamp(min=1e-6)).permute(1, 2, 0).float())
+    axis.imshow(shades.cpu().numpy(), extent=(0, wide, high, 0))
+    parts = found.part.where(found.joined, -1)
+    kinds = [int(part) for part in parts.unique() if part >= 0]
+    colour = {-1: (0.0, 0.0, 0.0, 0.0)} | {part: (*colormaps["tab10"](i)[:3], 0.55) for i, part in enumerate(kinds)}
+    axis.imshow([[colour[part] for part in line] for line in parts.tolist()], interpolation="nearest",
+                extent=(0, columns * found.span.width, rows * found.span.height, 0))  # fmt: skip
+    lines = [[(left, top), (right, bottom)] for (top, left), (bottom, right) in found.seams()]
+    for shade, thick in (("white", 1.6), ("black", 0.7)):  # seen on any image
+        axis.add_collection(LineCollection(lines, colors=shade, linewidths=thick))
+    for window, _, (row, column) in found.pieces():
+        axis.text(column, row, str(window), ha="center", va="center", fontsize=7, clip_on=True,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.7})  # fmt: skip
+    axis.set_xlim(0, wide)
+    axis.set_ylim(high, 0)
+    axis.set_axis_off()
+    kind = f"moved by {found.shift}" if found.shift else "not moved"
+    axis.set_title(f"{found.about}\n{rows} x {columns} places, windows of {found.size} a side, {kind}", fontsize=8)
+
+
+def spectrogram(scene: Scene) -> Any:
+    """What was heard as a spectrogram, and under it the words when they were said."""
+    import textwrap
+
+    from anyformer.look.figures import new, plain
+
+    assert scene.sound is not None, "of models that hear"
+    sound = scene.sound()
+    lines = sound.lines()
+    figure, axes = new(1, 2 * len(lines), 12, 2.6 * len(lines) + 0.4, height_ratios=[3, 1] * len(lines))
+    low, high = float(sound.power.min()), float(sound.power.max())
+    for line, upper, lower in zip(lines, axes[::2, 0], axes[1::2, 0], strict=True):
+        upper.imshow(line.power.numpy(), aspect="auto", origin="lower", cmap="magma", vmin=low, vmax=high,
+                     extent=(line.start, line.end, 0, sound.high))  # fmt: skip
+        upper.set_ylabel(sound.unit, fontsize=7)
+        upper.tick_params(labelsize=7, labelbottom=False)
+        lower.tick_params(labelsize=7, left=False, labelleft=False)
+        lower.set_xlabel("seconds", fontsize=7)
+        lower.set_ylim(3, -0.2)
+        for axis in (upper, lower):
+            axis.set_xlim(line.start, line.end)
+        for i, word in enumerate(line.words):
+            for edge in (word.start, word.end):
+                upper.axvline(edge, color="white", linewidth=0.5, linestyle=":")
+            lower.plot((word.start, word.end), (i % 3, i % 3), color=f"C{i % 3}", linewidth=3, solid_capstyle="butt")
+            shown = max(word.start, line.start), min(word.end, line.end)
+            wide = max(12, int((shown[1] - shown[0]) / (line.end - line.start) * 120))
+            text = textwrap.shorten(plain(word.text), 3 * wide, placeholder=" ...")
+            text = textwrap.fill(text, wide, break_long_words=False)
+            lower.text(sum(shown) / 2, i % 3 + 0.15, text, ha="center", va="top", fontsize=7)
+    figure.suptitle(sound.about, fontsize=9)
+    return figure
 
 
 PICTURES: dict[str, Picture] = {
@@ -197,4 +273,7 @@ PICTURES: dict[str, Picture] = {
     "experts": Picture("where a switch sends tokens, and which of them it drops", experts),
     "walk": Picture("a prompt's walk through a model: vectors, attention, stream, next words", walk, "text"),
     "vit": Picture("inside a ViT: first filters, likeness of positions, attention distance by depth", vit, "image"),
-}
+    "windows": Picture("windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows,
+                       "image", bare=True),
+    "spectrogram": Picture("what is heard, with the words under it when they are said", spectrogram, "sound"),
+}  # fmt: skip

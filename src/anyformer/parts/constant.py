@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+
+from anyformer.kernels.recording import recorded
 
 
 class Computed(nn.Module):
@@ -33,3 +36,19 @@ class Computed(nn.Module):
 
     def forward(self) -> Tensor:
         return self.value
+
+
+def compute(model: nn.Module) -> None:
+    """What is computed, not learned, is there on meta too."""
+    for module in model.modules():
+        if isinstance(module, Computed) and not module.value.numel():
+            with torch.device("meta"):
+                module.value = module.compute()
+
+
+@contextlib.contextmanager
+def shapes_alone(model: nn.Module) -> Iterator[None]:
+    """Here a model on `meta` can run: what is computed has a shape, and nobody asks for a value."""
+    compute(model)
+    with torch.device("meta"), recorded():
+        yield

@@ -60,25 +60,35 @@ class WindowsModule(nn.Module):
         self.mixer = part.mixer.build(site.child("mixer"))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        grid, size, shift = ctx.extra(Grid), self.size, self.shift
+        grid, B, D = ctx.extra(Grid), x.shape[0], x.shape[2]
         assert grid is not None, "windows are cut from grids"
         if ctx.padding is not None:
             raise ValueError("windows are cut from whole grids: give no attention_mask")
-        if min(grid) <= size and not self.fixed:  # one window spans the shorter side: there is nothing to straddle
-            size, shift = min(grid), 0
-        (rows, columns), x = grid, x.unflatten(1, grid)
-        below, right = -rows % size, -columns % size
+        size, shift = self.fitting(grid)
+        height, width = (-(-side // size) for side in grid)  # in windows
+        x = self.mixer(*self.cut(x, ctx))
+        x = x.view(B, height, width, size, size, D).transpose(2, 3).reshape(B, height * size, width * size, D)
+        if shift:
+            x = x.roll((shift, shift), (1, 2))
+        return x[:, : grid.rows, : grid.columns].flatten(1, 2)
+
+    def fitting(self, grid: Grid) -> tuple[int, int]:
+        """The windows of a grid, and how far they are moved: one that spans a side has nothing to straddle."""
+        return (min(grid), 0) if min(grid) <= self.size and not self.fixed else (self.size, self.shift)
+
+    def cut(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        """(B, rows columns, D) -> (B N, T, D), and what the mixer knows"""
+        grid = ctx.extra(Grid)
+        assert grid is not None, "windows are cut from grids"
+        (size, shift), x = self.fitting(grid), x.unflatten(1, grid)
+        below, right = -grid.rows % size, -grid.columns % size
         if below or right:  # zeros that are seen like any token, as published
             x = F.pad(x, (0, 0, 0, right, 0, below))
         if shift:
             x = x.roll((-shift, -shift), (1, 2))
         B, height, width, D = x.shape
         inner = ctx.once(f"windows {size} {shift}", lambda: window_context(ctx, B, height, width, size, shift))
-        x = self.mixer(partition(x, size).view(-1, size * size, D), inner)
-        x = x.view(B, height // size, width // size, size, size, D).transpose(2, 3).reshape(B, height, width, D)
-        if shift:
-            x = x.roll((shift, shift), (1, 2))
-        return x[:, :rows, :columns].flatten(1, 2)
+        return partition(x, size).view(-1, size * size, D), inner
 
 
 def partition(x: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.config import settings_for
-from anyformer.generation.ctc import best_path, prefixes
+from anyformer.generation.ctc import Held, best_path, path, prefixes
 from anyformer.generation.opening import language_id
 from anyformer.generation.settings import Settings
 from anyformer.inputs.audio import AudioProcessor
@@ -60,6 +60,33 @@ def letters(model: TransformerModule, processor: AudioProcessor, source: Source,
     scores = torch.cat(list(frames(model, processor, source)))
     blank = model.spec.head.blank
     return best_path(scores, blank)[0] if beams == 1 else prefixes(scores, blank, beams)[0][0]
+
+
+@torch.inference_mode()
+def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
+    """The words that are heard in a recording, each from the first frame of its letters to the last."""
+    heard = path(torch.cat(list(frames(model, processor, source))), model.spec.head.blank)
+    frame = spacing(model, processor)[0] / processor.sampling_rate  # seconds
+    found = worded(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
+
+
+def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
+    """The tokens of each word. What parts words, or says nothing, belongs to none."""
+    found: list[list[Held]] = []
+    since: list[int] = []  # tokens from the last word's first on, with those that say nothing
+    word = ""
+    for held in heard:
+        said = decode([*since, held.token]).split()
+        if len(said) > bool(word):
+            found.append([held])
+            since, word = [held.token], said[-1]
+            continue
+        since.append(held.token)
+        if word and said != [word]:
+            found[-1].append(held)
+            word = said[0]
+    return found
 
 
 def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:

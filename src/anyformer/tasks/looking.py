@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import struct
 import zlib
 from collections.abc import Callable
@@ -13,16 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.checkpoint import load
+from anyformer.checkpoint import load, read_spec
+from anyformer.construct import skeleton
 from anyformer.generation import generate
-from anyformer.inputs.image import ENDINGS
+from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.image import ENDINGS, Images
 from anyformer.inputs.processor import Processor, processor
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.look.inside import Scene
+from anyformer.look.sound import Sound
 from anyformer.model import TransformerModule, position_limit
+from anyformer.names import spec
+from anyformer.parts.grid import Grid
+from anyformer.tasks.each.transcribe import transcribe
 from anyformer.weights import hub
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
+BINS = 120  # of 40 Hz each, where a model hears samples
 WRITTEN = 24  # tokens that a pair writes where nobody says what it should have written
 
 
@@ -42,7 +48,7 @@ def scene(
         raise ValueError(f"this model reads {name}, and `look` texts, pictures and sound; use af.look in Python")
     words = speller(read)
     inputs = inputs_of(model, read, name, given)
-    media = picture_of(model, name, inputs)
+    media = picture_of(model, read, name, inputs)
     wanted = "input_ids"
     if model.spec.pair:
         wanted = "decoder_input_ids"
@@ -54,7 +60,35 @@ def scene(
         beside = inputs_of(model, read, name, other)
         if model.spec.pair:
             beside[wanted] = inputs[wanted]
-    return Scene(model, inputs, name=Path(source).name or source, words=words, media=media, other=beside, target=wanted)
+    reads = {"input_ids": "text", "pixel_values": "image"}.get(name, "sound")
+    return Scene(
+        model, inputs, name=Path(source).name or source, words=words, media=media, other=beside, target=wanted,
+        reads=reads, sound=lambda: sound_of(model, read, Path(given).expanduser()),
+    )  # fmt: skip
+
+
+def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene:
+    """A model of a description, which has no weights, and the file of a picture as it would be read, or a blank one.
+    `source` is a name of the catalogue or a spec.json too."""
+    named = Path(source).suffix == ".json" or (not Path(source).exists() and "/" not in source)
+    folder = None if named else hub.resolve(source, offline=offline)
+    described: Any = spec(source) if folder is None else read_spec(folder)
+    if described.towers:
+        described = described.image
+    read = described.embedding
+    if read.inputs[0] != "pixel_values":
+        raise ValueError(f"this model reads {read.inputs[0]}, and no image")
+    channels = read.channels
+    pixels = torch.ones(1, channels, *read.image_size)
+    if given is not None:
+        path = Path(given).expanduser()
+        if path.suffix.lower() not in ENDINGS or not path.is_file():
+            endings = ", ".join(ENDINGS[:4])
+            raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {given!r:.60}")
+        even, size = (0.5,) * channels, dict(zip(("height", "width"), read.image_size, strict=True))
+        plain = Images(size=size, image_mean=even, image_std=even, do_convert_rgb=channels == 3)
+        pixels = (plain if folder is None else Images.load(folder))([path])["pixel_values"]
+    return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
 
 
 def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) -> dict[str, Any]:
@@ -132,28 +166,46 @@ def speller(read: Processor) -> Callable[[int], str]:
 # -- pictures of what is not text -------------------------------------------------------------------------------------
 
 
-def picture_of(model: TransformerModule, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """What the page shows behind attention: the image, or the spectrogram; and how its places lie."""
     if name == "pixel_values":
-        pixels, read = inputs[name][0].float().cpu(), model.spec.embedding
-        rows, columns = (math.ceil(side / step) for side, step in zip(pixels.shape[1:], read.patch_size))
-        places = [f"[{i}]" for i in range(getattr(read, "prefix", 0))]
+        pixels, embedding = inputs[name][0].float().cpu(), model.embedding
+        with torch.no_grad():
+            _, ctx = embedding(inputs)
+        rows, columns = ctx.extra(Grid)
+        places = [f"[{i}]" for i in range(ctx.index.shape[-1] - rows * columns)]
         places += [f"{row},{column}" for row in range(rows) for column in range(columns)]
         low, high = pixels.amin(), pixels.amax()
         shades = ((pixels - low) / (high - low).clamp(min=1e-6) * 255).byte()
         return {"image": png(shades), "grid": [rows, columns], "places": places, "about": "the image that was read"}
-    if name == "input_features":
-        power = inputs[name][0].float().cpu()
-    elif name == "input_values":
-        window = torch.hann_window(400)
-        sound = inputs[name][0].float().cpu()
-        power = torch.stft(sound, min(400, len(sound)), 160, window=window[: min(400, len(sound))],
-                           return_complex=True).abs().clamp(min=1e-5).log()[:120]  # fmt: skip
-    else:
+    if name == "input_ids":
         return {}
+    power = power_of(read.reader("audio"), inputs[name][0].float().cpu())
     low, high = power.amin(), power.amax()
     shades = ((power - low) / (high - low).clamp(min=1e-6) * 255).byte().flip(0)
     return {"image": png(shades[None]), "grid": [1, 0], "about": "the spectrogram of what was heard"}
+
+
+def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
+    """(M, F): the spectrogram that a model hears, or that of the samples."""
+    if hear.kind != "values":
+        return heard.T if hear.kind == "bank" else heard
+    size = min(hear.sampling_rate // 40, len(heard))
+    waves = torch.stft(heard, size, hear.sampling_rate // 100, window=torch.hann_window(size), return_complex=True)
+    return waves.abs().clamp(min=1e-5).log()[:BINS]
+
+
+def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
+    """Of a recording without what fills it up, and the words that `transcribe` finds."""
+    hear: AudioProcessor = read.reader("audio")
+    made = hear([path], padding="longest", truncation=False, return_attention_mask=True)
+    real = int(made.pop("attention_mask").sum())
+    (heard,) = made.values()
+    heard = heard[0, :, :real] if hear.kind == "mel" else heard[0, :real]
+    hop = hear.sampling_rate // 100 if hear.kind == "values" else hear.hop_length
+    power = power_of(hear, heard)
+    high, unit = (len(power) * 0.04, "kHz") if hear.kind == "values" else (len(power), "mel channel")
+    return Sound(power, hop / hear.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
 
 
 def png(shades: Tensor) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.parts.head import CTCHead
-from anyformer.tasks.hearing import Listened, Listener, files, letters
+from anyformer.tasks.hearing import Listened, Listener, Segment, files, letters, words
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, blaming
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -18,7 +18,8 @@ def transcribe(
     num_beams: int | None = None, max_new_tokens: int | None = None, temperatures: Sequence[float] | None = None,
     **how: Unpack[How],
 ) -> Any:  # fmt: skip
-    """The text; of a folder a list of {file, text}. With `timestamps` a list of {start, end, text} instead of the text.
+    """The text; of a folder a list of {file, text}. With `timestamps` a list of {start, end, text} instead of the text,
+    in seconds: of sentences, or of words where a model hears letters.
 
     A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}. Long ones are heard window
     by window. A model of many languages hears which it is, unless `language` says so, and can `translate` into English;
@@ -29,20 +30,21 @@ def transcribe(
     """
     asked = ask("transcribe", model, inputs, how)
     if isinstance(asked.model.spec.head, CTCHead):
-        given = {"language": language, "translate": translate, "timestamps": timestamps,
-                 "max_new_tokens": max_new_tokens, "temperatures": temperatures}  # fmt: skip
+        given = {"language": language, "translate": translate, "max_new_tokens": max_new_tokens,
+                 "temperatures": temperatures}  # fmt: skip
         for name, value in given.items():
             if value:
-                raise ValueError(f"{name}: this model hears letters, and only num_beams applies")
-        return each(asked, lambda some: spelled(asked, some, num_beams or 1))
+                raise ValueError(f"{name}: this model hears letters, and only num_beams and timestamps apply")
+        if timestamps and (num_beams or 1) > 1:
+            raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
+        return each(asked, lambda some: spelled(asked, some, num_beams or 1, timestamps))
     listener = listener_of(asked, translate, timestamps, num_beams, max_new_tokens, temperatures)
 
     def said(sources: list[Any]) -> list[Any]:
         found: list[Any] = []
         for heard in listen(asked, listener, sources, language):
             if timestamps:
-                told = [(part.start, part.end, listener.text(part.tokens).strip()) for part in heard.segments]
-                found.append([{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told])
+                found.append(timed(heard.segments, listener.text))
             else:
                 found.append(listener.text([token for part in heard.segments for token in part.tokens]).strip())
         return found
@@ -63,12 +65,24 @@ def each(asked: TaskRun, said: Any) -> Any:
     return asked.give(found)
 
 
-def spelled(asked: TaskRun, sources: list[Any], beams: int) -> list[str]:
-    processor, found = AudioProcessor.load(asked.model.folder), []
+def timed(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    told = [(part.start, part.end, text(part.tokens).strip()) for part in segments]
+    return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told]
+
+
+def spelled(asked: TaskRun, sources: list[Any], beams: int, timestamps: bool) -> list[Any]:
+    processor = AudioProcessor.load(asked.model.folder)
+    found: list[Any] = []
+
+    def text(ids: list[int]) -> str:
+        return asked.tokenizer.decode(ids, skip_special_tokens=True)
+
     for number, source in enumerate(sources, 1):
         with blaming(None if len(sources) == 1 else number):
-            ids = letters(asked.model, processor, source, beams)
-        found.append(asked.tokenizer.decode(ids, skip_special_tokens=True))
+            if timestamps:
+                found.append(timed(words(asked.model, asked.tokenizer, processor, source), text))
+            else:
+                found.append(text(letters(asked.model, processor, source, beams)))
         asked.reader.progress(number, len(sources))
     return found
 
