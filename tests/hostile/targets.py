@@ -93,6 +93,15 @@ def opened(folder: Path) -> None:
         af.load(folder)
 
 
+def in_a_pipeline(folder: Path) -> None:
+    af.save(model_of("dit"), folder / "transformer", format="hf")
+    (folder / "scheduler").mkdir()
+    noise = {"_class_name": "DDIMScheduler", "clip_sample": False, "beta_schedule": "linear", "steps_offset": 1}
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(noise))
+    index = {"_class_name": "DiTPipeline", "id2label": {str(i): f"label {i}" for i in range(7)}}
+    (folder / "model_index.json").write_text(json.dumps(index))
+
+
 def in_shards(folder: Path) -> None:
     model = af.build(families.find("gpt2").read(CONFIGS["gpt2"]), seed=0)
     af.save(model, folder)
@@ -322,6 +331,8 @@ def targets() -> list[Target]:
         *[Target(f"sound-{name}", name, sounds, heard(name)) for name in SOUNDS],
         Target("sound-preprocessor_config", "preprocessor_config.json", sounds, heard("a.wav")),
         Target("sound-processor_config", "mel/processor_config.json", sounds, heard("a.wav", "mel")),
+        Target("pipeline", "model_index.json", in_a_pipeline, opened),
+        Target("scheduler", "scheduler/scheduler_config.json", in_a_pipeline, opened),
         Target("index", "model.safetensors.index.json", in_shards, af.load),
         Target("generation_config", "generation_config.json", writer, written),
         Target("chat_template", "chat_template.jinja", talker, talked),

@@ -23,6 +23,8 @@ from anyformer.parts.image import PatchEmbedding, Size
 from anyformer.parts.window import Grid
 from anyformer.state import State
 
+MOST = 1_000_000  # steps: a hostile file must not fill the memory
+
 
 class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
     """The share of the noise's variance that each of `steps` steps adds: growing linearly from `start` to `end`, as the
@@ -40,6 +42,8 @@ class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
     def check(self) -> None:
         at_least(self, 1, "steps")
         at_least(self, 0, "offset")
+        if self.steps > MOST:
+            raise ValueError(f"NoiseSchedule.steps is {self.steps}; at most {MOST:,} can be built")
         if not 0 < self.start <= self.end < 1:
             raise ValueError(f"NoiseSchedule.start and end are {self.start} and {self.end}; 0 < start <= end < 1")
 
