@@ -57,7 +57,8 @@ class Device(TorchFunctionMode):
         elif self.half is not None and name in WIDE:
             args, kwargs = tree_map(_wide, (args, kwargs))
         if func is F.scaled_dot_product_attention:
-            return self.attend(*args[:3], kwargs.get("attn_mask"))
+            q, k, v = args[:3]
+            return self.attend(q, k, v, kwargs.get("attn_mask"))
         if func is torch.rand and args == ((),):  # whether a layer is left out: none is
             return torch.ones((), device="cpu")
         if func is F.dropout:
