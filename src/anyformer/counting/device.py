@@ -129,7 +129,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Any:
         q, k, v, mask, *_ = ctx.saved_tensors
-        slopes = torch.empty_like(mask) if ctx.needs_input_grad[3] else None
+        slopes = None
+        if ctx.needs_input_grad[3]:
+            every = q.new_empty(*q.shape[:-1], k.shape[-2])  # (B, H, T, S), then added up
+            slopes = torch.empty_like(mask)
+            del every
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), slopes
 
 
@@ -174,7 +178,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (N, D), V = x.shape, filled_up(weight.shape[0])
-        C = min(N, kernel.rows_of_chunk("cuda", V))
+        C = kernel.even_rows(N, kernel.rows_of_chunk("cuda", weight.shape[0]))
         w = None if x.dtype == weight.dtype else x.new_empty(V, D)
         slopes = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)
         scores = x.new_empty(C, V)
