@@ -60,7 +60,8 @@ def even_rows(N: int, most: int, multiple: int = LEAST) -> int:
     """How many of N rows are a chunk: all, or as many chunks of at most so many as there must be, about equal in size;
     products like even sizes."""
     number = max(1, -(-N // most))
-    return max(1, N) if number == 1 else -(-(-(-N // number)) // multiple) * multiple
+    rows = -(-N // number)
+    return max(1, N) if number == 1 else -(-rows // multiple) * multiple
 
 
 # One operation to whoever records or compiles a training step: what is inside is arranged as well as it can be already.
