@@ -56,7 +56,8 @@ class Device(TorchFunctionMode):
         elif self.half is not None and name in WIDE:
             args, kwargs = tree_map(_wide, (args, kwargs))
         if func is F.scaled_dot_product_attention:
-            return self.attend(*args[:3], kwargs.get("attn_mask"))
+            q, k, v = args[:3]
+            return self.attend(q, k, v, kwargs.get("attn_mask"))
         if func is torch.rand and args == ((),):  # whether a layer is left out: none is
             return torch.ones((), device="cpu")
         if func is F.dropout:
@@ -119,7 +120,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Any:
         q, k, v, mask, *_ = ctx.saved_tensors
-        slopes = torch.empty_like(mask) if ctx.needs_input_grad[3] else None
+        slopes = None
+        if ctx.needs_input_grad[3]:
+            every = q.new_empty(*q.shape[:-1], k.shape[-2])  # (B, H, T, S), then added up
+            slopes = torch.empty_like(mask)
+            del every
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), slopes
 
 
@@ -164,7 +169,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (N, D), V = x.shape, filled_up(weight.shape[0])
-        C = min(N, kernel.rows_of_chunk("cuda", V))
+        C = kernel.even_rows(N, kernel.rows_of_chunk("cuda", weight.shape[0]))
         w = None if x.dtype == weight.dtype else x.new_empty(V, D)
         slopes = x.new_empty(N, D), torch.empty(V, D), None if bias is None else torch.empty(V)
         scores = x.new_empty(C, V)

@@ -112,7 +112,7 @@ def _again(device: Device, forward: Any, layer: nn.Module, x: Tensor, ctx: Any) 
 
     def make(which: int) -> Tensor:
         if not made:
-            noting = torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: None)
+            noting = torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing)
             # modes that backward() has turned off
             with contextlib.suppress(_Enough), torch.enable_grad(), torch.device("meta"), device, noting:
                 forward(layer, x.detach().requires_grad_(), ctx.having(losses={}))

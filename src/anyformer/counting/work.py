@@ -72,7 +72,8 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
 
 def memory_width(spec: Model) -> int:
     """Of what a model without an encoder of its own looks at."""
-    return next((part.memory_width for _, part in walk(spec) if getattr(part, "memory_width", None)), spec.width)
+    widths = (getattr(part, "memory_width", None) for _, part in walk(spec))
+    return next((width for width in widths if width is not None), spec.width)
 
 
 def measure(

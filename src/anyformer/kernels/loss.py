@@ -44,11 +44,7 @@ def linear_cross_entropy(
                 raise ValueError(f"label {bad} is outside the vocabulary of {V}")
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    rows = chunk or rows_of_chunk(kind, V)
-    number = max(1, -(-x.shape[0] // rows))  # chunks of about equal size
-    rows = -(-x.shape[0] // number) if number > 1 else max(1, x.shape[0])
-    if chunk is None and number > 1:
-        rows = -(-rows // LEAST) * LEAST  # products like even sizes
+    rows = even_rows(x.shape[0], chunk or rows_of_chunk(kind, V), 1 if chunk else LEAST)
     needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in (x, weight, bias)]
     with torch.autocast(kind, enabled=False):
         if dtype == torch.bfloat16:  # which has fp32's range: what is read and written is half as much
@@ -58,6 +54,14 @@ def linear_cross_entropy(
 
 def rows_of_chunk(device: str, V: int) -> int:
     return max(LEAST, CHUNK.get(device, CHUNK["cpu"]) // V)
+
+
+def even_rows(N: int, most: int, multiple: int = LEAST) -> int:
+    """How many of N rows are a chunk: all, or as many chunks of at most so many as there must be, about equal in size;
+    products like even sizes."""
+    number = max(1, -(-N // most))
+    rows = -(-N // number)
+    return max(1, N) if number == 1 else -(-rows // multiple) * multiple
 
 
 # One operation to whoever records or compiles a training step: what is inside is arranged as well as it can be already.
@@ -125,12 +129,11 @@ def _by_chunks(
             if any(needs) and (spare or slope.dtype != dtype):
                 scores[:, :V] = slope
                 slope = scores
-        if not any(needs):
-            continue
         if by_x is not None:
             by_x[part] = slope @ w
         if by_weight is not None:
             _accumulate(by_weight, slope.T, inner)
+        del scores, slope  # before the next chunk's: they are the largest tensors of a step
     by_weight = None if by_weight is None else by_weight[:V].to(weight.dtype)
     return total, by_x, by_weight, None if by_bias is None or bias is None else by_bias.to(bias.dtype)
 

@@ -1,5 +1,7 @@
 """Positions inside the attention: the slot, and the schemes that add to the scores.
 
+A bias (B, H, T, S) has its keys side by side in memory: otherwise torch's fused kernels are not taken.
+
 B batch, T tokens, S keys seen, H heads, K head width, R distances told apart.
 """
 
@@ -107,7 +109,7 @@ class BucketedBiasModule(AttentionPositionModule):
         self.table = nn.Embedding(part.num_buckets, part.num_heads)
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
-        return self.table(self.bucket(distance(index, places))).permute(0, 3, 1, 2)
+        return self.table(self.bucket(distance(index, places))).permute(0, 3, 1, 2).contiguous()
 
     def bucket(self, apart: Tensor) -> Tensor:
         """Half of the buckets hold one distance each, the rest grow logarithmically up to `max_distance`."""
@@ -124,7 +126,7 @@ class BucketedBiasModule(AttentionPositionModule):
         return bucket + torch.where(apart < exact, apart, far)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, self.table(self.bucket(distance_in(ctx, places))).permute(0, 3, 1, 2)
+        return q, self.table(self.bucket(distance_in(ctx, places))).permute(0, 3, 1, 2).contiguous()
 
 
 class Distance(AttentionPosition):
@@ -196,10 +198,10 @@ class DistanceBiasModule(DistanceModule):
         self.table = nn.Embedding(part.size, part.num_heads)
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
-        return self.table(self.clip(distance(index, places))).permute(0, 3, 1, 2)
+        return self.table(self.clip(distance(index, places))).permute(0, 3, 1, 2).contiguous()
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        return q, self.table(self.entries(ctx, places)).permute(0, 3, 1, 2)
+        return q, self.table(self.entries(ctx, places)).permute(0, 3, 1, 2).contiguous()
 
 
 class RelativeVectors(Distance, sees="itself", called=("Shaw", "relative position")):
