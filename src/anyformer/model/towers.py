@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from anyformer.model.base import Model, Output, TransformerModule
@@ -88,6 +89,7 @@ class TwoTowerModule(TransformerModule):
     def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
         said: dict[str, Any] = {}
         vectors: dict[str, Tensor] = {}
+        balance: list[Tensor] = []  # of experts
         taken: set[str] = set()
         for name, other, tower in (("text", "image", self.text), ("image", "text", self.image)):
             # a mask beside a text and an image is the text's
@@ -99,11 +101,16 @@ class TwoTowerModule(TransformerModule):
             with listening(tower, taps):
                 answer = tower(**own)
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
+            balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.shown(taps) if isinstance(taps, Shown) else {}
             said[PUBLISHED[name]] = Output({"last_hidden_state": x, "pooler_output": vectors[name], **shown})
         if self.head is None:
             return {f"{name}_embeds": vector for name, vector in vectors.items()} | said
-        return {**self.head(vectors["text"], vectors["image"], inputs), **said}
+        out = self.head(vectors["text"], vectors["image"], inputs)
+        if balance:
+            out["aux_loss"] = torch.stack(balance).sum()
+            out["loss"] = None if out["loss"] is None else out["loss"] + out["aux_loss"]
+        return {**out, **said}
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         return {}  # each tower's, among what it says

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
+from anyformer.parts.balance import Balance
 from anyformer.parts.head import Head, HeadModule, Outputs, Said
 from anyformer.parts.labels import Loss, class_loss
 from anyformer.parts.pool import Pool
@@ -24,6 +25,7 @@ class ProjectionHead(Head, called=("projection", "CLIP projection")):
     pool: Pool
     width: int
     name: Literal["text_embeds", "image_embeds"] = "text_embeds"
+    balance: Balance | None = None  # of experts: a loss beside that of the vectors, in training or where it is asked for
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -35,12 +37,16 @@ class ProjectionHead(Head, called=("projection", "CLIP projection")):
 class ProjectionModule(HeadModule):
     def __init__(self, part: ProjectionHead, site: Site) -> None:
         super().__init__()
-        self.name = part.name
+        self.name, self.balance = part.name, part.balance
         self.pool = part.pool.build(site.child("pool"))
         self.project = nn.Linear(site.width, part.width, bias=False)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
-        return {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
+        said = {self.name: self.project(self.pool(x, ctx, inputs)), "last_hidden_state": x}
+        if self.balance is None or not (self.training or inputs.get("output_router_logits")):
+            return said
+        terms = self.balance.terms(ctx)
+        return {**said, "aux_loss": self.balance.total(terms), **terms} if terms else said
 
 
 class SimilarityHead(Head, sees="itself", called=("contrastive head", "CLIP")):
