@@ -80,6 +80,8 @@ class TowerDecoderModel(DecoderModel):
         for name, tower in self.fed_by.items():
             if tower.token >= (size := self.embedding.tokens.vocab_size):
                 raise ValueError(f"{name}.token is {tower.token}, of a vocabulary of {size} tokens")
+        if self.image is not None and self.audio is not None and self.image.token == self.audio.token:
+            raise ValueError(f"image.token and audio.token are both {self.image.token}: a place is for one of them")
 
     def build(self, site: Site) -> nn.Module:
         return TowerDecoderModule(self, site)
