@@ -6,10 +6,10 @@ from anyformer.model.base import Model, Output, TransformerModule, position_limi
 from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
 from anyformer.model.pair import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.model.tower_decoder import Tower, TowerDecoderModel, TowerDecoderModule
-from anyformer.model.towers import TwoTowerModel, TwoTowerModule
+from anyformer.model.towers import ThreeTowerModel, ThreeTowerModule, TwoTowerModel, TwoTowerModule
 
 __all__ = [
     "AutoencoderModel", "AutoencoderModule", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
-    "EncoderModel", "Model", "OneStackModule", "Output", "Tower", "TowerDecoderModel", "TowerDecoderModule",
-    "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
+    "EncoderModel", "Model", "OneStackModule", "Output", "ThreeTowerModel", "ThreeTowerModule", "Tower",
+    "TowerDecoderModel", "TowerDecoderModule", "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
-"""Vectors that are compared: one for a sequence, and how alike those of texts and of images are.
+"""Vectors that are compared: one for a sequence, and how alike those of texts and of images are, or of videos, sounds
+and texts.
 
-B texts, I images, D width.
+B texts (or videos and sounds), I images, P texts a video, D width.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
+from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.balance import Balance
@@ -24,7 +26,7 @@ class ProjectionHead(Head, called=("projection", "CLIP projection")):
 
     pool: Pool
     width: int
-    name: Literal["text_embeds", "image_embeds"] = "text_embeds"
+    name: Literal["text_embeds", "image_embeds", "video_embeds", "audio_embeds"] = "text_embeds"
     balance: Balance | None = None  # of experts: a loss beside that of the vectors, in training or where it is asked for
 
     def check(self) -> None:
@@ -86,3 +88,66 @@ class SimilarityModule(nn.Module):
         own = torch.arange(len(scores), device=scores.device)
         both = [class_loss(each, own) for each in (scores, scores.t())]
         return Loss((both[0].sum + both[1].sum) / 2, both[0].weight)
+
+
+class SpacesHead(Head, sees="itself", called=("VATT", "MIL-NCE")):
+    """Videos and sounds meet in one space, and what is there of a video goes on into a second of `width` numbers, where
+    it meets texts [Akbari et al. 2021]. Of all pairs of a batch that have the video or the sound, its own is asked for;
+    of several texts that stand near a video any may be right [Miech et al. 2020]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("return_loss",)
+    needs: ClassVar[tuple[str, ...]] = ("three towers",)
+
+    width: int
+    temperature: float = 0.07
+    weight: float = 1.0  # of the texts' loss
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        at_least(self, 0, "weight")
+        positive(self, "temperature")
+
+    def build(self, site: Site) -> nn.Module:
+        return SpacesModule(self, site)
+
+
+class SpacesModule(nn.Module):
+    def __init__(self, part: SpacesHead, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.project = nn.Linear(site.width, part.width)  # from the finer space into the coarser
+
+    def forward(self, vectors: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
+        """Cosines over the temperature: of videos (B) with sounds (B), and with texts (B P)."""
+        video = vectors["video"]
+        sides = {"audio": video, "text": self.project(video)}
+        found: Outputs = {"loss": None}
+        for name, side in sides.items():
+            if name in vectors:
+                cosines = F.normalize(side, dim=-1) @ F.normalize(vectors[name], dim=-1).t()
+                found[f"video_{name}_logits"] = cosines / self.part.temperature
+        if inputs.get("return_loss"):
+            found["loss"] = torch.stack([loss.mean for loss in self.losses(found).values()]).sum()
+        return {**found, **{f"{name}_embeds": vector for name, vector in vectors.items()}}
+
+    def losses(self, said: Outputs) -> dict[str, Loss]:
+        """Of sounds and of texts, where there are."""
+        weights = {"audio": 1.0, "text": self.part.weight}
+        given = {name: said.get(f"video_{name}_logits") for name in weights}
+        return {
+            name: Loss(weights[name] * nearest_of_several(scores).sum(), float(len(scores)))
+            for name, scores in given.items() if scores is not None
+        }  # fmt: skip
+
+
+def nearest_of_several(scores: Tensor) -> Tensor:
+    """MIL-NCE: (B, B P), each video's own P candidates in a block -> (B,): how unlikely its own pairs are, all together,
+    among all that have the video or one of the candidates."""
+    B, candidates = scores.shape
+    if candidates % B:
+        raise ValueError(f"a loss needs as many for each video, got {candidates} for {B}")
+    scores = scores.float().unflatten(1, (B, -1))  # (B, B, P)
+    own = torch.eye(B, dtype=torch.bool, device=scores.device)[..., None]
+    others = scores.transpose(0, 1).masked_fill(own, -torch.inf)  # who else a candidate could belong to
+    right = scores.diagonal().t().logsumexp(-1)
+    return torch.cat((scores, others), dim=-1).flatten(1).logsumexp(-1) - right
