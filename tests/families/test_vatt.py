@@ -155,6 +155,7 @@ def test_n8_gradients_and_recomputation() -> None:
         close(a, b, 1e-6)
 
 
+@pytest.mark.slow
 def test_n9_compiled_and_half_precision() -> None:
     made, given = model(num_hidden_layers=1), clips(candidates=1)
     torch._dynamo.reset()

@@ -71,6 +71,7 @@ def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> 
     assert scores.argmax(-1).tolist() == list(range(8))
 
 
+@pytest.mark.slow
 def test_one_stack_with_experts_learns_it_too(pairs: Beside, tmp_path: Path) -> None:
     """LIMoE: names and pictures find each other, and what the routers say is traced: at first each token is undecided,
     then each is sure of its expert, and neither modality goes to one alone."""

@@ -51,6 +51,7 @@ def run(clips: Any, **changes: Any) -> Run:
     return Run(**settings)
 
 
+@pytest.mark.slow
 def test_a_model_learns_which_belong_together(clips: Beside, tmp_path: Path) -> None:
     """The loss falls, and in both spaces each video finds its own: chance is one in eight."""
     trainer = setup(run(clips), tmp_path / "run", device="cpu")

@@ -82,6 +82,7 @@ class Model(Part):
     left_to_right: ClassVar[tuple[str, ...]] = ()
     pair: ClassVar[bool] = False  # an encoder reads one text and a decoder writes another
     target: ClassVar[str] = "embedding"  # the field with which the tokens are read that the head scores
+    gives: ClassVar[tuple[str, ...]] = ()  # what Parts may need of the shape itself
 
     @property
     def towers(self) -> tuple[Model, ...]:
@@ -201,7 +202,7 @@ class Model(Part):
             for address, part in walk(fields.get(name), name):
                 for need in getattr(part, "needs", ()):
                     needed.add(need)
-                    if source is not None and need not in source.gives:
+                    if source is not None and need not in (*source.gives, *self.gives):
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
         for name in ("embedding", "decoder_embedding"):

@@ -58,6 +58,7 @@ class TwoTowerModel(TowersModel):
     """Texts and images that are to meet in one space of vectors, `width` numbers each."""
 
     named: ClassVar[tuple[str, ...]] = ("text", "image")
+    gives: ClassVar[tuple[str, ...]] = ("two towers",)
 
     image: EncoderModel
     head: SimilarityHead | None = SimilarityHead()
@@ -70,6 +71,7 @@ class ThreeTowerModel(TowersModel):
     """Videos meet sounds in a space of `width` numbers, and texts in one of `head.width`."""
 
     named: ClassVar[tuple[str, ...]] = ("text", "video", "audio")
+    gives: ClassVar[tuple[str, ...]] = ("three towers",)
 
     video: EncoderModel
     audio: EncoderModel

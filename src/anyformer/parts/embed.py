@@ -52,6 +52,7 @@ GIVERS = {
     "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
     "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
     "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "three towers": "ThreeTowerModel",
+    "hidden spans": "HiddenSpansModel",
     "a condition": "NoisyEmbedding",
 }  # fmt: skip
 

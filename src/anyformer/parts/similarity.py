@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, positive
 from anyformer.context import Context
+from anyformer.kernels.recording import recording
 from anyformer.part import Site
 from anyformer.parts.balance import Balance
 from anyformer.parts.head import Head, HeadModule, Outputs, Said
@@ -151,3 +152,54 @@ def nearest_of_several(scores: Tensor) -> Tensor:
     others = scores.transpose(0, 1).masked_fill(own, -torch.inf)  # who else a candidate could belong to
     right = scores.diagonal().t().logsumexp(-1)
     return torch.cat((scores, others), dim=-1).flatten(1).logsumexp(-1) - right
+
+
+class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastive span training")):
+    """What an encoder says where a span of text, or of sound, is hidden, beside what a small encoder says of the span
+    itself: as `SimilarityHead`, each is asked for the other among all of its kind in the batch [Zellers et al. 2022]. In
+    the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
+    needs: ClassVar[tuple[str, ...]] = ("hidden spans",)
+
+    width: int
+    text: int
+    audio: int
+    scale: float = 2.6592
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        at_least(self, 0, "text", "audio")
+        if self.text == self.audio:
+            raise ValueError(f"HiddenSpansHead.text and audio are both {self.text}: a place is for one of them")
+
+    def build(self, site: Site) -> nn.Module:
+        return HiddenSpansModule(self, site)
+
+
+class HiddenSpansModule(nn.Module):
+    def __init__(self, part: HiddenSpansHead, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.project = nn.Linear(site.width, part.width)
+        self.compare = SimilarityModule(SimilarityHead(scale=part.scale))
+
+    def forward(self, x: Tensor, ids: Tensor, spans: dict[str, Tensor], inputs: dict[str, Any]) -> Outputs:
+        """x (B, T, D) of the tokens `ids` (B, T), and the vectors of what is hidden, (S, width) of each kind."""
+        found: Outputs = {"loss": None, "last_hidden_state": x}
+        for name, hidden in spans.items():
+            token, count = getattr(self.part, name), len(hidden)
+            here = (ids == token).flatten()
+            if not recording() and (places := int(here.sum())) != count:
+                raise ValueError(f"{count} spans of {name} are hidden, and the text has {places} of the tokens {token}")
+            # the places in their order; their number is that of the spans, so that shapes do not depend on values
+            guesses = self.project(x.flatten(0, 1)[here.int().argsort(descending=True, stable=True)[:count]])
+            found[f"{name}_span_logits"] = self.compare(guesses, hidden, {})["logits_per_text"]
+        if inputs.get("return_loss") and (terms := self.losses(found)):
+            found["loss"] = torch.stack([loss.mean for loss in terms.values()]).sum()
+        return found
+
+    def losses(self, said: Outputs) -> dict[str, Loss]:
+        """Of each kind of span that is hidden."""
+        given = {name: said.get(f"{name}_span_logits") for name in ("text", "audio")}
+        return {name: self.compare.loss(scores) for name, scores in given.items() if scores is not None}
