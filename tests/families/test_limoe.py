@@ -1,4 +1,4 @@
-"""LIMoE: no class is published; its losses written out, a CLIP of the same weights, and the published size are oracles."""
+"""LIMoE: no class is published; its losses written out, dense towers of the same weights, and its size are oracles."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_without_experts_it_is_two_towers_of_the_same_weights() -> None:
 
 
 def test_the_losses_of_the_paper() -> None:
-    """Of each modality: the mean entropy of a token, and what the entropy of the mean lacks to log S, token by token."""
+    """Of a modality: the mean entropy of a token, and what the entropy of the mean lacks to log S, token by token."""
     generator = torch.Generator().manual_seed(0)
     layers = [3 * torch.randn(2, 5, 4, generator=generator) for _ in range(2)]
     real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -176,7 +176,8 @@ def test_saved_and_loaded(tmp_path) -> None:
     af.save(made, tmp_path / "m")
     again = af.load(tmp_path / "m")
     assert again.spec.replace(source={}) == made.spec.replace(source={})
-    assert again.image.encoder.layers[2].feedforward.op.experts.up is again.text.encoder.layers[2].feedforward.op.experts.up
+    texts, images = (getattr(again, side).encoder.layers[2].feedforward.op.experts.up for side in ("text", "image"))
+    assert texts is images
     with torch.no_grad():
         assert torch.equal(again(**pairs()).logits_per_text, made(**pairs()).logits_per_text)
     stored = af.weights.io.Checkpoint(tmp_path / "m")

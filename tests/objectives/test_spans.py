@@ -104,7 +104,7 @@ def test_what_is_drawn(clips: Beside, tmp_path: Path) -> None:
 
 def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     model = build(families.find("reserve").read(RESERVE))
-    with pytest.raises(ValueError, match="needs an encoder with towers and span encoders"):
+    with pytest.raises(ValueError, match="told apart by an encoder with towers and span encoders"):
         HIDDEN.module(model.image.model)
     with pytest.raises(ValueError, match="HiddenSpans.segments is 3, and the model's is 2"):
         HIDDEN.replace(segments=3).module(model)

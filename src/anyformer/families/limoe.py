@@ -62,15 +62,15 @@ def describe(c: Any) -> Model:
     image = text.replace(local=0.0, experts=c.image_experts)
     return TwoTowerModel(
         width=c.projection_dim,
-        text=tower(c, "text", words, shared, text),
-        image=tower(c, "image", pixels.replace(position=Learned(length=math.prod(pixels.grid))), shared, image),
+        text=tower(c, "text_embeds", words, shared, text),
+        image=tower(c, "image_embeds", pixels.replace(position=Learned(length=math.prod(pixels.grid))), shared, image),
         head=SimilarityHead(scale=c.logit_scale_init_value),
         ties=(("image.encoder", STACK),),
     )
 
 
 def tower(c: Any, name: Any, embedding: Embedding, shared: Stack, balance: EntropyBalance) -> EncoderModel:
-    head = ProjectionHead(pool=Pool(take="mean"), width=c.projection_dim, name=f"{name}_embeds", balance=balance)
+    head = ProjectionHead(pool=Pool(take="mean"), width=c.projection_dim, name=name, balance=balance)
     narrow = {f"*.{part}.weight": Normal(std=0.02) for part in ("position", "tokens", "router")}
     each = Normal(std=(2 / (c.hidden_size + c.intermediate_size)) ** 0.5)  # Xavier's, of one expert
     experts = {f"*.experts.{part}": each for part in ("up", "down")}

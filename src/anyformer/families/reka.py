@@ -29,7 +29,7 @@ def heard(spec: Model) -> dict[str, Any]:
 FIELDS: dict[str, ConfigField] = {
     **LLAVA.fields,
     **again(LLAVA.fields, vision_feature_layer=-1),
-    "audio_config": Field(None, heard, WHISPER.known),
+    "audio_config": Field(None, heard, frozenset(WHISPER.known)),
     "audio_token_index": Field(32001, "audio.token"),
 }
 
@@ -75,6 +75,6 @@ FAMILIES = (
         rules=rules,
         architectures=(),
         aliases=LLAVA.aliases,
-        sizes={"reka-tiny": Size(SMALL, note="Reka's layout at a size of our own: pictures of 224, sounds of 10 seconds")},
+        sizes={"reka-tiny": Size(SMALL, note="a size of our own: pictures of 224, sounds of 10 seconds")},
     ),
 )

@@ -1,6 +1,6 @@
-"""MERLOT Reserve [Zellers et al. 2022]: frames, sounds and texts of a clip in one sequence; a span that is hidden from it
-is told apart from those of other clips, as a small encoder of its own hears or reads it. No files are published in a form
-that is read here: there are descriptions, saved in our own form. Frames are not asked for, spans of text and sound are."""
+"""MERLOT Reserve [Zellers et al. 2022]: frames, sounds and texts of a clip in one sequence; a span that is hidden from
+it is told apart from others, as a small encoder of its own hears or reads it. No files are published in a form that is
+read here: there are descriptions, saved in our own form. Frames are not asked for; spans of text and of sound are."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def describe(c: Any) -> Model:
     pixels = pixels.replace(position=Learned(length=math.prod(pixels.grid)))
     sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments))
     mean = Pool(take="mean")
-    text, audio = (ProjectionHead(pool=mean, width=c.projection_dim, name=f"{n}_embeds") for n in ("text", "audio"))
+    text = ProjectionHead(pool=mean, width=c.projection_dim)
+    audio = text.replace(name="audio_embeds")
     return HiddenSpansModel(
         width=c.hidden_size,
         embedding=read(c.max_position_embeddings),
@@ -113,6 +114,6 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(),
-        sizes={"reserve-tiny": Size(SMALL, note="MERLOT Reserve's layout at a size of our own, a second of sound a segment")},
+        sizes={"reserve-tiny": Size(SMALL, note="a size of our own: frames of 64, a second of sound a segment")},
     ),
 )

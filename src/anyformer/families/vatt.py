@@ -71,16 +71,16 @@ def describe(c: Any) -> Model:
     )
 
     def tower(name: Any, embedding: Embedding, width: int, pool: Pool) -> EncoderModel:
-        head = ProjectionHead(pool=pool, width=width, name=f"{name}_embeds")
+        head = ProjectionHead(pool=pool, width=width, name=name)
         starts = {"*": Normal(std=c.initializer_range)}
         return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=starts)
 
     mean, deep = Pool(take="mean"), Pool(take="mean", dense=True, activation="relu")
     return ThreeTowerModel(
         width=c.audio_space,
-        text=tower("text", words, c.text_space, mean),
-        video=tower("video", video.replace(position=Learned(length=math.prod(video.grid))), c.audio_space, deep),
-        audio=tower("audio", sound, c.audio_space, mean),
+        text=tower("text_embeds", words, c.text_space, mean),
+        video=tower("video_embeds", video.replace(position=Learned(length=math.prod(video.grid))), c.audio_space, deep),
+        audio=tower("audio_embeds", sound, c.audio_space, mean),
         head=SpacesHead(width=c.text_space, temperature=c.temperature, weight=c.text_weight),
         init={"*": Normal(std=c.initializer_range)},
         ties=(("video.encoder", STACK), ("audio.encoder", STACK)),
@@ -106,7 +106,7 @@ FAMILIES = (
         architectures=(),
         sizes={
             "vatt-tiny": Size(SMALL, note="a size of our own: 8 frames of 64, 2 seconds of sound at 16 kHz"),
-            "vatt-ma-medium": Size(MEDIUM, note="the paper's one stack for all: 32 frames of 224, 3.2 seconds at 48 kHz"),
+            "vatt-ma-medium": Size(MEDIUM, note="the paper's one stack for all: 32 frames of 224, 3.2 s at 48 kHz"),
         },
     ),
 )

@@ -34,8 +34,8 @@ class HiddenSpansModel(TowerEncoderModel):
             if not isinstance(head, ProjectionHead) or (head.name, head.width) != (wanted, self.head.width):
                 end = f"ProjectionHead(width={self.head.width}, name='{wanted}')"
                 raise ValueError(f"hidden_{name}.head: vectors of spans are compared, so it is {end}")
-            if (token := getattr(self.head, name)) >= self.embedding.tokens.vocab_size:
-                raise ValueError(f"head.{name} is {token}, of a vocabulary of {self.embedding.tokens.vocab_size} tokens")
+            if (token := getattr(self.head, name)) >= (size := self.embedding.tokens.vocab_size):
+                raise ValueError(f"head.{name} is {token}, of a vocabulary of {size} tokens")
             if token in (tower.token for tower in self.fed_by.values()):
                 raise ValueError(f"head.{name} is {token}, which is the place of what a tower says")
 

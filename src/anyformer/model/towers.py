@@ -149,13 +149,14 @@ class TowersModule(TransformerModule):
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]
             balance += [answer["aux_loss"]] if "aux_loss" in answer else []
             shown = tower.shown(taps) if isinstance(taps, Shown) else {}
-            said[PUBLISHED.get(name, f"{name}_model_output")] = Output({"last_hidden_state": x, "pooler_output": vectors[name], **shown})
+            kept = {"last_hidden_state": x, "pooler_output": vectors[name], **shown}
+            said[PUBLISHED.get(name, f"{name}_model_output")] = Output(kept)
         if self.head is None:
             return {f"{name}_embeds": vector for name, vector in vectors.items()} | said
         out = self.compare(vectors, inputs)
         if balance:
-            out["aux_loss"] = torch.stack(balance).sum()
-            out["loss"] = None if out["loss"] is None else out["loss"] + out["aux_loss"]
+            both, loss = torch.stack(balance).sum(), out["loss"]
+            out |= {"aux_loss": both, "loss": None if loss is None else loss + both}
         return {**out, **said}
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:

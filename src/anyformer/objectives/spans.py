@@ -1,4 +1,4 @@
-"""Frames, sounds and texts of a clip in one sequence, of which spans are hidden and told apart [Zellers et al. 2022]."""
+"""Frames, sounds and texts of clips in one sequence, of which spans are hidden and told apart [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, HiddenSpansModelModule):
-            raise ValueError("telling hidden spans apart needs an encoder with towers and span encoders (MERLOT Reserve)")
+            raise ValueError("hidden spans are told apart by an encoder with towers and span encoders (MERLOT Reserve)")
         spec = model.spec
         theirs = (spec.image.token, spec.audio.token, spec.head.text, spec.head.audio)
         sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.vectors(self.samples))

@@ -74,9 +74,9 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         """The texts that count this time, each once as long as there are enough."""
-        number = len(record["lengths"])
-        drawn = random.permutation(number) if number >= self.candidates else random.integers(number, size=self.candidates)
-        return {**record, "drawn": drawn[: self.candidates].astype(np.int64)}
+        number, wanted = len(record["lengths"]), self.candidates
+        drawn = random.permutation(number)[:wanted] if number >= wanted else random.integers(number, size=wanted)
+        return {**record, "drawn": drawn.astype(np.int64)}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         B, C = len(records), len(self.mean)

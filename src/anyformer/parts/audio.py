@@ -246,8 +246,8 @@ class WaveformEmbeddingModule(nn.Module):
 
 
 class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT")):
-    """Segments of `size` samples side by side, each projected to a vector [Akbari et al. 2021]; what is left over at the
-    end is not heard. A segment is real where all its samples are."""
+    """Segments of `size` samples side by side, each projected to a vector [Akbari et al. 2021]; what is left over at
+    the end is not heard. A segment is real where all its samples are."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask")
 

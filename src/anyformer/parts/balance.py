@@ -96,9 +96,9 @@ class VariationBalance(Balance):
 
 
 class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
-    """For the tokens of one modality: `local` is the weight of the mean entropy of a token's probabilities, so that each
-    is sure of its expert; `whole` that of what their mean lacks to the entropy of `experts` equally likely ones, so that
-    together they use about as many [Mustafa et al. 2022]. Pads do not count; a mean over the layers."""
+    """For the tokens of one modality: `local` is the weight of the mean entropy of a token's probabilities, so that
+    each is sure of its expert; `whole` that of what their mean lacks to the entropy of `experts` equally likely ones,
+    so that together they use about as many [Mustafa et al. 2022]. Pads do not count; a mean over the layers."""
 
     local: float
     whole: float

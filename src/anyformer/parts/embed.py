@@ -264,8 +264,8 @@ def text_context(
 
 
 def thinned(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]:
-    """DropToken [Akbari et al. 2021], for training: of each row all tokens (B, T, D) but a `share`, drawn anew, in their
-    order and with their positions; pads are the first to go."""
+    """DropToken [Akbari et al. 2021], for training: of each row all tokens (B, T, D) but a `share`, drawn anew, in
+    their order and with their positions; pads are the first to go."""
     B, T = x.shape[:2]
     chance = torch.rand(B, T, device=x.device)
     if ctx.padding is not None:

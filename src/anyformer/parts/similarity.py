@@ -28,7 +28,7 @@ class ProjectionHead(Head, called=("projection", "CLIP projection")):
     pool: Pool
     width: int
     name: Literal["text_embeds", "image_embeds", "video_embeds", "audio_embeds"] = "text_embeds"
-    balance: Balance | None = None  # of experts: a loss beside that of the vectors, in training or where it is asked for
+    balance: Balance | None = None  # of experts: a loss beside that of the vectors, in training or where asked for
 
     def check(self) -> None:
         at_least(self, 1, "width")
@@ -142,8 +142,8 @@ class SpacesModule(nn.Module):
 
 
 def nearest_of_several(scores: Tensor) -> Tensor:
-    """MIL-NCE: (B, B P), each video's own P candidates in a block -> (B,): how unlikely its own pairs are, all together,
-    among all that have the video or one of the candidates."""
+    """MIL-NCE: (B, B P), each video's own P candidates in a block -> (B,): how unlikely its own pairs are, all
+    together, among all that have the video or one of the candidates."""
     B, candidates = scores.shape
     if candidates % B:
         raise ValueError(f"a loss needs as many for each video, got {candidates} for {B}")
@@ -156,8 +156,8 @@ def nearest_of_several(scores: Tensor) -> Tensor:
 
 class HiddenSpansHead(Head, sees="itself", called=("MERLOT Reserve", "contrastive span training")):
     """What an encoder says where a span of text, or of sound, is hidden, beside what a small encoder says of the span
-    itself: as `SimilarityHead`, each is asked for the other among all of its kind in the batch [Zellers et al. 2022]. In
-    the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
+    itself: as `SimilarityHead`, each is asked for the other among all of its kind in the batch [Zellers et al. 2022].
+    In the text a span that is hidden is the token `text`, or `audio`; what they hide is given in the same order."""
 
     inputs: ClassVar[tuple[str, ...]] = ("hidden_ids", "hidden_mask", "hidden_values", "return_loss")
     needs: ClassVar[tuple[str, ...]] = ("hidden spans",)

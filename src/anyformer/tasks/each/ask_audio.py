@@ -16,7 +16,7 @@ def ask_audio(
     max_new_tokens: int = 64, **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """The answer; `question` is asked about every recording that brings none of its own. In `template` {audio} and
-    {question} stand for them. A recording is a file, or {"audio": (samples, rate)}; of a folder, [{"file", "text"}, ...].
+    {question} stand for them. A recording is a file, or {"audio": (samples, rate)}; of a folder [{"file", "text"}].
 
     >>> ask_audio("a/reka/folder", "door.wav", question="What is heard?")  # doctest: +SKIP
     'A door that closes.'
