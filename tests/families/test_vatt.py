@@ -180,7 +180,7 @@ def test_saved_counted_traced_and_drawn(tmp_path) -> None:
         assert torch.equal(run.output.video_text_logits, plain.video_text_logits)
         close(run["video.encoder.layers.1.attention.op.weights"].sum(-1), torch.ones(1, 2, 8))
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            made(**{**given, "input_values": torch.zeros(1, 20), "input_ids": torch.zeros(1, 20).long()})
+            made(**{**given, "input_values": torch.zeros(1, 120), "input_ids": torch.zeros(1, 20).long()})
     assert af.count(made.spec).flops(20) == counter.get_total_flops()
     assert "tied to text.encoder" in af.draw(made.spec).svg
     with pytest.raises(ValueError, match="format='anyformer'"):

@@ -70,7 +70,9 @@ class Places(NamedTuple):
         tower = towers.get(FED[name])
         if tower is None or (token := tokenizer.token(tower.token)) is None:
             return None
-        return cls(token, lambda given: tower.model.embedding.vectors(given.shape[-1]) - tower.skip)
+        read: Any = tower.model.embedding
+        count = read.frames if callable(getattr(read, "frames", None)) else read.vectors  # of this sound, or of any
+        return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
 
     def filled(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
         """Texts in which the token of each picture or sound, in their order, stands as often as it must."""

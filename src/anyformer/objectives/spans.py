@@ -123,7 +123,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
             raise ValueError("hidden spans are told apart by an encoder with towers and span encoders (MERLOT Reserve)")
         spec = model.spec
         theirs = (spec.image.token, spec.audio.token, spec.head.text, spec.head.audio)
-        sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.vectors(self.samples))
+        sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.frames(self.samples))
         for name, mine, there in (("places", self.places, theirs), ("patches", self.patches, sizes[0]),
                                   ("segments", self.segments, sizes[1])):  # fmt: skip
             if mine != there:

@@ -275,8 +275,14 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
     def frames(self, num_samples: int) -> int:
         return num_samples // self.size
 
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As long a sound as there are positions for, where they have an end."""
+        most = getattr(self.position, "length", None)
+        return {"input_values": (max(length, self.size) if most is None else most * self.size,)}
+
     def vectors(self, length: int) -> int:
-        return self.frames(length)
+        (samples,), = self.row(length, 0).values()
+        return self.frames(samples)
 
     def build(self, site: Site) -> nn.Module:
         return SegmentEmbeddingModule(self, site)
