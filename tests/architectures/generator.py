@@ -542,15 +542,9 @@ BOTH = "models, each of which is drawn by itself, and their cosine: the catalogu
 FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
-<<<<<<< HEAD
-    **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+    **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys((
         "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     ), AGAIN),
-    **dict.fromkeys(("TowerDecoderModel", "Tower"), FED),
-=======
-    **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
-    **dict.fromkeys(("AutoencoderModel", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent"), AGAIN),
     **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
->>>>>>> 716ec20 (Listed, told and linted)
 }
