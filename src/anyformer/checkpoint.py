@@ -208,8 +208,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     folder, spec = Path(folder), model.spec
     if format == "peft":
         return public("adapters").save_adapter(model, folder)
-    tied = {name for name, _ in spec.ties}
-    ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if name not in tied}
+    ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if not spec.owner_of(name)}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":
         text, content = "spec.json", {"anyformer": FORMAT, **encode(_with_dtype(spec, dtype))}

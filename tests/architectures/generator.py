@@ -338,7 +338,8 @@ FIELDS: dict[str, Any] = {
     "RelativeSinusoids.width": st.sampled_from((8, 16)),
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
-    "WaveformEmbedding.position": absolute, "TextEmbedding.segments": st.sampled_from((0, 2)),
+    "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
+    "TextEmbedding.segments": st.sampled_from((0, 2)),
     "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),
     "TreeDepth.scheme": absolute, "Summed.parts": lambda draw, place: [absolute(draw, place) for _ in range(2)],
@@ -537,13 +538,13 @@ SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
 AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
-BOTH = "two models, each of which is drawn by itself, and their cosine: the catalogue's suite has them"
+BOTH = "models, each of which is drawn by itself, and their cosine: the catalogue's suite has them, or their families'"
 FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
-    **dict.fromkeys(("TwoTowerModel", "SimilarityHead"), BOTH),
+    **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys((
         "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     ), AGAIN),
-    **dict.fromkeys(("TowerDecoderModel", "Tower"), FED),
+    **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
 }

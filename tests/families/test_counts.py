@@ -66,7 +66,8 @@ def built(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
             seen.add(id(parameter))
             parts.append((address, parameter.numel()))
     sparse = [module for module in model.modules() if hasattr(module, "unused")]
-    idle = sum(round(p.numel() * module.unused) for module in sparse for p in module.parameters(recurse=False))
+    shares = {p: module.unused for module in sparse for p in module.parameters(recurse=False)}  # what is tied, once
+    idle = sum(round(p.numel() * share) for p, share in shares.items())
     return parts, idle, [each.nbytes(2, 7, torch.bfloat16, 5) for _, each in declarations(model)]
 
 

@@ -91,6 +91,7 @@ GONE = [
     ("longformer", {"is_decoder": True}), ("nystromformer", {"is_decoder": True}),
     ("roberta", {"position_embedding_type": "relative_key"}), ("marian", {"normalize_embedding": True}),
     ("marian", {"static_position_embeddings": False}), ("linformer", {"projectd": 4}), ("dmca", {"strides": 2}),
+    ("limoe", {"expert": 2}),
 ]  # fmt: skip
 
 

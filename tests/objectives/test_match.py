@@ -71,6 +71,42 @@ def test_a_model_learns_which_belong_together(pairs: Beside, tmp_path: Path) -> 
     assert scores.argmax(-1).tolist() == list(range(8))
 
 
+@pytest.mark.slow
+def test_one_stack_with_experts_learns_it_too(pairs: Beside, tmp_path: Path) -> None:
+    """LIMoE: names and pictures find each other, and what the routers say is traced: at first each token is undecided,
+    then each is sure of its expert, and neither modality goes to one alone."""
+    config = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_expert_layers": 1, "num_experts": 4,
+        "num_attention_heads": 2, "projection_dim": 8, "vocab_size": 270, "max_position_embeddings": 12,
+        "image_size": 8, "patch_size": 4, "text_experts": 2, "image_experts": 2, "entropy_weight": 0.2,
+    }  # fmt: skip
+    limoe = af.families.find("limoe").read(config)
+    trainer = setup(run(pairs, model=limoe), tmp_path / "run", device="cpu")
+    rows = [row.example for row in pairs.rows(("image", "text"))]
+    records = [MATCH.encode({**row, "text": row["text"][1]}, trainer.tokenizer) for row in rows]
+    batch = MATCH.collate(records, trainer.tokenizer.filler)
+
+    def routed() -> tuple[list[float], list[int], list[int]]:
+        """The mean probability of the expert that a token goes to, and how many experts are gone to, by modality."""
+        with torch.no_grad():
+            kept = af.trace(trainer.model.eval(), keep=["*.encoder.layers.1.feedforward.op.router.*"], **batch)
+        at = [f"{side}.encoder.layers.1.feedforward.op.router" for side in ("text", "image")]
+        chosen = [kept[f"{each}.logits"].argmax(-1) for each in at]
+        return [float(kept[f"{each}.weights"].mean()) for each in at], *(each.unique().tolist() for each in chosen)
+
+    assert max(routed()[0]) < 0.3
+    trainer.fit()
+    sure, texts, images = routed()
+    assert min(sure) > 0.6 and len(texts) > 1 and len(images) > 1, (sure, texts, images)
+    with torch.no_grad():
+        assert trainer.model(**batch).logits_per_text.argmax(-1).tolist() == list(range(8))
+    said = af.tasks.zero_shot_image(tmp_path / "run", rows[2]["image"], labels=NAMES, template="number {}")
+    assert said[0]["label"] == "three"
+    losses = MATCH.losses(trainer.model.train(), batch)["loss"] / 8
+    out = trainer.model(**batch, return_loss=True)
+    assert torch.allclose(losses, out.loss) and float(out.aux_loss.detach()) > 0
+
+
 def test_the_loss_is_the_published_one_as_a_sum(pairs: Beside, tmp_path: Path) -> None:
     trainer = setup(run(pairs), tmp_path / "run", device="cpu")
     records = [MATCH.encode(row.example, trainer.tokenizer) for row in pairs.rows(("image", "text"))]

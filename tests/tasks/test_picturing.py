@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import cli
+from anyformer import cli, families
 from vocabularies import gpt2
 
 transformers = pytest.importorskip("transformers")
@@ -42,6 +43,95 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_additional_image_tokens=1,
     ).save_pretrained(place / "model")  # fmt: skip
     return place / "model"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of Reka's layout, as anyformer saves it, with what reads pictures and sounds in one file."""
+    place = tmp_path_factory.mktemp("reka")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(place / "words", pad_token="<|endoftext|>"))
+    tokenizer.add_tokens(["<image>", "<audio>"], special_tokens=True)
+    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 256, "eos_token_id": 0}
+    image = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "image_size": 16, "patch_size": 8}
+    sound = {"d_model": 12, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
+             "num_mel_bins": 6, "max_source_positions": 50}
+    tokens = {f"{name}_token_index": tokenizer.convert_tokens_to_ids(f"<{name}>") for name in ("image", "audio")}
+    config = {"text_config": text, "vision_config": image, "audio_config": sound, **tokens}  # fmt: skip
+    model = af.build(families.find("reka").read(config), seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.2)
+    af.save(model, place / "model")
+    tokenizer.save_pretrained(place / "model")
+    seen = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
+    heard = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 6, "chunk_length": 1,
+             "sampling_rate": 16000}
+    parts = {"image_processor": seen, "feature_extractor": heard}
+    (place / "model" / "processor_config.json").write_text(json.dumps(parts))
+    return place / "model"
+
+
+def sounds(count: int) -> list[tuple[np.ndarray, int]]:
+    return [(np.random.default_rng(i).normal(size=9000).astype(np.float32), 16000) for i in range(count)]
+
+
+def test_a_picture_and_a_sound_in_one_text(both: Path, tmp_path: Path, capsys: Any) -> None:
+    read, model = af.processor(both), af.load(both)
+    inputs = read(["Is <audio> in <image>?", "And <audio>?"], images=pictures(1), audio=sounds(2))
+    tower = {name: getattr(model.spec, name).token for name in ("image", "audio")}
+    found = {name: (inputs["input_ids"] == token).sum(-1).tolist() for name, token in tower.items()}
+    assert found == {"image": [4, 0], "audio": [50, 50]} and inputs["input_features"].shape == (2, 6, 100)
+    assert inputs["attention_mask"].shape == inputs["input_ids"].shape
+    written = af.generate(model, **inputs, max_new_tokens=5, suppress_tokens=list(tower.values()), eos_token_id=[])
+    assert written.shape[1] == inputs["input_ids"].shape[1] + 5
+    for given, match in (
+        ({"audio": sounds(1)}, "1 sounds, and 0 places <audio> for them in the text"),
+        ({"images": pictures(2)}, "2 pictures, and 1 places <image> for them in the text"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            read("A <image>", **given)
+    with pytest.raises(ValueError, match="has 4 of the tokens|and the text has"):
+        model(**read("A <image>", images=pictures(1)), input_features=inputs["input_features"])
+
+
+def test_asked_about_what_it_hears_and_sees(both: Path, tmp_path: Path, capsys: Any) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    for i, (samples, rate) in enumerate(sounds(2)):
+        soundfile.write(tmp_path / f"{i}.wav", samples / 10, rate)
+    model, read = af.load(both), af.processor(both)
+    text = "USER: <audio>\nWho? ASSISTANT:"
+    ids = model.generate(**read(text, audio=str(tmp_path / "1.wav")), max_new_tokens=6)[0]
+    start = read(text, audio=str(tmp_path / "1.wav"))["input_ids"].shape[1]
+    expected = read.decode(ids[start:], skip_special_tokens=True).strip()
+    said = af.tasks.ask_audio(both, str(tmp_path), question="Who?", max_new_tokens=6)
+    assert [row["file"] for row in said] == [str(tmp_path / f"{i}.wav") for i in range(2)]
+    assert said[1]["text"] == expected == af.tasks.ask_audio(
+        both, {"audio": str(tmp_path / "1.wav"), "question": "Who?"}, max_new_tokens=6)
+    assert isinstance(af.tasks.ask_image(both, pictures(1), question="Who?", max_new_tokens=3)[0], str)
+    assert isinstance(af.tasks.caption(both, pictures(1)[0], max_new_tokens=3), str)
+    file = str(tmp_path / "1.wav")
+    assert cli.main(["run", "ask-audio", str(both), file, "--question", "Who?", "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out.split() == expected.split()
+
+
+def test_mistakes_about_sounds_are_one_line(folder: Path, both: Path, tmp_path: Path, capsys: Any) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "0.wav", sounds(1)[0][0] / 10, 16000)
+    file, empty = tmp_path / "0.wav", tmp_path / "empty"
+    empty.mkdir()
+    for arguments, match in (
+        (["ask-audio", both, file], "a recording without a question"),
+        (["ask-audio", both, tmp_path / "1.wav", "--question", "Who?"], "no such file"),
+        (["ask-audio", both, empty, "--question", "Who?"], "no sound in this folder"),
+        (["ask-image", both, empty, "--question", "Who?"], "no pictures in this folder"),
+        (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has 0 places {audio}"),
+        (["ask-audio", folder, file, "--question", "Who?"], "a decoder with a tower for them, such as Reka"),
+    ):
+        assert cli.main(["run", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert match in error and len(error.strip().splitlines()) == 1, error
 
 
 def pictures(count: int) -> list[np.ndarray]:

@@ -191,11 +191,11 @@ def count(spec: Model) -> Count:
     model = skeleton(spec, Survey)
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
-    tied, owners = {name for name, _ in spec.ties}, {owner for _, owner in spec.ties}
+    owners = {owner for _, owner in spec.ties}
     seen, idle, experts, tables = set(), 0, 0, 0
     for address, module, copy in everywhere(model):
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
-            if (copy, id(parameter)) not in seen and name not in tied:
+            if (copy, id(parameter)) not in seen and not spec.owner_of(name):
                 seen.add((copy, id(parameter)))
                 parts[name] = parameter.numel()
                 tables += parameter.numel() * (isinstance(module, nn.Embedding) and name not in owners)
@@ -204,7 +204,8 @@ def count(spec: Model) -> Count:
             modules.append((address, module))
             share: float | None = getattr(module, "unused", None)
             if share is not None:
-                sizes = [parameter.numel() for parameter in module.parameters(recurse=False)]
+                own = module.named_parameters(address, recurse=False)
+                sizes = [parameter.numel() for name, parameter in own if not spec.owner_of(name)]
                 experts += sum(sizes)
                 idle += sum(round(size * share) for size in sizes)
     remembered = tuple(each for _, each in declarations(model, modules))

@@ -29,6 +29,7 @@ from anyformer.drawing.outline import (
 from anyformer.drawing.words import counted, field_words, in_words, inside, name, number, phrases, runs, short, sized
 from anyformer.funnel import Funnel
 from anyformer.model import Model
+from anyformer.model.base import within
 from anyformer.part import Part, parts_in, walk
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head
@@ -55,7 +56,12 @@ class Reader:
                 inner[each] = inner.get(each, 0) + size
                 at = f"{at}.{each}" if at else each
             self.sizes[address] = size
-        self.tied = {tied.rpartition(".")[0]: owner.rpartition(".")[0] for tied, owner in spec.ties}
+        self.spec = spec
+        self.tied = {self.place(tied): self.place(owner) for tied, owner in spec.ties}
+
+    def place(self, name: str) -> str:
+        """The Part of a tie: itself, or the one whose parameter it is."""
+        return name if any(path == name for path, _ in walk(self.spec)) else name.rpartition(".")[0]
 
     def note(self, address: str) -> str:
         size = self.sizes.get(address, 0)
@@ -66,7 +72,8 @@ class Reader:
     def card(self, part: Part, address: str, role: str, width: int, apart: tuple[Part, ...] = ()) -> Card:
         """A Part with its phrases; what is tied says to what."""
         told = phrases(part, width, apart)
-        ties = [f"tied to {owner}" for tied, owner in self.tied.items() if f"{tied}.".startswith(f"{address}.")]
+        here = [owner for tied, owner in self.tied.items() if within(tied, address) or within(address, tied)]
+        ties = [f"tied to {owner}" for owner in here]
         kind = type(part).__name__
         return Card(address, role, name(part), (*told, *dict.fromkeys(ties)), self.note(address), kind=kind)
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -49,27 +50,43 @@ READERS: dict[str, Reader] = {
 
 
 class Places(NamedTuple):
-    """How a picture stands in a text: as so many of one token as it makes vectors (LLaVA)."""
+    """How a picture or a sound stands in a text: as so many of one token as it makes vectors (LLaVA)."""
 
     token: str
-    patch: int
-    more: int  # vectors that belong to no patch
+    count: Callable[[Tensor], int]  # of (M, C, H, W) or (M, C, frames), the vectors of each
 
     @classmethod
-    def of(cls, folder: Path) -> Places | None:
-        for config in settings_in(folder):
+    def of(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Places | None:
+        """Where what is given by the keyword `name` has places: as published, or as the description in the folder."""
+        for config in settings_in(folder) if name == "images" else ():
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
                 more = int(config.get("num_additional_image_tokens") or 0)
-                cut = int(config["vision_feature_select_strategy"] == "default")
-                return cls(config.get("image_token") or "<image>", patch, more - cut)
-        return None
+                more -= int(config["vision_feature_select_strategy"] == "default")
+                return cls(config.get("image_token") or "<image>", functools.partial(patches, patch, more))
+        try:
+            towers: Any = getattr(read_spec(folder), "fed_by", {})
+        except (ValueError, OSError):  # no model, or none that is known
+            return None
+        tower = towers.get(FED[name])
+        if tower is None or (token := tokenizer.token(tower.token)) is None:
+            return None
+        read: Any = tower.model.embedding
+        count = read.frames if callable(getattr(read, "frames", None)) else read.vectors  # of this sound, or of any
+        return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
 
-    def filled(self, texts: Sequence[str], pixels: Tensor) -> list[str]:
-        """Texts in which the token of each picture (M, C, H, W), in their order, stands as often as it must."""
-        count = (pixels.shape[2] // self.patch) * (pixels.shape[3] // self.patch) + self.more
-        if (found := sum(text.count(self.token) for text in texts)) != len(pixels):
-            raise ValueError(f"{len(pixels)} pictures, and {found} places {self.token} for them in the text")
-        return [text.replace(self.token, self.token * count) for text in texts]
+    def filled(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
+        """Texts in which the token of each picture or sound, in their order, stands as often as it must."""
+        if (found := sum(text.count(self.token) for text in texts)) != len(given):
+            raise ValueError(f"{len(given)} {what}, and {found} places {self.token} for them in the text")
+        return [text.replace(self.token, self.token * self.count(given)) for text in texts]
+
+
+def patches(patch: int, more: int, pixels: Tensor) -> int:
+    return (pixels.shape[2] // patch) * (pixels.shape[3] // patch) + more
+
+
+FED = {"images": "image", "audio": "audio"}  # keyword -> the tower that it is for
+CALLED = {"images": "pictures", "audio": "sounds"}
 
 
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
@@ -108,6 +125,7 @@ class Processor:
         the longest (`padding="max_length"`: to max_length; False: they must be of one length), and cut to max_length
         with `truncation`. `settings` go to what reads images or sound (sampling_rate, ...)."""
         out: Inputs = {}
+        made: dict[str, Inputs] = {}
         given = {name: value for name, value in (("images", images), ("audio", audio)) if value is not None}
         if text is None and not given:
             raise ValueError("give a text, or a list of them")
@@ -115,7 +133,8 @@ class Processor:
             if name not in self.media:
                 reads = " and ".join([*(["text"] if self._tokenizer is not None else []), *self.media])
                 raise ValueError(f"{name}: {self.folder} reads {reads}")
-            out |= self.reader(name)(value, **settings)
+            made[name] = self.reader(name)(value, **settings)
+            out |= made[name]
         if settings and not given:
             raise ValueError(f"a text is read without {next(iter(settings))!r}")
         if text is None:
@@ -128,8 +147,10 @@ class Processor:
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
         texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
-        if "images" in given and (places := Places.of(self.folder)) is not None:
-            texts = places.filled(texts, out["pixel_values"])
+        for name in given:
+            if (places := Places.of(self.folder, name, self.tokenizer)) is not None:
+                texts = places.filled(texts, next(iter(made[name].values())), CALLED[name])
+                out.pop("attention_mask", None)  # of the sound: where it is silent is heard
         encoded = self.tokenizer.batch(
             texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
             max_length=longest if truncation else None, add_special_tokens=add_special_tokens, types=self.types,

@@ -56,7 +56,8 @@ KINDS = {
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
     "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
-    "funnel": "FunnelTokenizer", "linformer": "", "dmca": "",  # the last two were published without
+    "funnel": "FunnelTokenizer", "linformer": "", "dmca": "",  # these and what follows were published without
+    "limoe": "", "reka": "", "vatt": "", "reserve": "",
 }  # fmt: skip
 
 END = "<|endoftext|>"

@@ -5,11 +5,20 @@ from anyformer.model.autoencoder import AutoencoderModel, AutoencoderModule
 from anyformer.model.base import Model, Output, TransformerModule, position_limit
 from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
 from anyformer.model.pair import EncoderDecoderModel, EncoderDecoderModule
-from anyformer.model.tower_decoder import Tower, TowerDecoderModel, TowerDecoderModule
-from anyformer.model.towers import TwoTowerModel, TwoTowerModule
+from anyformer.model.spans import HiddenSpansModel, HiddenSpansModelModule
+from anyformer.model.tower_decoder import (
+    FedModule,
+    Tower,
+    TowerDecoderModel,
+    TowerDecoderModule,
+    TowerEncoderModel,
+)
+from anyformer.model.towers import ThreeTowerModel, ThreeTowerModule, TwoTowerModel, TwoTowerModule
 
 __all__ = [
     "AutoencoderModel", "AutoencoderModule", "DecoderModel", "EncoderDecoderModel", "EncoderDecoderModule",
-    "EncoderModel", "Model", "OneStackModule", "Output", "Tower", "TowerDecoderModel", "TowerDecoderModule",
-    "TransformerModule", "TwoTowerModel", "TwoTowerModule", "position_limit",
+    "EncoderModel", "FedModule", "HiddenSpansModel", "HiddenSpansModelModule", "Model", "OneStackModule", "Output",
+    "ThreeTowerModel", "ThreeTowerModule", "Tower",
+    "TowerDecoderModel", "TowerDecoderModule", "TowerEncoderModel", "TransformerModule", "TwoTowerModel",
+    "TwoTowerModule", "position_limit",
 ]  # fmt: skip

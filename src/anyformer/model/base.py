@@ -23,7 +23,7 @@ from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
 from anyformer.nonfinite import explain
-from anyformer.part import Part, Site, Table, edited, looking_ahead, nearest, parts_in, public, tree, walk
+from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
@@ -71,7 +71,8 @@ class Model(Part):
     head: Head | None = None
     state_name: str = "past_key_values"  # what the published class calls the decoding state
     init: Mapping[str, Initializer] = Table()
-    ties: tuple[tuple[str, str], ...] = ()  # (parameter, the one whose storage it shares), by address
+    # (parameter, the one whose storage it shares), by address; of two Parts that are alike, all that is in them
+    ties: tuple[tuple[str, str], ...] = ()
     family: str = ""
     architecture: str = ""
     source: Mapping[str, Any] = Table()
@@ -81,6 +82,7 @@ class Model(Part):
     left_to_right: ClassVar[tuple[str, ...]] = ()
     pair: ClassVar[bool] = False  # an encoder reads one text and a decoder writes another
     target: ClassVar[str] = "embedding"  # the field with which the tokens are read that the head scores
+    gives: ClassVar[tuple[str, ...]] = ()  # what Parts may need of the shape itself
 
     @property
     def towers(self) -> tuple[Model, ...]:
@@ -106,6 +108,17 @@ class Model(Part):
         names = tuple(str(stored[number]) for number in sorted(stored, key=int))
         return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
+    def owner_of(self, name: str) -> str | None:
+        """The parameter whose storage this one shares, by its address; None where it has its own."""
+        for tied, owner in self.ties:
+            if within(name, tied):
+                return f"{owner}{name[len(tied) :]}"
+        return None
+
+    def shares(self, name: str) -> bool:
+        """Whether a parameter, or all of a module, is one with another."""
+        return any(within(name, side) or within(side, name) for tie in self.ties for side in tie)
+
     def labelled(self, labels: Sequence[str]) -> Self:
         """The same model under these names of its labels."""
         others = {name: value for name, value in self.source.items() if name not in ("num_labels", "_num_labels")}
@@ -129,6 +142,7 @@ class Model(Part):
             raise ValueError(f"head.balance counts experts chosen in one way, here by {found}; set it to None")
         self.check_vocabulary()
         self.check_pixels()
+        self.check_ties()
         if self.writes:
             self.check_writing(*self.left_to_right)
         self.check_needs()
@@ -153,6 +167,18 @@ class Model(Part):
             if drawn is not None and given is not None and drawn != given:
                 raise ValueError(f"head.{name} is {drawn} and embedding.{name} is {given}: change both together")
 
+    def check_ties(self) -> None:
+        """Parts that share all that they hold are described alike."""
+        if len({name for name, _ in self.ties}) < len(self.ties):
+            raise ValueError("ties: a parameter shares the storage of one other, and here one stands twice")
+        for name, owner in self.ties:
+            try:
+                tied, shared = at(self, name), at(self, owner)
+            except ValueError:
+                continue  # parameters, which are found once there is a module
+            if isinstance(tied, Part) and tied != shared:
+                raise ValueError(f"ties: {name} and {owner} are one, and described differently: change both together")
+
     def check_writing(self, *names: str) -> None:
         """ValueError that names the first Part by which a token sees later ones, and the nearest that does not."""
         written = [(name, getattr(self, name)) for name in names]
@@ -176,7 +202,7 @@ class Model(Part):
             for address, part in walk(fields.get(name), name):
                 for need in getattr(part, "needs", ()):
                     needed.add(need)
-                    if source is not None and need not in source.gives:
+                    if source is not None and need not in (*source.gives, *self.gives):
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
         for name in ("embedding", "decoder_embedding"):
@@ -218,6 +244,11 @@ class Model(Part):
         """In the order data flows: width, embedding, stacks, then head and the rest."""
         last = Model.__annotations__.keys() - {"width", "length"}
         yield from sorted(super().items(), key=lambda item: item[0] in last)
+
+
+def within(name: str, address: str) -> bool:
+    """Whether a name is an address, or stands below it."""
+    return name == address or name.startswith(f"{address}.")
 
 
 def shown_in_notebook(spec: Model) -> str:
@@ -414,7 +445,7 @@ class TransformerModule(nn.Module):
 
     def tie(self) -> None:
         """Makes the parameters that the description ties share storage."""
-        for name, owner in self.spec.ties:
+        for name, owner in [pair for tie in self.spec.ties for pair in self.tied_by(*tie)]:
             path, _, leaf = name.rpartition(".")
             try:
                 tied, shared = self.get_parameter(name), self.get_parameter(owner)
@@ -424,6 +455,14 @@ class TransformerModule(nn.Module):
                 shapes = f"{name} is {tuple(tied.shape)} and {owner} is {tuple(shared.shape)}"
                 raise ValueError(f"ties: {shapes}: they cannot be one")
             setattr(self.get_submodule(path), leaf, shared)
+
+    def tied_by(self, name: str, owner: str) -> Iterator[tuple[str, str]]:
+        """The parameters that become one by a tie: these two, or all that are in two modules."""
+        try:
+            inside = [inner for inner, _ in self.get_submodule(name).named_parameters(remove_duplicate=False)]
+        except AttributeError:
+            inside = []
+        yield from [(f"{name}.{inner}", f"{owner}.{inner}") for inner in inside] or [(name, owner)]
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,5 @@
-"""Towers into a decoder: what a picture or a sound says stands in a text, in the place of tokens [Liu et al. 2023]."""
+"""Towers into a decoder: what a picture or a sound says stands in a text, in the place of tokens [Liu et al. 2023]; or
+into an encoder, which reads all of them together [Zellers et al. 2022]."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class TowerModule(nn.Module):
         return self.down(ACTIVATIONS[self.part.activation](self.up(x)))
 
 
-class TowerDecoderModel(DecoderModel):
-    """A decoder that reads what towers make of pictures and sounds between its tokens."""
+class FedModel(Model):
+    """What reads what towers make of pictures and sounds between its tokens."""
 
     embedding: TextEmbedding
     image: Tower | None = None
@@ -80,16 +81,29 @@ class TowerDecoderModel(DecoderModel):
         for name, tower in self.fed_by.items():
             if tower.token >= (size := self.embedding.tokens.vocab_size):
                 raise ValueError(f"{name}.token is {tower.token}, of a vocabulary of {size} tokens")
+        if self.image is not None and self.audio is not None and self.image.token == self.audio.token:
+            raise ValueError(f"image.token and audio.token are both {self.image.token}: a place is for one of them")
+
+
+class TowerDecoderModel(FedModel, DecoderModel):
+    """A decoder that reads what towers make of pictures and sounds between its tokens."""
 
     def build(self, site: Site) -> nn.Module:
-        return TowerDecoderModule(self, site)
+        return TowerDecoderModule(self, "decoder", site)
 
 
-class TowerDecoderModule(OneStackModule):
+class TowerEncoderModel(FedModel, EncoderModel):
+    """An encoder that reads what towers make of pictures and sounds between its tokens."""
+
+    def build(self, site: Site) -> nn.Module:
+        return FedModule(self, "encoder", site)
+
+
+class FedModule(OneStackModule):
     embedding: Any
 
-    def __init__(self, spec: TowerDecoderModel, site: Site) -> None:
-        super().__init__(spec, "decoder", site)
+    def __init__(self, spec: Any, stack: str, site: Site) -> None:
+        super().__init__(spec, stack, site)
         for name, tower in spec.fed_by.items():
             self.add_module(name, tower.build(site.child(name)))
         self.shows = declared(self)
@@ -130,3 +144,7 @@ class TowerDecoderModule(OneStackModule):
             inputs.pop("input_ids", None)
         x, ctx, _ = super().hidden(inputs, taps, state)
         return x, ctx, said
+
+
+class TowerDecoderModule(FedModule):
+    """One that writes."""

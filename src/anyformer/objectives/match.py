@@ -66,8 +66,10 @@ class MatchImage(Captioned):
         return {"loss": float(len(batch["input_ids"]))}
 
     def losses(self, trained: TwoTowerModule, batch: Batch) -> dict[str, Tensor]:
-        scores = trained(**taken(trained, batch))["logits_per_text"]
-        return {"loss": trained.head.loss(scores).sum}
+        said = trained(**taken(trained, batch))
+        loss = trained.head.loss(said["logits_per_text"])
+        # what balances experts is a mean over the tokens of this pass, and counts as often as there are pairs
+        return {"loss": loss.sum + said["aux_loss"] * loss.weight if "aux_loss" in said else loss.sum}
 
 
 def caption(text: str, tokenizer: Any, length: int | None = None) -> np.ndarray:

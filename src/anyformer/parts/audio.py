@@ -18,7 +18,7 @@ from anyformer.context import Context, leading_pads
 from anyformer.kernels.convolution import convolve, convolve_over_time
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.embed import Embedding
+from anyformer.parts.embed import Embedding, thinned
 from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss, class_loss
@@ -245,7 +245,75 @@ class WaveformEmbeddingModule(nn.Module):
         return F.dropout(x, p) if self.training and p else x
 
 
-def frames_context(stem: ConvolutionStem, samples: Tensor, mask: Tensor | None) -> Context:
+class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT")):
+    """Segments of `size` samples side by side, each projected to a vector [Akbari et al. 2021]; what is left over at
+    the end is not heard. A segment is real where all its samples are."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("input_values", "attention_mask")
+
+    size: int
+    position: AbsolutePosition | None = None
+    norm: Norm | None = None  # of the segments with their positions
+    token_drop: float = 0.0  # the share of segments that is left out while training
+
+    def check(self) -> None:
+        at_least(self, 1, "size")
+        chance(self, "token_drop")
+
+    @property
+    def instead(self) -> str:
+        return "Vectors()"
+
+    @property
+    def hop(self) -> int:
+        return self.size
+
+    @property
+    def reach(self) -> int:
+        return self.size
+
+    def frames(self, num_samples: int) -> int:
+        return num_samples // self.size
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As long a sound as there are positions for, where they have an end."""
+        most = getattr(self.position, "length", None)
+        return {"input_values": (max(length, self.size) if most is None else most * self.size,)}
+
+    def vectors(self, length: int) -> int:
+        (samples,), = self.row(length, 0).values()
+        return self.frames(samples)
+
+    def build(self, site: Site) -> nn.Module:
+        return SegmentEmbeddingModule(self, site)
+
+
+class SegmentEmbeddingModule(nn.Module):
+    def __init__(self, part: SegmentEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.project = nn.Linear(part.size, site.width)
+        self.position = part.position.build(site.child("position")) if part.position else None
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        samples, part = inputs.get("input_values"), self.part
+        if samples is None or samples.dim() != 2 or samples.shape[1] < part.size:
+            shape = None if samples is None else tuple(samples.shape)
+            raise ValueError(f"input_values is (batch, samples) with {part.size} samples or more, got {shape}")
+        ctx = frames_context(part, samples, inputs.get("attention_mask"))
+        heard = samples[:, : part.frames(samples.shape[1]) * part.size].unflatten(1, (-1, part.size))
+        if ctx.padding is not None:
+            heard = heard.masked_fill(~ctx.padding[..., None], 0)
+        x = self.project(heard)
+        if self.position is not None:
+            x = add_position(self.position, x, ctx)
+        if self.norm is not None:
+            x = self.norm(x)
+        return thinned(x, ctx, part.token_drop) if self.training and part.token_drop else (x, ctx)
+
+
+def frames_context(stem: ConvolutionStem | SegmentEmbedding, samples: Tensor, mask: Tensor | None) -> Context:
     """A frame is real where all the samples it sees are."""
     index = torch.arange(stem.frames(samples.shape[1]), device=samples.device)
     if mask is not None and mask.shape != samples.shape:

@@ -5,6 +5,8 @@ B batch, T tokens, N = B T, E experts.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -91,3 +93,41 @@ class VariationBalance(Balance):
 
     def total(self, terms: dict[str, Tensor]) -> Tensor:
         return sum(terms.values(), torch.zeros(()))
+
+
+class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
+    """For the tokens of one modality: `local` is the weight of the mean entropy of a token's probabilities, so that
+    each is sure of its expert; `whole` that of what their mean lacks to the entropy of `experts` equally likely ones,
+    so that together they use about as many [Mustafa et al. 2022]. Pads do not count; a mean over the layers."""
+
+    local: float
+    whole: float
+    experts: float
+    z_weight: float = 0.0  # of the squared log-sum of the logits
+
+    def check(self) -> None:
+        at_least(self, 0, "local", "whole", "z_weight")
+        at_least(self, 1, "experts")
+
+    def terms(self, ctx: Context) -> dict[str, Tensor]:
+        found = ctx.losses.get("router_logits", [])
+        if not found:
+            return {}
+        logits = torch.stack([each.flatten(0, -2).float() for each in found])  # (layers, N, E)
+        real = logits.new_ones(logits.shape[1]) if ctx.tokens is None else ctx.tokens.flatten().to(logits.dtype)
+        real = real / real.sum().clamp(min=1)  # (N,)
+        probabilities = logits.softmax(-1)
+        lacking = math.log(self.experts) - entropy(torch.einsum("n,lne->le", real, probabilities))
+        return {
+            "local_loss": (entropy(probabilities) @ real).mean(), "global_loss": lacking.clamp(min=0).mean(),
+            "z_loss": (logits.logsumexp(-1).square() @ real).mean(),
+        }  # fmt: skip
+
+    def total(self, terms: dict[str, Tensor]) -> Tensor:
+        weights = {"local_loss": self.local, "global_loss": self.whole, "z_loss": self.z_weight}
+        return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """(..., E) -> (...)"""
+    return -torch.xlogy(probabilities, probabilities).sum(-1)

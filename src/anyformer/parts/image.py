@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
-from anyformer.parts.embed import Embedding
+from anyformer.parts.embed import Embedding, thinned
 from anyformer.parts.given import check_shape, hides_nothing
 from anyformer.parts.grid import NEEDS, Down, Grid, Layout, Sides, as_image, laid_out
 from anyformer.parts.head import Head, HeadModule, Said
@@ -164,7 +164,9 @@ class PatchEmbeddingModule(nn.Module):
         index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")
         check_shape("attention_mask", mask, tuple(x.shape[:2]))
         padding = None if mask is None or hides_nothing(mask) else mask.bool()
-        return x, Context(index=index, positions=index[None], padding=padding, extras=(grid,))
+        ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
+        share = getattr(part, "token_drop", 0.0)
+        return thinned(x, ctx, share) if self.training and share else (x, ctx)
 
     def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
         """(N, D) for a grid of any size, of an image of `size` pixels."""
@@ -191,9 +193,18 @@ class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time
     frame_step: int = 1  # of a patch
     frame_kernel: int | None = None  # of its projection, where patches overlap
     frame_edge: int = 0
+    token_drop: float = 0.0  # the share of patches that is left out while training: then there is no grid
+
+    def check(self) -> None:
+        super().check()
+        chance(self, "token_drop")
+        if self.token_drop and (self.mask_token or self.prefix):
+            raise ValueError("VideoEmbedding.token_drop leaves out any patch: no mask_token, and no prefix")
 
     @property
     def gives(self) -> tuple[str, ...]:
+        if self.token_drop:
+            return ()
         return ("a video", *(("a mask token",) if self.mask_token else ()))
 
     @property

@@ -108,11 +108,11 @@ def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: se
     """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
     has rules of its own."""
     towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
-    owners, fixed = dict(model.spec.ties), computed(model)
+    owner_of, fixed = model.spec.owner_of, computed(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
             continue
-        if address in owners and (only is None or owners[address] in only):
+        if (owner := owner_of(address)) is not None and (only is None or owner in only):
             continue
         if address in fixed:
             tensor.copy_(fixed[address]())

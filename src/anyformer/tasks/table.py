@@ -181,6 +181,18 @@ TASKS: dict[str, About] = {
             "max_new_tokens": Flag("of the longest answer; 64", int),
         },
     ),
+    "ask-audio": About(
+        "an answer to a question about a recording, or about each of a folder",
+        fields=("audio",),
+        optional=("question",),
+        raw=("audio",),
+        flags={
+            "question": Flag("what is asked, where a recording brings no question of its own"),
+            "template": Flag("how it is asked, with {audio} and {question}; as of a picture"),
+            "num_beams": BEAMS["num_beams"],
+            "max_new_tokens": Flag("of the longest answer; 64", int),
+        },
+    ),
     "search-images": About(
         "the pictures of a folder that fit a text best: for models with two towers",
         flags={

@@ -56,8 +56,8 @@ class Checkpoints:
         flat = {f"{kind}/{name}": tensor for kind, named in tensors.items() for name, tensor in named.items()}
         with parallel.sealed(target) as folder:
             if self.pieces:
-                tied = {name for name, _ in model.spec.ties}
-                used = {MODEL + name: tensor for name, tensor in plain_state(model).items() if name not in tied}
+                own = {name: t for name, t in plain_state(model).items() if not model.spec.owner_of(name)}
+                used = {MODEL + name: tensor for name, tensor in own.items()}
                 write_pieces(folder, {**used, **flat})
             if parallel.rank() == 0:
                 if self.pieces:

@@ -279,10 +279,9 @@ def imported(
     config: Mapping[str, Any],
 ) -> dict[str, Adapter]:  # fmt: skip
     """The adapters of published layers as those of ours, by address."""
-    tied = {address_of(name) for tie in model.spec.ties for name in tie}
     for address in map(address_of, step.targets):
-        if type(model.get_submodule(address)) is not nn.Linear or address in tied:
-            what = "shares its weights with another layer" if address in tied else "is no linear layer here"
+        if type(model.get_submodule(address)) is not nn.Linear or model.spec.shares(address):
+            what = "shares its weights with another layer" if model.spec.shares(address) else "is no linear layer here"
             raise ValueError(f"{step.sources[0]}: {address} {what}, so no adapter can stand there")
     rows, width = rows_of(model, step), model.get_parameter(step.targets[0]).shape[1]
     flip = turned(step, rows)

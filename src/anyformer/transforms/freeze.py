@@ -18,7 +18,7 @@ def freeze(model: TransformerModule, *patterns: str) -> Any:
     only starts to learn here, adapters and a new head, stands still where a pattern matches nothing else."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     starting = {name for name in parameters if name.rpartition(".")[2] in NAMES or name in model.fresh}
-    tied, frozen = {name for name, _ in model.spec.ties}, set[str]()
+    tied, frozen = {name for name in parameters if model.spec.owner_of(name)}, set[str]()
     for pattern in patterns:
         found = {name for name in parameters if any(fnmatch.fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))}
         if not found:

@@ -90,9 +90,8 @@ def apply(model: TransformerModule, lora: LoRA, seed: int = 0) -> Any:
     unfuse(unpack(model))
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = _matching(linears, lora.targets, "linear layer")
-    tied = {name.rpartition(".")[0] for tie in model.spec.ties for name in tie}
     for address in chosen:
-        if address in tied:
+        if model.spec.shares(address):
             raise ValueError(f"LoRA: {address} shares its weights with another layer, which an adapter cannot follow")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if lora.fresh:  # by name, so that what is saved says what was learnt

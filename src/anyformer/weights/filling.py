@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.model import Model, TransformerModule
+from anyformer.model.base import within
 from anyformer.parts.init import computed
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pieces import Pieces
@@ -92,7 +93,7 @@ def fill(
     names, steps, dropped = match(spec, stored.names, list(targets))
     exact = {f"{path}.{leaf}" for path, module in model.named_modules() for leaf in getattr(module, "exact", ())}
     dtypes = {name: torch.float32 if name in exact else dtype for name in targets}
-    tied = {name for name, _ in spec.ties}
+    tied = {name for name in targets if spec.owner_of(name)}
     used: set[str] = set()
     filled: dict[str, Tensor] = {}
     mismatched: dict[str, str] = {}
@@ -125,7 +126,8 @@ def fill(
                 filled |= dict.fromkeys(groups[id(targets[target])], tensor)
             elif not tensor.is_meta and not torch.equal(tensor, filled[target]):
                 filled[target] = tensor
-    ties = tuple(tie for tie in spec.ties if filled.get(tie[0]) is filled.get(tie[1]))
+    apart = [name for name in tied if filled.get(name) is not filled.get(str(spec.owner_of(name)))]
+    ties = tuple(tie for tie in spec.ties if not any(within(name, tie[0]) for name in apart))
     if ties != spec.ties:
         model.spec = spec.replace(ties=ties)
     tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.picturing import ASKED, check_template, written
+from anyformer.tasks.picturing import ASKED, check_template, question_of, written
 from anyformer.tasks.task import How, Source, ask
 
 
@@ -18,14 +18,8 @@ def ask_image(
     >>> ask_image("a/llava/folder", "cat.png", question="What colour is it?")  # doctest: +SKIP
     'Grey.'
     """
-    check_template(template, "{question}")
+    check_template(template, "{image}", "{question}")
     asked = ask("ask-image", model, inputs, how)
-    questions = asked.each(lambda row: question_of(row.get("question", question)))
+    questions = asked.each(lambda row: question_of(row.get("question", question), "picture"))
     texts = [template.replace("{question}", each) for each in questions]
     return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))
-
-
-def question_of(given: Any) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError("a picture without a question: give one with it, or question for all (--question TEXT)")
-    return given

@@ -20,7 +20,7 @@ def caption(
     >>> caption("a/llava/folder", "cat.png")  # doctest: +SKIP
     'A grey cat on a chair.'
     """
-    check_template(template)
+    check_template(template, "{image}")
     asked = ask("caption", model, inputs, how)
     texts = [template] * len(asked.rows)
     return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))

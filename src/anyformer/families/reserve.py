@@ -1,0 +1,119 @@
+"""MERLOT Reserve [Zellers et al. 2022]: frames, sounds and texts of a clip in one sequence; a span that is hidden from
+it is told apart from others, as a small encoder of its own hears or reads it. No files are published in a form that is
+read here: there are descriptions, saved in our own form. Frames are not asked for; spans of text and of sound are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import ConfigField, Family, Field, Size, activation_at
+from anyformer.model import EncoderModel, HiddenSpansModel, Model, Tower
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.audio import SegmentEmbedding
+from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import Head
+from anyformer.parts.image import PatchEmbedding
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.pool import Pool
+from anyformer.parts.position import Learned
+from anyformer.parts.similarity import HiddenSpansHead, ProjectionHead
+from anyformer.weights.rules import Rule
+
+OP = "encoder.layers.feedforward.op"
+SEEN, HEARD = "image.model.embedding", "audio.model.embedding"
+
+FIELDS: dict[str, ConfigField] = {
+    "hidden_size": Field(768, "width"),
+    "num_attention_heads": Field(12, "encoder.layers.attention.op.num_heads"),
+    "intermediate_size": Field(3072, f"{OP}.width"),
+    "hidden_act": Field("gelu", activation_at(f"{OP}.activation")),
+    "layer_norm_eps": Field(1e-6, "encoder.norm.eps"),
+    "num_hidden_layers": Field(12, "encoder.depth"),
+    "num_image_layers": Field(12, "image.model.encoder.depth"),
+    "num_audio_layers": Field(12, "audio.model.encoder.depth"),
+    "num_span_layers": Field(4, "hidden_text.encoder.depth"),
+    "projection_dim": Field(768, "head.width"),
+    "logit_scale_init_value": Field(2.6592, "head.scale"),
+    "vocab_size": Field(32768, "embedding.tokens.vocab_size"),
+    "max_position_embeddings": Field(640, "embedding.position.length"),
+    "max_span_positions": Field(16, "hidden_text.embedding.position.length"),
+    "image_size": Field(224, lambda spec: spec.image.model.embedding.image_size[0]),
+    "patch_size": Field(32, lambda spec: spec.image.model.embedding.patch_size[0]),
+    "num_channels": Field(3, f"{SEEN}.channels"),
+    "segment_size": Field(1024, f"{HEARD}.size"),
+    "num_segments": Field(24, f"{HEARD}.position.length"),
+    "image_token_index": Field(4, "image.token"),
+    "audio_token_index": Field(5, "audio.token"),
+    "text_mask_index": Field(6, "head.text"),
+    "audio_mask_index": Field(7, "head.audio"),
+    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+}
+
+
+def describe(c: Any) -> Model:
+    if c.hidden_size % c.num_attention_heads:
+        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+    norm, starts = LayerNorm(eps=c.layer_norm_eps), {"*": Normal(std=c.initializer_range)}
+
+    def stack(depth: int) -> Stack:
+        mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
+        block = Block(
+            attention=Sublayer(pre_norm=norm, op=Attention(num_heads=c.num_attention_heads)),
+            feedforward=Sublayer(pre_norm=norm, op=mlp),
+        )
+        return Stack(layers=block, depth=depth, norm=norm)
+
+    def encoder(embedding: Embedding, depth: int, head: Head | None = None) -> EncoderModel:
+        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack(depth), head=head, init=starts)
+
+    def read(length: int) -> TextEmbedding:
+        return TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=length))
+
+    size, patch = (c.image_size, c.image_size), (c.patch_size, c.patch_size)
+    pixels = PatchEmbedding(image_size=size, patch_size=patch, channels=c.num_channels, pad=False)
+    pixels = pixels.replace(position=Learned(length=math.prod(pixels.grid)))
+    sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments))
+    mean = Pool(take="mean")
+    text = ProjectionHead(pool=mean, width=c.projection_dim)
+    audio = text.replace(name="audio_embeds")
+    return HiddenSpansModel(
+        width=c.hidden_size,
+        embedding=read(c.max_position_embeddings),
+        encoder=stack(c.num_hidden_layers),
+        image=Tower(model=encoder(pixels, c.num_image_layers), token=c.image_token_index),
+        audio=Tower(model=encoder(sound, c.num_audio_layers), token=c.audio_token_index),
+        hidden_text=encoder(read(c.max_span_positions), c.num_span_layers, text),
+        hidden_audio=encoder(sound, c.num_span_layers, audio),
+        head=HiddenSpansHead(
+            width=c.projection_dim, text=c.text_mask_index, audio=c.audio_mask_index, scale=c.logit_scale_init_value
+        ),
+        init=starts,
+        ties=(("hidden_text.embedding.tokens.weight", "embedding.tokens.weight"),),
+    )
+
+
+def rules(spec: Model) -> list[Rule]:
+    raise ValueError("no files of a reserve are published; load a folder that anyformer saved (spec.json)")
+
+
+SMALL = {
+    "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 4,
+    "num_image_layers": 4, "num_audio_layers": 4, "num_span_layers": 2, "vocab_size": 8192, "projection_dim": 256,
+    "image_size": 64, "patch_size": 16, "segment_size": 640, "num_segments": 25, "max_position_embeddings": 256,
+}  # fmt: skip
+FAMILIES = (
+    Family(
+        name="reserve",
+        about="one encoder for frames, sounds and texts, which learns to tell what was hidden",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(),
+        sizes={"reserve-tiny": Size(SMALL, note="a size of our own: frames of 64, a second of sound a segment")},
+    ),
+)

@@ -1,0 +1,112 @@
+"""VATT [Akbari et al. 2021]: one stack that reads patches of videos, segments of sound and texts alike. No files are
+published in a form that is read here: there are descriptions, saved in our own form. The mean of the tokens speaks for
+each, where the paper has a token of its own; positions of videos are one table; projections have no batch norm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.family import ConfigField, Family, Field, Size, activation_at
+from anyformer.model import EncoderModel, Model, ThreeTowerModel
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.audio import SegmentEmbedding
+from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.image import VideoEmbedding
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.pool import Pool
+from anyformer.parts.position import Learned
+from anyformer.parts.similarity import ProjectionHead, SpacesHead
+from anyformer.weights.rules import Rule
+
+STACK = "text.encoder"
+VIDEO, AUDIO = "video.embedding", "audio.embedding"
+
+FIELDS: dict[str, ConfigField] = {
+    "hidden_size": Field(768, "text.width"),
+    "num_hidden_layers": Field(12, f"{STACK}.depth"),
+    "num_attention_heads": Field(12, f"{STACK}.layers.attention.op.num_heads"),
+    "intermediate_size": Field(3072, f"{STACK}.layers.feedforward.op.width"),
+    "hidden_act": Field("gelu", activation_at(f"{STACK}.layers.feedforward.op.activation")),
+    "layer_norm_eps": Field(1e-6, f"{STACK}.norm.eps"),
+    "audio_space": Field(512, "width"),
+    "text_space": Field(256, "head.width"),
+    "temperature": Field(0.07, "head.temperature"),
+    "text_weight": Field(1.0, "head.weight"),
+    "vocab_size": Field(65536, "text.embedding.tokens.vocab_size"),
+    "max_position_embeddings": Field(16, "text.embedding.position.length"),
+    "num_frames": Field(32, f"{VIDEO}.frames"),
+    "frame_step": Field(4, f"{VIDEO}.frame_step"),
+    "image_size": Field(224, lambda spec: spec.video.embedding.image_size[0]),
+    "patch_size": Field(16, lambda spec: spec.video.embedding.patch_size[0]),
+    "num_channels": Field(3, f"{VIDEO}.channels"),
+    "segment_size": Field(128, f"{AUDIO}.size"),
+    "num_segments": Field(1200, f"{AUDIO}.position.length"),
+    "token_drop": Field(0.5, f"{AUDIO}.token_drop"),
+    "initializer_range": Field(0.02, lambda spec: spec.text.init["*"].std),
+}
+
+
+def describe(c: Any) -> Model:
+    if c.hidden_size % c.num_attention_heads:
+        raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
+    norm = LayerNorm(eps=c.layer_norm_eps)
+    mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
+    block = Block(
+        attention=Sublayer(pre_norm=norm, op=Attention(num_heads=c.num_attention_heads)),
+        feedforward=Sublayer(pre_norm=norm, op=mlp),
+    )
+    stack = Stack(layers=block, depth=c.num_hidden_layers, norm=norm)
+    video = VideoEmbedding(
+        frames=c.num_frames, frame_step=c.frame_step, image_size=(c.image_size,) * 2, patch_size=(c.patch_size,) * 2,
+        channels=c.num_channels, token_drop=c.token_drop, pad=False,
+    )  # fmt: skip
+    words = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings))
+    sound = SegmentEmbedding(
+        size=c.segment_size, position=Learned(length=c.num_segments), token_drop=c.token_drop
+    )
+
+    def tower(name: Any, embedding: Embedding, width: int, pool: Pool) -> EncoderModel:
+        head = ProjectionHead(pool=pool, width=width, name=name)
+        starts = {"*": Normal(std=c.initializer_range)}
+        return EncoderModel(width=c.hidden_size, embedding=embedding, encoder=stack, head=head, init=starts)
+
+    mean, deep = Pool(take="mean"), Pool(take="mean", dense=True, activation="relu")
+    return ThreeTowerModel(
+        width=c.audio_space,
+        text=tower("text_embeds", words, c.text_space, mean),
+        video=tower("video_embeds", video.replace(position=Learned(length=math.prod(video.grid))), c.audio_space, deep),
+        audio=tower("audio_embeds", sound, c.audio_space, mean),
+        head=SpacesHead(width=c.text_space, temperature=c.temperature, weight=c.text_weight),
+        init={"*": Normal(std=c.initializer_range)},
+        ties=(("video.encoder", STACK), ("audio.encoder", STACK)),
+    )
+
+
+def rules(spec: Model) -> list[Rule]:
+    raise ValueError("no files of a VATT are published; load a folder that anyformer saved (spec.json)")
+
+
+SMALL = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4, "num_frames": 8,
+    "image_size": 64, "num_segments": 250, "vocab_size": 8192, "audio_space": 256, "text_space": 128,
+}  # fmt: skip
+MEDIUM = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+FAMILIES = (
+    Family(
+        name="vatt",
+        about="one stack that reads videos, sounds and texts, whose vectors are compared",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=(),
+        sizes={
+            "vatt-tiny": Size(SMALL, note="a size of our own: 8 frames of 64, 2 seconds of sound at 16 kHz"),
+            "vatt-ma-medium": Size(MEDIUM, note="the paper's one stack for all: 32 frames of 224, 3.2 s at 48 kHz"),
+        },
+    ),
+)

@@ -1,0 +1,249 @@
+"""LIMoE: no class is published; its losses written out, dense towers of the same weights, and its size are oracles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue import close
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import anyformer as af
+from anyformer import families
+from anyformer.context import Context
+from anyformer.kernels.recording import recorded
+from anyformer.parts.balance import EntropyBalance
+from anyformer.transforms.lora import LoRA
+from anyformer.transforms.lora import apply as adapt
+from anyformer.transforms.recompute import recompute
+
+SMALL = {
+    "hidden_size": 24, "num_hidden_layers": 5, "num_expert_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 40, "num_experts": 4, "projection_dim": 10, "vocab_size": 60, "max_position_embeddings": 24,
+    "image_size": 16, "patch_size": 4, "text_experts": 2, "image_experts": 3,
+}  # fmt: skip
+
+
+def description(**more: Any) -> Any:
+    return families.find("limoe").read({**SMALL, **more})
+
+
+def model(seed: int = 0, **more: Any) -> Any:
+    made = af.build(description(**more), seed=seed).eval()
+    with torch.no_grad():  # so that routers are not undecided
+        for name, parameter in made.named_parameters():
+            parameter.mul_(20 if "router" in name else 1)
+    return made
+
+
+def pairs(batch: int = 3, length: int = 7) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(5, 60, (batch, length), generator=generator)
+    return {"input_ids": ids, "pixel_values": torch.randn(batch, 3, 16, 16, generator=generator)}
+
+
+def test_the_published_size() -> None:
+    """H/14: 5.6 thousand million parameters, of which 675 million for a token."""
+    count = af.count(af.spec("limoe-h14"))
+    assert round(count.parameters / 1e8) == 56 and round(count.active / 1e6) in (675, 676)
+    small = af.count(description())
+    made = model()
+    assert small.parameters == sum(p.numel() for p in made.parameters())
+    expert = 2 * 24 * 40 + 40 + 24
+    assert small.parameters - small.active == 2 * 3 * expert  # two layers, one of four experts each
+
+
+def test_both_towers_are_one_stack() -> None:
+    made = model()
+    mine, other = dict(made.text.encoder.named_parameters()), dict(made.image.encoder.named_parameters())
+    assert mine.keys() == other.keys() and all(mine[name] is other[name] for name in mine)
+    assert made.text.head.project.weight is not made.image.head.project.weight
+    x = torch.randn(1, 16, 24)
+    ctx = Context(index=torch.arange(16), positions=torch.arange(16)[None])
+    close(made.text.encoder(x, ctx)[0], made.image.encoder(x, ctx)[0])
+    pattern = made.spec.text.encoder.pattern
+    assert pattern == ("dense", "dense", "experts", "dense", "experts")
+
+
+def test_without_experts_it_is_two_towers_of_the_same_weights() -> None:
+    """One expert that everybody goes to, with probability 1, is the layer of a dense model."""
+    sparse = model(num_experts=1, text_experts=1, image_experts=1)
+    dense: Any = sparse.spec.text.encoder.replace(layers=sparse.spec.text.encoder.layers["dense"], pattern=())
+    spec = sparse.spec.replace(
+        ties=(), text=sparse.spec.text.replace(encoder=dense), image=sparse.spec.image.replace(encoder=dense)
+    )
+    plain = af.build(spec).eval()
+    state = {}
+    for name, tensor in sparse.state_dict().items():
+        if ".experts." in name:
+            path, leaf = name.split(".experts.")
+            kind = "bias" if leaf.endswith("bias") else "weight"
+            state[f"{path}.{leaf.removesuffix('_bias')}.{kind}"] = tensor[0] if kind == "bias" else tensor[0].t()
+        elif ".router." not in name:
+            state[name] = tensor
+    plain.load_state_dict(state)
+    with torch.no_grad():
+        close(sparse(**pairs()).logits_per_text, plain(**pairs()).logits_per_text)
+
+
+def test_the_losses_of_the_paper() -> None:
+    """Of a modality: the mean entropy of a token, and what the entropy of the mean lacks to log S, token by token."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [3 * torch.randn(2, 5, 4, generator=generator) for _ in range(2)]
+    real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    local, lacking, z = [], [], []
+    for logits in layers:
+        rows = [row.tolist() for row in logits[real].softmax(-1)]
+        local.append(np.mean([-sum(p * math.log(p) for p in row) for row in rows]))
+        mean = np.mean(rows, axis=0)
+        lacking.append(max(0.0, math.log(3.7) + sum(p * math.log(p) for p in mean)))
+        z.append(np.mean([math.log(sum(math.exp(v) for v in row)) ** 2 for row in logits[real].tolist()]))
+    part = EntropyBalance(local=0.3, whole=0.5, experts=3.7, z_weight=0.1)
+    for shape in ((2, 5, 4), (10, 4)):
+        ctx = Context(index=torch.arange(5), positions=torch.arange(5)[None], padding=real)
+        ctx.losses["router_logits"] = [logits.view(shape) for logits in layers]
+        terms = part.terms(ctx)
+        assert float(terms["local_loss"]) == pytest.approx(np.mean(local), abs=1e-5)
+        assert float(terms["global_loss"]) == pytest.approx(np.mean(lacking), abs=1e-5) and max(lacking) > 0
+        assert float(terms["z_loss"]) == pytest.approx(np.mean(z), abs=1e-4)
+        whole = 0.3 * np.mean(local) + 0.5 * np.mean(lacking) + 0.1 * np.mean(z)
+        assert float(part.total(terms)) == pytest.approx(whole, abs=1e-4)
+
+
+def test_the_loss_of_a_training_step_has_both_modalities() -> None:
+    made, given = model().train(), pairs()
+    out = made(**given, return_loss=True)
+    own = torch.arange(3)
+    contrast = (F.cross_entropy(out.logits_per_text, own) + F.cross_entropy(out.logits_per_image, own)) / 2
+    parts = [made.text(input_ids=given["input_ids"]), made.image(pixel_values=given["pixel_values"])]
+    close(out.loss, contrast + parts[0].aux_loss + parts[1].aux_loss)
+    close(parts[0].aux_loss, 0.04 * (parts[0].local_loss + parts[0].global_loss) + 1e-4 * parts[0].z_loss)
+    close(parts[1].aux_loss, 0.04 * parts[1].global_loss + 1e-4 * parts[1].z_loss)
+    close(made.eval()(**given, return_loss=True).loss, contrast)
+
+
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_n3_n4_neither_pads_nor_other_rows_change_a_pair(where: str) -> None:
+    made, given = model(), pairs()
+    ids = given["input_ids"]
+    widths = (9, 0) if where == "left" else (0, 9)
+    padded = {"input_ids": F.pad(ids, widths), "attention_mask": F.pad(torch.ones_like(ids), widths)}
+    with torch.no_grad():
+        plain = made(**given)
+        for made.kernel in ("eager", "sdpa"):
+            close(made(**{**given, **padded}).logits_per_text, plain.logits_per_text)
+        for i in range(3):
+            alone = made(**{name: value[i : i + 1] for name, value in given.items()})
+            close(alone.text_embeds, plain.text_embeds[i : i + 1])
+            close(alone.image_embeds, plain.image_embeds[i : i + 1])
+        assert not torch.allclose(made.text(input_ids=padded["input_ids"]).text_embeds, plain.text_embeds, atol=1e-3)
+        hidden = {**padded, "attention_mask": padded["attention_mask"].index_fill(0, torch.tensor([0]), 0)}
+        assert made.text(**hidden).text_embeds.isfinite().all()
+
+
+def test_n8_gradients_and_recomputation() -> None:
+    grads = []
+    for made in (model().train(), recompute(model()).train()):
+        made(**pairs(), return_loss=True).loss.backward()
+        assert not [name for name, p in made.named_parameters() if p.grad is None]
+        grads.append([p.grad for p in made.parameters()])
+    for a, b in zip(*grads, strict=True):
+        close(a, b, 1e-6)
+    same = [af.build(description(), seed=3).state_dict() for _ in range(2)]
+    assert all(torch.equal(tensor, same[1][name]) for name, tensor in same[0].items())
+
+
+def test_half_precision_and_compiled() -> None:
+    made, given = model(num_hidden_layers=2, num_expert_layers=1), pairs()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = made(**given).logits_per_text
+        compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=False)
+        close(compiled(**given).logits_per_text, expected)
+        for dtype in (torch.bfloat16, torch.float16):
+            found = made.to(dtype)(**{**given, "pixel_values": given["pixel_values"].to(dtype)}).logits_per_text
+            assert found.isfinite().all() and found.dtype == dtype
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    made = model(seed=3)
+    af.save(made, tmp_path / "m")
+    again = af.load(tmp_path / "m")
+    assert again.spec.replace(source={}) == made.spec.replace(source={})
+    texts, images = (getattr(again, side).encoder.layers[2].feedforward.op.experts.up for side in ("text", "image"))
+    assert texts is images
+    with torch.no_grad():
+        assert torch.equal(again(**pairs()).logits_per_text, made(**pairs()).logits_per_text)
+    stored = af.weights.io.Checkpoint(tmp_path / "m")
+    with stored:
+        assert not [name for name in stored.names if name.startswith("image.encoder.")]
+    with pytest.raises(ValueError, match="format='anyformer'"):
+        af.save(made, tmp_path / "hf", format="hf")
+    resized = model(seed=3)
+    resized.resize_token_embeddings(70)
+    assert resized.image.encoder.norm.weight is resized.text.encoder.norm.weight
+
+
+def test_what_experts_do_is_traced_by_modality() -> None:
+    made, given = model(), pairs()
+    with torch.no_grad():
+        plain = made(**given).logits_per_text
+        run = af.trace(made, keep=["*.encoder.layers.*.feedforward.op.router.weights"], **given)
+        assert torch.equal(run.output.logits_per_text, plain)
+        texts, images = (run[f"{side}.encoder.layers.2.feedforward.op.router.weights"] for side in ("text", "image"))
+        assert texts.shape == (3 * 7, 1) and images.shape == (3 * 16, 1)
+        shown = made(**given, output_router_logits=True)
+        assert [each.shape for each in shown.text_model_output.router_logits] == [(21, 4)] * 2
+        chosen = shown.text_model_output.router_logits[0].softmax(-1).max(-1, keepdim=True).values
+        close(texts, chosen)
+        changed = af.trace(made, change={"image.encoder.layers.2": lambda x, at: x * 2}, **given).output
+        assert torch.equal(changed.text_embeds, run.output.text_embeds)
+        assert not torch.allclose(changed.image_embeds, run.output.image_embeds)
+
+
+def test_counted_and_drawn() -> None:
+    spec = description()
+    assert "tied to text.encoder" in af.draw(spec).svg
+    made, given = model(), {name: value[:1] for name, value in pairs().items()}
+    experts = {torch.ops.anyformer.grouped_linear: lambda x, w, *rest, **more: 2 * x[0] * x[1] * w[2]}
+    with FlopCounterMode(display=False, custom_mapping=experts) as counter, sdpa_kernel(SDPBackend.MATH), recorded():
+        made(**given)  # as where one token in three goes nowhere else, every product is asked for by itself
+    assert af.count(spec).flops(7) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [({"num_expert_layers": 3}, "every other of 5 layers"), ({"num_attention_heads": 5}, "no multiple of 5"),
+     ({"num_experts": 0}, "num_experts"), ({"text_experts": 0}, "experts"), ({"entropy_weight": -1.0}, "local")],
+)  # fmt: skip
+def test_refused(config: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        af.build(description(**config), device="meta")
+
+
+def test_one_stack_is_changed_on_both_sides() -> None:
+    spec = description()
+    with pytest.raises(ValueError, match="image.encoder and text.encoder are one, and described differently"):
+        af.override(spec, {"text.encoder.depth": 3})
+    both = af.override(spec, {"text.encoder.depth": 3, "image.encoder.depth": 3})
+    assert len(af.build(both).image.encoder.layers) == 3
+    with pytest.raises(ValueError, match="stands twice"):
+        spec.replace(ties=spec.ties * 2)
+    with pytest.raises(ValueError, match="shares its weights with another layer"):
+        adapt(model(), LoRA(targets=("text.encoder.layers.*.q",)))
+
+
+def test_every_field_shapes_the_description() -> None:
+    family = families.find("limoe")
+    other = {"hidden_act": "relu", "num_expert_layers": 4}
+    for name, field in family.fields.items():
+        value = other.get(name, field.default * 2)
+        spec = family.read({name: value})
+        assert spec.replace(source={}) != family.read({}).replace(source={}), name
+        assert field.recover(spec) == value, name

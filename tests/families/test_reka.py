@@ -1,0 +1,180 @@
+"""Reka's layout: pictures and sounds between tokens. LLaVA and Whisper, which it is put together from, are oracles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases.llava import IMAGE, TEXT
+from catalogue import close, randomise
+from torch import Tensor
+
+import anyformer as af
+from anyformer import families
+from anyformer.transforms.recompute import recompute
+
+SOUND = {
+    "d_model": 12, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 5,
+    "max_source_positions": 3,
+}  # fmt: skip
+SMALL = {
+    "text_config": TEXT, "vision_config": {**IMAGE, "image_size": 16}, "audio_config": SOUND, "image_token_index": 4,
+    "audio_token_index": 3,
+}  # fmt: skip
+
+
+def description(**more: Any) -> Any:
+    return families.find("reka").read({**SMALL, **more})
+
+
+def model(**more: Any) -> Any:
+    made = af.build(description(**more), seed=0).eval()
+    randomise(made)
+    return made
+
+
+def told() -> dict[str, Tensor]:
+    """A picture of four patches and a sound of three vectors in the first text, a sound alone in the second."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 60, (2, 14), generator=generator)
+    ids[0, 1:5], ids[0, 7:10], ids[1, 3:6] = 4, 3, 3
+    pixels = torch.randn(1, 3, 16, 16, generator=generator)
+    return {"input_ids": ids, "pixel_values": pixels, "input_features": torch.randn(2, 5, 6, generator=generator)}
+
+
+def row(i: int) -> dict[str, Tensor]:
+    given = told()
+    own = {"input_ids": given["input_ids"][i : i + 1], "input_features": given["input_features"][i : i + 1]}
+    return own if i else {**own, "pixel_values": given["pixel_values"]}
+
+
+def test_towers_are_those_of_their_families() -> None:
+    """What stands in the text is what CLIP sees and Whisper hears, through two layers each."""
+    made, given = model(), told()
+    sees: Any = af.build(families.find("clip_vision_model").read({**IMAGE, "image_size": 16})).eval()
+    sees.load_state_dict({**sees.state_dict(), **made.image.model.state_dict()})
+    classifier = {**SOUND, "num_labels": 2, "vocab_size": 60, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+                  "decoder_start_token_id": 1, "architectures": ["WhisperForAudioClassification"]}  # fmt: skip
+    hears: Any = af.build(families.find("whisper").read(classifier)).eval()
+    hears.load_state_dict({**hears.state_dict(), **made.audio.model.state_dict()})
+    with torch.no_grad():
+        out = made(**given)
+        seen = sees(pixel_values=given["pixel_values"], output_hidden_states=True).hidden_states[-1][:, 1:]
+        heard = hears(input_features=given["input_features"], output_hidden_states=True).hidden_states[-1]
+        for name, states in (("image", seen), ("audio", heard)):
+            tower = getattr(made, name)
+            states = tower.down(F.gelu(tower.up(states))).flatten(0, 1)
+            close(out[f"{name}_hidden_states"], states)
+        vectors = made.embedding.tokens(given["input_ids"])
+        vectors[given["input_ids"] == 4] = out.image_hidden_states
+        vectors[given["input_ids"] == 3] = out.audio_hidden_states
+        close(made(inputs_embeds=vectors).logits, out.logits)
+
+
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_n3_n4_neither_pads_nor_other_rows_change_a_text(where: str) -> None:
+    made, given = model(), told()
+    widths = (32, 0) if where == "left" else (0, 32)
+    ids = given["input_ids"]
+    padded = {**given, "input_ids": F.pad(ids, widths, value=7), "attention_mask": F.pad(torch.ones_like(ids), widths)}
+    cut = slice(32, None) if where == "left" else slice(0, 14)
+    with torch.no_grad():
+        plain = made(**given).logits
+        for made.kernel in ("eager", "sdpa"):
+            close(made(**padded).logits[:, cut], plain)
+        close(torch.cat([made(**row(i)).logits for i in range(2)]), plain)
+
+
+def test_n1_g1_what_is_written_after_a_picture_and_a_sound() -> None:
+    made, given = model(), told()
+    later = given["input_ids"].clone()
+    later[:, 12:] = 9
+    with torch.no_grad():
+        close(made(**{**given, "input_ids": later}).logits[:, :12], made(**given).logits[:, :12])
+    options = {"max_new_tokens": 6, "suppress_tokens": [3, 4], "eos_token_id": [], "pad_token_id": 7}
+    expected = af.generate(made, **given, **options, use_cache=False)
+    assert expected.shape == (2, 20) and torch.equal(af.generate(made, **given, **options), expected)
+    for i in range(2):
+        assert torch.equal(af.generate(made, **row(i), **options)[0], expected[i])
+    other = {**given, "input_features": -given["input_features"]}
+    beams = {**options, "num_beams": 3}
+    assert torch.equal(af.generate(made, **other, **beams), af.generate(made, **other, **beams, use_cache=False))
+
+
+def test_n8_gradients_and_recomputation() -> None:
+    grads = []
+    for made in (model().train(), recompute(model()).train()):
+        made(**told(), labels=told()["input_ids"]).loss.backward()
+        assert not [name for name, p in made.named_parameters() if p.grad is None and p.requires_grad]
+        grads.append([p.grad for p in made.parameters() if p.requires_grad])
+    for a, b in zip(*grads, strict=True):
+        close(a, b, 1e-6)
+
+
+@pytest.mark.slow
+def test_n9_compiled() -> None:
+    spec = af.override(description(), {f"{at}.depth": 1 for at in ("decoder", "image.model.encoder",
+                                                                 "audio.model.encoder")})  # fmt: skip
+    made, given = af.build(spec).eval(), told()
+    torch._dynamo.reset()
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        close(compiled(**given, use_cache=False).logits, made(**given).logits)
+
+
+def test_saved_counted_traced_and_drawn(tmp_path) -> None:
+    made, given = model(), told()
+    af.save(made, tmp_path / "m")
+    again = af.load(tmp_path / "m")
+    assert again.spec.replace(source={}) == made.spec.replace(source={})
+    with torch.no_grad():
+        plain = made(**given).logits
+        assert torch.equal(again(**given).logits, plain)
+        run = af.trace(made, keep=["*.model.encoder.layers.*.attention.op.weights"], **given)
+        assert torch.equal(run.output.logits, plain)
+        close(run["audio.model.encoder.layers.1.attention.op.weights"].sum(-1), torch.ones(2, 2, 3))
+    assert af.count(made.spec).parameters == sum(p.numel() for p in made.parameters())
+    assert af.count(made.spec).flops(14) > 0
+    assert all(name in af.draw(made.spec).svg for name in ("image", "audio"))
+    with pytest.raises(ValueError, match="format='anyformer'"):
+        af.save(made, tmp_path / "hf", format="hf")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"input_features": torch.zeros(1, 5, 6)}, "input_features makes 3 vectors of 1, and the text has 6 of the"),
+        ({"input_features": torch.zeros(2, 5, 8)}, "input_features have 6 frames here, got 8"),
+        ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "makes 8 vectors of 2, and the text has 4 of the tokens 4"),
+        ({"input_ids": None}, "pixel_values stands in a text: give input_ids"),
+    ],
+)
+def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model()(**{**told(), **change})
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"audio_config": {**SOUND, "decoder_layers": 3}}, "audio_config.decoder_layers is not known; valid: d_model"),
+        ({"audio_config": {"model_type": "wav2vec2"}}, "audio_config.model_type='wav2vec2' is not supported"),
+        ({"audio_token_index": 60}, "audio.token is 60, of a vocabulary of 60 tokens"),
+        ({"audio_token_index": 4}, "image.token and audio.token are both 4"),
+    ],
+)
+def test_configs_that_cannot_be(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        description(**config)
+
+
+def test_every_field_shapes_the_description() -> None:
+    family, plain = families.find("reka"), description()
+    for name, value in {"d_model": 24, "encoder_layers": 3, "encoder_attention_heads": 3, "encoder_ffn_dim": 30,
+                        "num_mel_bins": 7, "max_source_positions": 9}.items():  # fmt: skip
+        spec = description(audio_config={**SOUND, name: value})
+        assert spec.replace(source={}) != plain.replace(source={})
+        assert family.fields["audio_config"].recover(spec)[name] == value
+    assert family.fields["audio_token_index"].recover(description(audio_token_index=2)) == 2
