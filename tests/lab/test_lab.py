@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,22 @@ def test_forms(name: str) -> None:
     for form in forms.values():
         trials = experiment(name).trials(**form.values)
         assert trials and len({trial.name for trial in trials}) == len(trials)
+
+
+def test_circles_of_letters() -> None:
+    """What follows a letter is what followed it before, but where the text goes on elsewhere; circles differ."""
+    from anyformer.lab.experiments.induction_heads import CIRCLE, ELSEWHERE, rounds
+
+    texts, held = rounds(200), []
+    for text in texts:
+        assert len(text) == 512 and CIRCLE[0] <= len(set(text)) <= CIRCLE[1]
+        after: dict[str, str] = {}
+        for letter, following in pairwise(text):
+            held += [after[letter] == following] if letter in after else []
+            after.setdefault(letter, following)
+    assert len({len(set(text)) for text in texts}) > 10 and len({text[:64] for text in texts}) == 200
+    share = sum(held) / len(held)  # leaps land on the right letter now and then, and some are noted as what follows
+    assert (1 - ELSEWHERE) ** 2 - 0.02 < share < 1 - ELSEWHERE / 2
 
 
 def test_a_training_that_diverges_is_told(

@@ -11,7 +11,7 @@ before: where it sees everything it must become such a layer first, and when it 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from anyformer.train.trainer import Callback, Done, Trainer
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
     "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
-    "as many others it keeps half"
+    "those that are neither these nor look at the token before it keeps half"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
@@ -72,7 +72,7 @@ def work(values: Values, place: Place) -> list[Row]:
     )  # fmt: skip
     watch = Watch(checkpoints(steps, values["points"]))
     trainer = place.train(run, watch)
-    return [*watch.rows, *ablations(trainer, values["depth"])]
+    return [*watch.rows, *ablations(trainer)]
 
 
 def described(depth: int, width: int, near: bool) -> Model:
@@ -135,27 +135,27 @@ class Watch(Callback):
             self.rows.append({"step": done.step, "score": score(run.output.logits, ids), "head": best})
 
 
-def ablations(trainer: Trainer, depth: int) -> list[Row]:
-    """The score without the heads that score highest as induction heads (a quarter of all), and without as many of the
-    same layers that score lowest."""
+def ablations(trainer: Trainer) -> list[Row]:
+    """The score without the induction heads, which give half of their attention or more to what followed, and without
+    those that are neither such heads nor look at the token before, which induction heads need."""
     ids, model = twice(trainer), trainer.model
     with trainer.evaluating():
         run = trace(model, input_ids=ids)
-        ranked = head_scores(run).best("induction", depth * HEADS)
-        number = max(depth * HEADS // 4, 1)
-        layer = ranked[0][0]
-        others = [head for head in reversed(ranked) if head[0] == layer][:number]
-        rows: list[Row] = [{"without": "nothing", "score": score(run.output.logits, ids)}]
-        for name, heads in (("induction", ranked[:number]), ("others", others)):
-            rows.append({"without": name, "score": score(without(model, heads, ids), ids)})
+        found = head_scores(run)
+        every = {kind: found.best(kind, 2 * HEADS) for kind in ("induction", "previous")}
+        roles = {kind: {head[:2] for head in heads if head[2] >= 0.5} for kind, heads in every.items()}
+        others = {head[:2] for head in every["induction"]} - roles["induction"] - roles["previous"]
+        rows: list[Row] = [{"without": "nothing", "heads": 0, "score": score(run.output.logits, ids)}]
+        for name, heads in (("induction", roles["induction"]), ("others", others)):
+            rows.append({"without": name, "heads": len(heads), "score": score(without(model, heads, ids), ids)})
     return rows
 
 
-def without(model: TransformerModule, heads: Sequence[tuple[str, int, float]], ids: Tensor) -> Tensor:
+def without(model: TransformerModule, heads: Set[tuple[str, int]], ids: Tensor) -> Tensor:
     """The scores of the vocabulary where these heads say nothing."""
     def silence(mixed: Tensor, address: str) -> Tensor:
         kept = mixed.clone().unflatten(-1, (HEADS, -1))
-        for layer, head, _ in heads:
+        for layer, head in heads:
             if address.startswith(f"{layer}."):
                 kept[..., head, :] = 0
         return kept.flatten(-2)
@@ -181,17 +181,18 @@ def jump(points: Sequence[Row]) -> tuple[int, float]:
 
 def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
     (_, one), (step, two) = (jump(curve(rows, kind, seed)) for kind in ("one", "two"))
-    left = {(row["kind"], row["without"]): row["score"] for row in rows if row["seed"] == seed and "without" in row}
-    single, whole = left["one", "nothing"], left["two", "nothing"]
-    kept = {
-        name: (left["two", name] - single) / (whole - single) if whole < single else math.nan
-        for name in ("induction", "others")
-    }
+    left = {(row["kind"], row["without"]): row for row in rows if row["seed"] == seed and "without" in row}
+    single, whole = left["one", "nothing"]["score"], left["two", "nothing"]["score"]
+    heads = {name: left["two", name]["heads"] for name in ("induction", "others")}
+    kept = {name: math.nan for name in heads}
+    if whole < single:
+        kept = {name: (left["two", name]["score"] - single) / (whole - single) for name in heads}
     holds = two > 0.5 and one <= two / 3 and kept["induction"] < 0.25 and kept["others"] > 0.5
     far = jump(curve(rows, "two-far", seed))
     return Verdict(holds, {
         "jump of one layer": one, "jump of two layers": two, "at step": step, "score of one layer": single,
-        "score of two layers": whole, "kept without induction heads": kept["induction"],
+        "score of two layers": whole, "induction heads": heads["induction"],
+        "kept without induction heads": kept["induction"], "others": heads["others"],
         "kept without others": kept["others"], "best head": curve(rows, "two", seed)[-1]["head"],
         **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
     })  # fmt: skip
