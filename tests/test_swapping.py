@@ -67,7 +67,8 @@ OPS: dict[str, dict[str, Any]] = {
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
-    "AdditiveAttention": {},
+    "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
+    "LunaAttention": {"num_heads": 4, "tokens": 3},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
@@ -204,7 +205,7 @@ def test_every_kind_says_what_a_token_sees() -> None:
             assert name in known, f"{name}: no test swaps it in"
 
 
-UNASKED = {"Router", "Pool", "Summary", "Several"}
+UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}  # the last: of a pool, or of what sees all anyway
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -254,6 +255,7 @@ def unchecked(slot: str, kind: str) -> dict[str, Any]:
     ("decoder.layers.attention.op.mask", "Window"), ("decoder.layers.attention.op.mask", "Either"),
     ("decoder.layers.attention.op", "LocalAttention"), ("decoder.layers.attention.op", "LinformerAttention"),
     ("decoder.layers.attention.op", "ConvolutionModule"), ("decoder.norm", "BatchNorm"),
+    ("decoder.layers.attention.op", "InducedAttention"), ("decoder.layers.attention.op", "LunaAttention"),
     ("embedding.position", "TreeDepth"),
 ])  # fmt: skip
 def test_the_line_names_one_that_can(slot: str, kind: str) -> None:

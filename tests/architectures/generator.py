@@ -244,7 +244,8 @@ def pool(draw: Draw, place: Place) -> dict[str, Any]:
     made = fields(draw, "Pool", place)
     if "token ids" not in place.gives and not place.careless and made.get("take") in ("last", "token"):
         made["take"] = "mean"
-    return made | {"last": {"padding_token": 1}, "token": {"token": 3}}.get(made.get("take", ""), {})
+    seeds = {"seeds": fields(draw, "Seeds", place), "dense": True}
+    return made | {"last": {"padding_token": 1}, "token": {"token": 3}, "seeds": seeds}.get(made.get("take", ""), {})
 
 
 def memory(draw: Draw, place: Place) -> bool:
@@ -355,7 +356,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
     "ContinuousGridBias.learned": st.sampled_from((0, 3)),
-    "Pool.take": st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT,
+    "Pool.take": st.sampled_from(("first", "mean", "last", "token", "seeds")), "Pool.token": KEPT, "Pool.seeds": KEPT,
+    "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
