@@ -205,7 +205,7 @@ def test_every_kind_says_what_a_token_sees() -> None:
             assert name in known, f"{name}: no test swaps it in"
 
 
-UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}  # the last: of a pool, or of what sees all anyway
+UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -48,9 +48,10 @@ LATER = "a few vectors see the whole text: it cannot be decoded step by step"
 # -- the Set Transformer -----------------------------------------------------------------------------------------------
 
 
-class Seeds(Part, sees="all", called=("PMA", "pooling by multi-head attention", "attention pooling")):
+class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention", "attention pooling")):
     """`count` learned vectors that look at all tokens: h = norm(s + attention(s, before(x))), and norm(h +
-    feedforward(h)) where there is one [Lee et al. 2019]. The order of the tokens does not matter."""
+    feedforward(h)) where there is one [Lee et al. 2019]. The order of the tokens does not matter. What they saw is no
+    token's result: whoever shows it to tokens says that these see all."""
 
     num_heads: int
     count: int = 1
