@@ -33,7 +33,8 @@ from tiny import CONFIGS
 T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
-MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages", "anyformer.mask",
+MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
+          "anyformer.perceiver", "anyformer.mask",
           "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}

@@ -28,7 +28,8 @@ from architectures import grids
 every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
-PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages", "anyformer.mask",
+PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
+         "anyformer.perceiver", "anyformer.mask",
          "anyformer.model")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)

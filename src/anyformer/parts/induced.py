@@ -24,10 +24,11 @@ from anyformer.taps import MIXER, Declared
 
 
 class Across(AttentionModule):
-    """Attention from these vectors to those (B, S, D), of which some may be no tokens. Nothing of it is remembered."""
+    """Attention from these vectors to those (B, S, W), of which some may be no tokens. Nothing of it is remembered."""
 
-    def __init__(self, part: Any, site: Site, shown: str | None = None) -> None:
-        super().__init__(Attention(num_heads=part.num_heads, bias=part.bias, dropout=part.dropout, memory=True), site)
+    def __init__(self, part: Any, site: Site, shown: str | None = None, **widths: int | None) -> None:
+        same = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout}
+        super().__init__(Attention(memory=True, **same, **widths), site)
         self.tapped = {**MIXER, "weights": shown}
 
     def state_spec(self) -> None:  # type: ignore[override]
