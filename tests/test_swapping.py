@@ -133,7 +133,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "KLEmbedding", "KLPainter",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower",
+    "Tower", "Perceiver",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

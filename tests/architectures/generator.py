@@ -241,6 +241,11 @@ def landmarks(draw: Draw, place: Place) -> int:
     return LENGTH if whole else draw(st.sampled_from((LENGTH, 4, 6)))
 
 
+def writing(draw: Draw, place: Place) -> dict[str, Any]:
+    """What tells vectors that are written from each other."""
+    return fields(draw, choose(draw, ["Learned", "Sinusoidal"]), place)
+
+
 def pool(draw: Draw, place: Place) -> dict[str, Any]:
     made = fields(draw, "Pool", place)
     if "token ids" not in place.gives and not place.careless and made.get("take") in ("last", "token"):
@@ -398,6 +403,9 @@ FIELDS: dict[str, Any] = {
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
+    "Perceiver.stack": lambda draw, place: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
+    "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM), "value_width": st.sampled_from((4, 8)),
+    "Perceiver.rounds": st.integers(1, 2),
     "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
 } | grids.FIELDS  # fmt: skip
 
@@ -454,7 +462,9 @@ def refused(made: dict[str, Any]) -> bool:
 def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     """A stack, or several: on coarser grids of an image, on shorter texts."""
     several = "Funnel" if place.source != "pixel_values" else "Stack" if "a video" in place.gives else "Stages"
-    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several)))
+    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several, "Perceiver")))
+    if kind == "Perceiver":
+        return perceiver(draw, place)
     if kind == "Stack":
         return stack(draw, dataclasses.replace(place, reshapes=True))
     if kind == "Stages":
@@ -463,6 +473,19 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     place = dataclasses.replace(place, shortened=True)
     made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
     return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})
+
+
+def perceiver(draw: Draw, place: Place) -> dict[str, Any]:
+    """Latents know nothing of what was read but what they saw."""
+    width = draw(st.sampled_from((None, 2 * place.width)))
+    inner = dataclasses.replace(place, width=width or place.width, shortened=True, gives=())
+    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck", "project")}
+    if made.get("rounds", 1) > 1:
+        made["stack"] = without(made["stack"], "norm")
+    made |= {"reread": made.get("rounds", 1) > 1 and made.get("reread", False)}
+    if not place.careless and draw(st.integers(0, 3)):
+        made["write"] = without(fields(draw, "Write", place), "count", "width")
+    return made
 
 
 def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
