@@ -16,7 +16,7 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site, walk
 from anyformer.parts.feedforward import MLP, GatedMLP
-from anyformer.parts.induced import Across
+from anyformer.parts.induced import Across, each_row
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import Learned, Sinusoidal, add_position
 from anyformer.taps import Declared, Shown
@@ -138,7 +138,7 @@ class PerceiverModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: latents see a whole row, which holds one text: nothing can be packed")
-        z = self.latents.to(x.dtype).expand(x.shape[0], -1, -1)
+        z = each_row(self.latents, x)
         own = self.among(self.part.latents, ctx.having(Outer(ctx)))
         for i in range(self.part.rounds):
             if i == 0 or self.part.reread:
@@ -164,6 +164,11 @@ class PerceiverModule(nn.Module):
     @property
     def last(self) -> StackModule:
         return self.stack
+
+    @property
+    def between(self) -> str | None:
+        """What stands between the stream of the stack and the head."""
+        return None if self.write is None else f"{self.address}.write"
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the states of the stack."""

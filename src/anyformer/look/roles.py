@@ -40,6 +40,12 @@ def body(model: TransformerModule) -> Any:
     return found
 
 
+def between(whole: Any) -> str | None:
+    """The address of what stands between the stream of the last stack and the head, where something does."""
+    stack = whole.last
+    return getattr(whole, "between", None) or (None if stack.part.neck is None else f"{stack.address}.neck")
+
+
 def short(address: str) -> str:
     """A mixer's address as people say it: without the op of its sublayer."""
     return address.removesuffix(".op")

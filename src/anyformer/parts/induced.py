@@ -42,6 +42,12 @@ class Across(AttentionModule):
         return super().forward(x, ctx.having(index=index, documents=None, memory=memory, state=None, shared={}))
 
 
+def each_row(vectors: Tensor, x: Tensor) -> Tensor:
+    """(m, D) -> (B, m, D), for as many rows as x has. A sum: without gradients a view of a parameter still asks for
+    them, and torch's counter of FLOPs fails on it."""
+    return vectors.to(x.dtype) + x.new_zeros(x.shape[0], 1, 1)
+
+
 ONE_TEXT = "a few vectors see a whole row, which holds one text: nothing can be packed"
 LATER = "a few vectors see the whole text: it cannot be decoded step by step"
 
@@ -96,7 +102,7 @@ class SeedsModule(nn.Module):
         """(B, T, D) -> (B, m, D)"""
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: {ONE_TEXT}")
-        seeds = self.vectors.to(x.dtype).expand(x.shape[0], -1, -1)
+        seeds = each_row(self.vectors, x)
         h = seeds + self.attention(seeds, ctx, x if self.before is None else self.before(x, ctx), ctx.tokens)
         h = h if self.norm is None else self.norm(h)
         if self.feedforward is not None:
@@ -188,7 +194,7 @@ class LunaModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None or ctx.documents is not None:
             raise ValueError(f"{self.address}: {ONE_TEXT if ctx.state is None else LATER}")
-        p = self.handed(ctx) if self.tokens is None else self.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
+        p = self.handed(ctx) if self.tokens is None else each_row(self.tokens, x)
         y = ctx.tap(self.address, "packed", self.pack(p, ctx, x, ctx.tokens))
         if self.handed_on:
             ctx.shared.setdefault("packed", {})[self.layer, self.step] = p + y
