@@ -1,4 +1,4 @@
-"""Perceivers beyond what is published: any parts, texts shorter than there are places, reading again; what is refused."""
+"""Perceivers beyond what is published: any parts, texts shorter than there are places, reading again; refusals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
@@ -101,7 +102,7 @@ def test_only_reading_and_writing_cost_more_for_longer_texts() -> None:
     whole = model(wide, embedding=TextEmbedding(tokens=Tokens(vocab_size=40)), head=TagHead(num_labels=2))
     found, counted = {}, af.count(whole.spec)
     for length in (128, 256, 512):
-        with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
             whole(input_ids=text(length, 1))
         found[length] = counter.get_total_flops()
         assert counted.flops(length) == found[length]
@@ -160,7 +161,7 @@ def test_refused(made: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize("bad, line", [
-    ({"v_channels": 4}, "v_channels is 4"), ({"qk_channels": 8, "num_self_attention_heads": 3}, "no multiple of 3 heads"),
+    ({"v_channels": 4}, "v_channels is 4"), ({"qk_channels": 8, "num_self_attention_heads": 3}, "no multiple of 3"),
     ({"cross_attention_shape_for_attention": "v"}, "did you mean 'kv'"), ({"d_model": 12}, "d_model is 12"),
     ({"architectures": ["PerceiverForOpticalFlow"]}, "architecture 'PerceiverForOpticalFlow' is not supported"),
     ({"architectures": ["PerceiverModel"]}, "architecture 'PerceiverModel' is not supported"),

@@ -167,8 +167,10 @@ class PerceiverModule(nn.Module):
 
     @property
     def between(self) -> str | None:
-        """What stands between the stream of the stack and the head."""
-        return None if self.write is None else f"{self.address}.write"
+        """What stands between the stream of the stack, as it runs once, and the head."""
+        if self.write is not None:
+            return f"{self.address}.write"
+        return f"{self.address}.rounds" if self.part.rounds > 1 else None
 
     def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
         """What a head reads of the states of the stack."""

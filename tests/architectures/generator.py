@@ -404,8 +404,8 @@ FIELDS: dict[str, Any] = {
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
     "Perceiver.stack": lambda draw, place: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
-    "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM), "value_width": st.sampled_from((4, 8)),
-    "Perceiver.rounds": st.integers(1, 2),
+    "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM),
+    "value_width": st.sampled_from((4, 8)), "Perceiver.rounds": st.integers(1, 2),
     "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
 } | grids.FIELDS  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once, a deep stack goes over them alone, and
-places of the text, or one vector for a label, are written from them. transformers' other classes, for images, optical
-flow and video, are refused."""
+"""Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once, a deep stack goes over them alone,
+and places of the text, or one vector for a label, are written from them. transformers' other classes, for images,
+optical flow and video, are refused."""
 
 from __future__ import annotations
 

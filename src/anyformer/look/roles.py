@@ -86,13 +86,14 @@ def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
 
 
 def states(run: Trace, stack: StackModule) -> list[Tensor]:
-    """The residual stream (B, T, D) before the first layer of the last stretch and after each step."""
+    """The residual stream (B, T, D) before the first layer of the last stretch and after each step, of the last time
+    where the whole stack ran several times."""
     run = run.keeping(f"{stack.address}.input", f"{stack.address}.layers.*")
     times: dict[int, int] = {}
     first, layers = last_stretch(stack)
-    found = [run.kept[first][0]]
+    found = [run.kept[first][-1]]
     for i in layers:
-        time = times[i] = times.get(i, -1) + 1
+        time = times[i] = times.get(i, -layers.count(i) - 1) + 1
         found.append(run.kept[f"{stack.address}.layers.{i}"][time])
     return found
 

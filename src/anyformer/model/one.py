@@ -18,7 +18,6 @@ from anyformer.stages import Stages
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
 
-
 ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read these, of tokens or not
 
 
@@ -31,7 +30,8 @@ class EncoderModel(Model):
     def check(self) -> None:
         super().check()
         if isinstance(self.encoder, Perceiver) and self.head is not None and not self.encoder.by_token:
-            if not isinstance(self.head, ANY_VECTORS) or getattr(getattr(self.head, "pool", None), "needs", ()):
+            pool: Any = getattr(self.head, "pool", None)
+            if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.needs):
                 line = f"{type(self.head).__name__} reads a vector of each token, and the encoder gives others"
                 raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
 

@@ -27,8 +27,8 @@ class Across(AttentionModule):
     """Attention from these vectors to those (B, S, W), of which some may be no tokens. Nothing of it is remembered."""
 
     def __init__(self, part: Any, site: Site, shown: str | None = None, **widths: int | None) -> None:
-        same = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout}
-        super().__init__(Attention(memory=True, **same, **widths), site)
+        same: dict[str, Any] = {"num_heads": part.num_heads, "bias": part.bias, "dropout": part.dropout, **widths}
+        super().__init__(Attention(memory=True, **same), site)
         self.tapped = {**MIXER, "weights": shown}
 
     def state_spec(self) -> None:  # type: ignore[override]

@@ -46,7 +46,8 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
                 line = "reads a window as a whole, and a shifted one holds several pieces; Attention tells them apart"
                 raise ValueError(f"Windows.{path}: {type(part).__name__} {line}")
             if getattr(part, "from_the_first", False):
-                line = f"the first layer holds what all share, and its windows may be others; set {part.alone}"
+                alone = getattr(part, "alone", "")
+                line = f"the first layer holds what all share, and its windows may be others; set {alone}"
                 raise ValueError(f"Windows.{path}: {line}")
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")

@@ -13,7 +13,7 @@ ODD = {
 }  # fmt: skip
 PACKED = {"N7": "latents see a whole row, which holds one text"}
 # the published class scores all places there are, and takes labels for all alone; shorter texts: test_perceiver.py
-WHOLE = dict.fromkeys(("N2", "N4"), "a text with labels has as many tokens as there are places, so none is left for pads")
+WHOLE = dict.fromkeys(("N2", "N4"), "a text with labels has as many tokens as there are places: none is left for pads")
 CLASSES = ("PerceiverForMaskedLM", "PerceiverForSequenceClassification")
 
 
