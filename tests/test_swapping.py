@@ -33,7 +33,8 @@ from tiny import CONFIGS
 T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
-MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages", "anyformer.mask",
+MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
+          "anyformer.perceiver", "anyformer.mask",
           "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
@@ -67,7 +68,8 @@ OPS: dict[str, dict[str, Any]] = {
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
-    "AdditiveAttention": {},
+    "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
+    "LunaAttention": {"num_heads": 4, "tokens": 3},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
@@ -131,7 +133,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "KLEmbedding", "KLPainter",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding",
+    "Tower", "SegmentEmbedding", "Perceiver",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 
@@ -204,7 +206,7 @@ def test_every_kind_says_what_a_token_sees() -> None:
             assert name in known, f"{name}: no test swaps it in"
 
 
-UNASKED = {"Router", "Pool", "Summary", "Several"}
+UNASKED = {"Router", "Pool", "Summary", "Several", "Seeds"}
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -254,6 +256,7 @@ def unchecked(slot: str, kind: str) -> dict[str, Any]:
     ("decoder.layers.attention.op.mask", "Window"), ("decoder.layers.attention.op.mask", "Either"),
     ("decoder.layers.attention.op", "LocalAttention"), ("decoder.layers.attention.op", "LinformerAttention"),
     ("decoder.layers.attention.op", "ConvolutionModule"), ("decoder.norm", "BatchNorm"),
+    ("decoder.layers.attention.op", "InducedAttention"), ("decoder.layers.attention.op", "LunaAttention"),
     ("embedding.position", "TreeDepth"),
 ])  # fmt: skip
 def test_the_line_names_one_that_can(slot: str, kind: str) -> None:

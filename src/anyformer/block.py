@@ -219,9 +219,9 @@ class ParallelModule(BlockModule):
         return y
 
 
-def shares_a_projection(layers: Block | Mapping[str, Block]) -> bool:
-    """Whether a mixer in them uses what the first layer holds (Linformer)."""
-    return any(getattr(part, "sharing", None) == "layerwise" for _, part in walk(layers))
+def led_by_the_first(layers: Block | Mapping[str, Block]) -> Any:
+    """A mixer in them that uses what the first layer holds (Linformer, Luna), if there is one."""
+    return next((part for _, part in walk(layers) if getattr(part, "from_the_first", False)), None)
 
 
 class Stack(Part, sees="itself"):
@@ -270,10 +270,16 @@ class Stack(Part, sees="itself"):
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
             if getattr(self, name):
                 raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
-        sharing = [kind for kind, block in kinds.items() if shares_a_projection(block)]
-        if sharing and self.pattern and self.pattern[0] not in sharing:
+        led = {kind: part for kind, block in kinds.items() if (part := led_by_the_first(block)) is not None}
+        if led and self.pattern and self.pattern[0] not in led:
             first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
-            raise ValueError(f"Stack.layers.{sharing[0]}: {first}; set sharing='key_value'")
+            kind, part = next(iter(led.items()))
+            raise ValueError(f"Stack.layers.{kind}: {first}; set {part.alone}")
+        part = led_by_the_first(self.layers)
+        for name in () if part is None else part.spoilt_by:
+            if getattr(self, name):
+                line = f"layers here use what those before them hold, in their order; leave it out or set {part.alone}"
+                raise ValueError(f"Stack.{name}: {line}")
 
     def check_shared(self, position: AttentionPosition) -> None:
         """Every layer must be able to use the one bias, and some layer must."""
@@ -291,8 +297,8 @@ class Stack(Part, sees="itself"):
         if self.project is not None or self.neck is not None or self.reshapes:
             line = "no project, no neck and no layer that changes its width or grid"
             raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
-        if shares_a_projection(self.layers):
-            raise ValueError(f"{address}: the first layer of one Stack holds what all share; set sharing='key_value'")
+        if (part := led_by_the_first(self.layers)) is not None:
+            raise ValueError(f"{address}: the first layer of one Stack holds what all share; set {part.alone}")
 
     @property
     def reshapes(self) -> bool:

@@ -28,7 +28,8 @@ from architectures import grids
 every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
-PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages", "anyformer.mask",
+PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
+         "anyformer.perceiver", "anyformer.mask",
          "anyformer.model")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
@@ -240,11 +241,17 @@ def landmarks(draw: Draw, place: Place) -> int:
     return LENGTH if whole else draw(st.sampled_from((LENGTH, 4, 6)))
 
 
+def writing(draw: Draw, place: Place) -> dict[str, Any]:
+    """What tells vectors that are written from each other."""
+    return fields(draw, choose(draw, ["Learned", "Sinusoidal"]), place)
+
+
 def pool(draw: Draw, place: Place) -> dict[str, Any]:
     made = fields(draw, "Pool", place)
     if "token ids" not in place.gives and not place.careless and made.get("take") in ("last", "token"):
         made["take"] = "mean"
-    return made | {"last": {"padding_token": 1}, "token": {"token": 3}}.get(made.get("take", ""), {})
+    seeds = {"seeds": fields(draw, "Seeds", place), "dense": True}
+    return made | {"last": {"padding_token": 1}, "token": {"token": 3}, "seeds": seeds}.get(made.get("take", ""), {})
 
 
 def memory(draw: Draw, place: Place) -> bool:
@@ -356,7 +363,8 @@ FIELDS: dict[str, Any] = {
     "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
     "ContinuousGridBias.learned": st.sampled_from((0, 3)),
-    "Pool.take": st.sampled_from(("first", "mean", "last", "token")), "Pool.token": KEPT, "Pool.padding_token": KEPT,
+    "Pool.take": st.sampled_from(("first", "mean", "last", "token", "seeds")), "Pool.token": KEPT, "Pool.seeds": KEPT,
+    "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
     "ClassifyHead.problem": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
@@ -396,6 +404,9 @@ FIELDS: dict[str, Any] = {
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,
+    "Perceiver.stack": lambda draw, place: OMITTED, "Perceiver.width": KEPT, "Write.position": writing,
+    "Look.bias": st.sampled_from(("qkvo", "", "v")), "Write.count": st.just(ROOM),
+    "value_width": st.sampled_from((4, 8)), "Perceiver.rounds": st.integers(1, 2),
     "BranchedConvolution.out": lambda draw, place: fields(draw, "Convolved", place),
 } | grids.FIELDS  # fmt: skip
 
@@ -452,7 +463,9 @@ def refused(made: dict[str, Any]) -> bool:
 def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     """A stack, or several: on coarser grids of an image, on shorter texts."""
     several = "Funnel" if place.source != "pixel_values" else "Stack" if "a video" in place.gives else "Stages"
-    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several)))
+    kind = draw(st.sampled_from(("Stack", "Stack", "Stack", several, "Perceiver")))
+    if kind == "Perceiver":
+        return perceiver(draw, place)
     if kind == "Stack":
         return stack(draw, dataclasses.replace(place, reshapes=True))
     if kind == "Stages":
@@ -461,6 +474,19 @@ def encoder(draw: Draw, place: Place) -> dict[str, Any]:
     place = dataclasses.replace(place, shortened=True)
     made = {"kind": "Funnel", "stages": [stack(draw, place) for _ in range(draw(st.integers(1, 2)))]}
     return made | {"pool": fields(draw, "Halve", place)} | ({"top": stack(draw, place)} if draw(st.booleans()) else {})
+
+
+def perceiver(draw: Draw, place: Place) -> dict[str, Any]:
+    """Latents know nothing of what was read but what they saw."""
+    width = draw(st.sampled_from((None, 2 * place.width)))
+    inner = dataclasses.replace(place, width=width or place.width, shortened=True, gives=())
+    made = fields(draw, "Perceiver", inner) | {"width": width, "stack": without(stack(draw, inner), "neck", "project")}
+    if made.get("rounds", 1) > 1:
+        made["stack"] = without(made["stack"], "norm")
+    made |= {"reread": made.get("rounds", 1) > 1 and made.get("reread", False)}
+    if not place.careless and draw(st.integers(0, 3)):
+        made["write"] = without(fields(draw, "Write", place), "count", "width")
+    return made
 
 
 def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
 from anyformer.parts.pooling import Skip
 from anyformer.parts.question import QuestionHead
+from anyformer.perceiver import Perceiver
 from anyformer.stages import Stages
 from anyformer.transforms.recompute import recompute
 from architectures.generator import LENGTH, SAMPLES
@@ -150,7 +151,7 @@ def mixes(spec: Any) -> bool:
 
 def shortens(spec: Any) -> bool:
     """Whether a few tokens are left in the end, of what was read."""
-    return any(isinstance(part, (Stages, Funnel, Skip)) for _, part in walk(spec))
+    return any(isinstance(part, (Stages, Funnel, Skip, Perceiver)) for _, part in walk(spec))
 
 
 def learns(model: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.funnel import FunnelModule
-from anyformer.look.roles import attending, body, last_stretch
+from anyformer.look.roles import attending, between, body, last_stretch
 from anyformer.look.trace import main_tensor
 from anyformer.model import AutoencoderModule
 from anyformer.parts.audio import FrameHead
@@ -74,9 +74,8 @@ def one_line_without_a_stream(traced: Any) -> None:
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
     streams = not spec.towers and not isinstance(shared(case), AutoencoderModule)
-    neck = body(shared(case)).last.part.neck if streams else None
-    between = None if neck is None else "stands between the stream and the head"
-    if (reason := between if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
+    beside = "stands between the stream and the head" if streams and between(body(shared(case))) else None
+    if (reason := beside if isinstance(spec.head, SCORES_TOKENS) else "this model has") is not None:
         with pytest.raises(ValueError, match=reason):
             af.look.contributions(traced)
         return

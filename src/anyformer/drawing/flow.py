@@ -13,6 +13,7 @@ from anyformer.part import Part
 from anyformer.parts.autoencoder import Painter
 from anyformer.parts.embed import Embedding
 from anyformer.parts.grid import Grid, Layout
+from anyformer.perceiver import Perceiver
 from anyformer.stages import Stages
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
@@ -35,6 +36,10 @@ class Flow:
     def through(self, part: Part, width: int) -> Iterator[tuple[str, int]]:
         """(shape, width) before each stack of a chain and after the last."""
         flow: Flow = self
+        if isinstance(part, Perceiver):
+            wide = part.width or width
+            yield f"{number(part.latents)} × {number(wide)}", wide
+            return
         if not isinstance(part, Stages) or part.first:
             yield flow.shape(width), width
         if isinstance(part, Stages):
@@ -54,6 +59,9 @@ class Flow:
             flow = flow.stepped(part)
         elif isinstance(part, Funnel) and part.top is None and len(part.stages) > 1:
             flow = dataclasses.replace(flow, length=f"{self.length}/{2 ** (len(part.stages) - 1)}")
+        elif isinstance(part, Perceiver) and not part.by_token:
+            count = part.latents if part.write is None or part.write.count is None else part.write.count
+            flow = dataclasses.replace(flow, length=number(count), grid=None)
         elif isinstance(part, Painter) and isinstance(self.grid, Grid):
             grid = part.finer(self.grid)
             flow = dataclasses.replace(flow, length=number(math.prod(grid)), grid=grid)

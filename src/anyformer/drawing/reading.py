@@ -37,9 +37,10 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position import AbsolutePosition
 from anyformer.parts.residual import Add
+from anyformer.perceiver import Perceiver
 from anyformer.stages import Stages
 
-STACKS = (Stack, Stages, Funnel)
+STACKS = (Stack, Stages, Funnel, Perceiver)
 
 
 class Reader:
@@ -300,6 +301,12 @@ class Reader:
                 back = Card(f"{address}.top.lengthen", "resize", "Repeat", ("each token for all it was made of",))
                 items = [items[0], Around((*items[1:], back)), *top]
             yield from items
+            return
+        if isinstance(part, Perceiver):
+            yield self.card(part.read, f"{address}.read", "cross", part.width or 0)
+            yield from (*shapes, *folded)
+            if part.write is not None:
+                yield self.card(part.write, f"{address}.write", "cross", part.write.width or 0)
             return
         others = [(at, each) for at, each in parts_in(part, address) if not isinstance(each, (Stack, Norm))]
         between = [self.card(each, at, "resize", 0) for at, each in others]

@@ -40,6 +40,12 @@ def body(model: TransformerModule) -> Any:
     return found
 
 
+def between(whole: Any) -> str | None:
+    """The address of what stands between the stream of the last stack and the head, where something does."""
+    stack = whole.last
+    return getattr(whole, "between", None) or (None if stack.part.neck is None else f"{stack.address}.neck")
+
+
 def short(address: str) -> str:
     """A mixer's address as people say it: without the op of its sublayer."""
     return address.removesuffix(".op")
@@ -80,13 +86,14 @@ def sublayers(block: nn.Module) -> Iterator[tuple[SublayerModule, str]]:
 
 
 def states(run: Trace, stack: StackModule) -> list[Tensor]:
-    """The residual stream (B, T, D) before the first layer of the last stretch and after each step."""
+    """The residual stream (B, T, D) before the first layer of the last stretch and after each step, of the last time
+    where the whole stack ran several times."""
     run = run.keeping(f"{stack.address}.input", f"{stack.address}.layers.*")
     times: dict[int, int] = {}
     first, layers = last_stretch(stack)
-    found = [run.kept[first][0]]
+    found = [run.kept[first][-1]]
     for i in layers:
-        time = times[i] = times.get(i, -1) + 1
+        time = times[i] = times.get(i, -layers.count(i) - 1) + 1
         found.append(run.kept[f"{stack.address}.layers.{i}"][time])
     return found
 

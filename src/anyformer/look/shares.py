@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import SublayerModule
-from anyformer.look.roles import Step, body, last_stretch, steps
+from anyformer.look.roles import Step, between, body, last_stretch, steps
 from anyformer.look.trace import Trace, main_tensor
 from anyformer.parts.head import LMHeadModule
 
@@ -68,8 +68,8 @@ def contributions(
     """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
     model, stack = run.model, body(run.model).last
     logits, positions, tokens = asked(run, token, position, row)
-    if stack.part.neck is not None:
-        raise ValueError(f"{stack.address}.neck stands between the stream and the head, and no sum goes through it")
+    if (other := between(body(run.model))) is not None:
+        raise ValueError(f"{other} stands between the stream and the head, and no sum goes through it")
     first, layers = last_stretch(stack)
     ways = list(steps(stack, layers))
     mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]

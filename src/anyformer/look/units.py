@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import SublayerModule
-from anyformer.look.roles import Step, body, calls, steps
+from anyformer.look.roles import Step, between, body, calls, steps
 from anyformer.look.shares import CHUNK, Line, Shares, asked, through_norm
 from anyformer.look.trace import Trace
 
@@ -64,7 +64,7 @@ def neurons(
     stack = body(run.model).last
     ways = list(steps(stack))
     layers = {step.sublayer: down for step in ways if (down := last_of(step.sublayer)) is not None}
-    if not layers or stack.part.neck is not None:
+    if not layers or between(body(run.model)) is not None:
         raise ValueError("this model has no feed-forward layers whose units add to the scores one by one")
     made = [f"{sublayer.address}.op" for sublayer in layers]
     with torch.no_grad():

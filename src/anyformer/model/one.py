@@ -12,17 +12,28 @@ from anyformer.funnel import Funnel
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
 from anyformer.parts.embed import Embedding
-from anyformer.parts.head import Outputs
+from anyformer.parts.head import ClassifyHead, LMHead, Outputs, PooledOutput, TagHead
+from anyformer.perceiver import Perceiver
 from anyformer.stages import Stages
 from anyformer.state import State
 from anyformer.taps import Shown, Taps, declared
+
+ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read these, of tokens or not
 
 
 class EncoderModel(Model):
     """One stack that sees both sides."""
 
     embedding: Embedding
-    encoder: Stack | Stages | Funnel
+    encoder: Stack | Stages | Funnel | Perceiver
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.encoder, Perceiver) and self.head is not None and not self.encoder.by_token:
+            pool: Any = getattr(self.head, "pool", None)
+            if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.needs):
+                line = f"{type(self.head).__name__} reads a vector of each token, and the encoder gives others"
+                raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
 
     def build(self, site: Site) -> nn.Module:
         return OneStackModule(self, "encoder", site)

@@ -60,6 +60,7 @@ class Attention(
     num_heads: int
     num_kv_heads: int | None = None  # fewer: grouped-query [Ainslie et al. 2023]; one: multi-query [Shazeer 2019]
     head_width: int | None = None  # width / num_heads unless said
+    value_width: int | None = None  # of a head's values; as its queries and keys unless said (Perceiver)
     bias: str = "qkvo"  # which projections have one
     mask: Mask = FULL
     position: AttentionPosition | None = None
@@ -74,7 +75,7 @@ class Attention(
     memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
 
     def check(self) -> None:
-        at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "memory_width")
+        at_least(self, 1, "num_heads", "num_kv_heads", "head_width", "value_width", "memory_width")
         positive(self, "softcap")
         chance(self, "dropout")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
@@ -119,14 +120,18 @@ class AttentionModule(InHeads):
             source, self.own_memory = site.width, slice(site.layer * site.width, (site.layer + 1) * site.width)
         self.q = nn.Linear(site.width, H * K, bias="q" in part.bias)
         self.k = nn.Linear(source, G * K, bias="k" in part.bias)
-        self.v = nn.Linear(source, G * K, bias="v" in part.bias)
-        self.o = nn.Linear(H * K, site.width, bias="o" in part.bias)
+        self.value_width = part.value_width or K
+        self.v = nn.Linear(source, G * self.value_width, bias="v" in part.bias)
+        self.o = nn.Linear(H * self.value_width, site.width, bias="o" in part.bias)
         self.q_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.k_norm = part.qk_norm.build(Site(width=K)) if part.qk_norm else None
         self.position = part.position.build(site.child("position", width=K)) if part.position else None
         if getattr(self.position, "turns_stream", False) and site.width % K:
             kind, wide = type(part.position).__name__, f"it is {site.width} wide"
             raise ValueError(f"{site.address}.position: {kind} turns the stream in heads of {K}, and {wide}")
+        if getattr(self.position, "has_values", False) and self.value_width != K:
+            kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
+            raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:
@@ -142,7 +147,7 @@ class AttentionModule(InHeads):
         }  # fmt: skip
 
     def state_spec(self) -> PerToken | PerMemory:
-        shapes = dict.fromkeys("kv", (self.num_kv_heads, self.head_width))
+        shapes = {"k": (self.num_kv_heads, self.head_width), "v": (self.num_kv_heads, self.value_width)}
         return PerMemory(shapes) if self.part.memory else PerToken(shapes, window=self.window)
 
     @property
@@ -157,7 +162,7 @@ class AttentionModule(InHeads):
         if source is not x:
             source = ctx.tap(self.address, "position", source)
         if self.part.memory:
-            q, (k, v) = self.heads(ctx.tap(self.address, "q", self.q(source))), self.memory_keys(ctx)
+            q, (k, v) = self.by_head("q", self.q(source), ctx), self.memory_keys(ctx)
             visible, places = ctx.visible_memory(), None
         else:
             q, k, v = self.projections(x, source, ctx)
@@ -200,7 +205,12 @@ class AttentionModule(InHeads):
             found = self.qkv(x)
         else:
             found = self.q(source), self.k(source), self.v(x)
-        return tuple(self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
+        return tuple(self.by_head(name, t, ctx) for name, t in zip("qkv", found, strict=True))
+
+    def by_head(self, name: str, found: Tensor, ctx: Context) -> Tensor:
+        """(B, T, H K) -> (B, H, T, K), shown under its name; values may have a width of their own."""
+        width = self.value_width if name == "v" else self.head_width
+        return ctx.tap(self.address, name, found).unflatten(-1, (-1, width)).transpose(1, 2)
 
     def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory (B, G, M, K), computed once a text where a state is kept."""
@@ -211,7 +221,7 @@ class AttentionModule(InHeads):
             raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
         states = ctx.memory.states[..., self.own_memory]
         found = self.k(states), self.v(states)
-        k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("kv", found, strict=True))
+        k, v = (self.by_head(name, t, ctx) for name, t in zip("kv", found, strict=True))
         if store is not None:
             store.tensors = {"k": k, "v": v}
         return k, v

@@ -64,12 +64,13 @@ class BlockAttentionModule(AttentionModule):
             return super().forward(x, ctx)
         q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         if state is not None:
-            ctx.remember(self.address, {"k": self.heads(k), "v": self.heads(v)})
+            kept = (t.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
+            ctx.remember(self.address, dict(zip("kv", kept, strict=True)))
         rows = PackedRows.of(ctx)  # real tokens first: no token sees the pads behind it
         n = -(-T // size)
         q, k, v = (
-            F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, -1, self.head_width).transpose(1, 2)
-            for t in (q, k, v)
+            F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, count, -1).transpose(1, 2)
+            for t, count in ((q, self.part.num_heads), (k, self.num_kv_heads), (v, self.num_kv_heads))
         )
         index = torch.arange(size, device=x.device)
         visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))

@@ -65,11 +65,18 @@ class LinformerAttention(Projections, sees="all", called=("Linformer", "low-rank
     projected: int  # k
     sharing: Literal["none", "headwise", "key_value", "layerwise"] = "headwise"
     dropout: float = 0.0  # on the attention weights
+    packs: ClassVar[bool] = False
+    alone: ClassVar[str] = "sharing='key_value'"  # so that nothing is held by the first layer
+    spoilt_by: ClassVar[tuple[str, ...]] = ("layer_drop",)  # fields of a Stack, where it is
 
     def check(self) -> None:
         super().check()
         at_least(self, 1, "length", "projected")
         chance(self, "dropout")
+
+    @property
+    def from_the_first(self) -> bool:
+        return self.sharing == "layerwise"
 
     @property
     def instead(self) -> str:

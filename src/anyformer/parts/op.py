@@ -14,6 +14,7 @@ class Op(Part):
     """A mixer or a feed-forward: its module maps x (B, T, D) and the `Context` of the pass to (B, T, D)."""
 
     open_slot: ClassVar[bool] = True
+    packs: ClassVar[bool] = True  # a row may hold several documents, none of which sees another
 
 
 class Reshaping(Op):

@@ -15,6 +15,7 @@ from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.induced import Seeds
 from anyformer.parts.norm import Norm
 
 
@@ -23,10 +24,11 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
     is not this one. "token": the place where the source has `token` for the last time (BART's end of the text); "mark":
     for the first time, or the first place of a text without it; "highest": where its highest id stands (CLIP). "end",
     "all" and "rest" are the last place, the mean of all places, pads or not (ELECTRA's choices), and that of all but
-    the first."""
+    the first; "seeds" is what learned vectors saw, side by side."""
 
-    take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest"] = "first"
+    take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest", "seeds"] = "first"
     token: int | None = None
+    seeds: Seeds | None = None  # as in the Set Transformer
     norm: Norm | None = None  # of the vector that was taken
     idle_norm: bool = False  # files hold that norm and nothing reads it: it is kept, frozen (CLIP's classifier)
     input_dropout: float = 0.0  # before the dense layer (RoBERTa)
@@ -45,6 +47,10 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
             raise ValueError(f"Pool.take is {self.take!r}: say which token that is")
         if self.idle_norm and self.norm is None:
             raise ValueError("Pool.idle_norm: there is no norm")
+        if (self.take == "seeds") != (self.seeds is not None):
+            raise ValueError(f"Pool.seeds is {self.seeds} and take {self.take!r}: set both or none of them")
+        if self.seeds is not None and self.seeds.count > 1 and not self.dense:
+            raise ValueError(f"Pool.seeds: {self.seeds.count} vectors become one by a dense layer; set dense=True")
 
     def build(self, site: Site) -> nn.Module:
         return PoolModule(self, site)
@@ -54,14 +60,18 @@ class PoolModule(nn.Module):
     def __init__(self, part: Pool, site: Site) -> None:
         super().__init__()
         self.part, width = part, site.width
-        norm: Any = part.norm.build(site.child("norm")) if part.norm else None
+        self.seeds = part.seeds.build(site.child("seeds")) if part.seeds else None
+        taken = width * (part.seeds.count if part.seeds else 1)
+        norm: Any = part.norm.build(site.child("norm", width=taken)) if part.norm else None
         self.norm = norm if not part.idle_norm else nn.ParameterDict(norm.named_parameters()).requires_grad_(False)
-        self.dense = nn.Linear(width, part.width or width) if part.dense else None
+        self.dense = nn.Linear(taken, part.width or width) if part.dense else None
         self.activation = ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
         """(B, T, D) -> (B, D)"""
-        if self.part.take == "first":
+        if self.seeds is not None:
+            x = self.seeds(x, ctx).flatten(1)
+        elif self.part.take == "first":
             # the first real token: with pads on the left it does not stand at 0
             rows = torch.arange(x.shape[0], device=x.device)
             x = x[:, 0] if ctx.tokens is None else x[rows, ctx.tokens.int().argmax(-1)]

@@ -42,6 +42,13 @@ class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attenti
             if isinstance(part, PooledAttention | LocalRelation):
                 kind = type(part).__name__
                 raise ValueError(f"Windows.{path}: {kind} looks over the seams of shifted windows; Attention does not")
+            if self.shift and isinstance(part, Op) and not part.packs:
+                line = "reads a window as a whole, and a shifted one holds several pieces; Attention tells them apart"
+                raise ValueError(f"Windows.{path}: {type(part).__name__} {line}")
+            if getattr(part, "from_the_first", False):
+                alone = getattr(part, "alone", "")
+                line = f"the first layer holds what all share, and its windows may be others; set {alone}"
+                raise ValueError(f"Windows.{path}: {line}")
             if isinstance(part, GridBias) and part.size < self.size:
                 raise ValueError(f"Windows.{path}.size is {part.size}; windows of {self.size} a side need {self.size}")
 

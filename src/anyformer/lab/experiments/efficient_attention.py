@@ -29,6 +29,7 @@ from anyformer.look import figures
 from anyformer.mask import CAUSAL
 from anyformer.model import Model
 from anyformer.parts.efficient import LinearAttention, SoftmaxFeatures
+from anyformer.parts.induced import InducedAttention, LunaAttention, Seeds
 
 CLAIM = (
     "the time of full attention grows with an exponent of at least 1.4, that of every other with at most 1.25; what "
@@ -39,7 +40,7 @@ FORMS = {
     "small": Form(1, 0.3, {"lengths": [2**n for n in range(10, 14)]}),
     "full": Form(8, 1, {"lengths": [2**n for n in range(10, 17)]}),
 }
-WINDOW, HEADS, WIDTH, DEPTH, WORDS = 512, 4, 256, 2, 500
+WINDOW, LATENTS, HEADS, WIDTH, DEPTH, WORDS = 512, 64, 4, 256, 2, 500
 
 
 def encoder(model_type: str, **config: Any) -> Callable[[int], Model]:
@@ -53,6 +54,17 @@ def encoder(model_type: str, **config: Any) -> Callable[[int], Model]:
 def nystromformer(length: int) -> Model:
     """Its landmarks are means of the segments of a text of exactly this length."""
     return encoder("nystromformer", architectures=["NystromformerModel"], segment_means_seq_len=length)(length)
+
+
+def through(op: Any) -> Callable[[int], Model]:
+    """RoBERTa with another mixer."""
+    plain = encoder("roberta", architectures=["RobertaModel"])
+    return lambda length: override(plain(length), {"encoder.layers.attention.op": op})
+
+
+def perceiver(length: int) -> Model:
+    shape = {"num_latents": LATENTS, "d_latents": WIDTH, "d_model": WIDTH, "num_self_attends_per_block": DEPTH}
+    return families.find("perceiver").read({**shape, "vocab_size": WORDS, "max_position_embeddings": length})
 
 
 def decoder(**changes: Any) -> Callable[[int], Model]:
@@ -74,6 +86,9 @@ MODELS: dict[str, Callable[[int], Model]] = {
     "big_bird": encoder("big_bird", architectures=["BigBirdModel"]),
     "linformer": encoder("linformer"),
     "nystromformer": nystromformer,
+    "induced": through(InducedAttention(num_heads=HEADS, points=Seeds(num_heads=HEADS, count=LATENTS))),
+    "luna": through(LunaAttention(num_heads=HEADS, tokens=LATENTS)),
+    "perceiver": perceiver,
     "performer": decoder(**{"decoder.layers.attention.op": PERFORMER}),
     "mamba": recurrent("mamba", "MambaModel"),
     "rwkv": recurrent("rwkv", "RwkvModel", context_length=2**20),

@@ -1,0 +1,167 @@
+"""Perceiver IO on bytes of text [Jaegle et al. 2022]: latents read the text once, a deep stack goes over them alone,
+and places of the text, or one vector for a label, are written from them. transformers' other classes, for images,
+optical flow and video, are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.block import Block, Stack, Sublayer
+from anyformer.families.encoder import TOKENS, renames
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.model import EncoderModel, Model
+from anyformer.part import at, nearest
+from anyformer.parts.activation import activation_named
+from anyformer.parts.attention import Attention
+from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.feedforward import MLP
+from anyformer.parts.head import ClassifyHead, LMHead, Pool
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position import Learned
+from anyformer.perceiver import Look, Perceiver, Write
+from anyformer.weights.rules import Rename, Rule
+
+LAYER = "encoder.stack.layers"
+OP = f"{LAYER}.attention.op"
+SIDES = ("q", "kv")
+IMAGES = "of the classes that read images or video"
+HEADS, KEYS = 8, 32  # of what writes a text, whatever the config says
+
+
+def channels(field: str) -> Any:
+    """Reads back a width of all heads together, None where it was left to others."""
+    return lambda spec: None if (each := at(spec, f"{OP}.{field}")) is None else each * at(spec, f"{OP}.num_heads")
+
+
+def widening(path: str) -> Any:
+    return lambda spec: at(spec, path) // (spec.encoder.width or spec.width)
+
+
+FIELDS: dict[str, ConfigField] = {
+    "num_latents": Field(256, "encoder.latents"),
+    "d_latents": Field(1280, "encoder.width"),
+    "d_model": Field(768, "width"),
+    "num_blocks": Field(1, "encoder.rounds"),
+    "num_self_attends_per_block": Field(26, "encoder.stack.depth"),
+    "num_self_attention_heads": Field(8, f"{OP}.num_heads"),
+    "num_cross_attention_heads": Field(8, "encoder.read.num_heads"),
+    "qk_channels": Field(None, channels("head_width")),
+    "v_channels": Field(None, channels("value_width")),
+    "cross_attention_shape_for_attention": Field("kv", lambda spec: SIDES[spec.encoder.read.head_width is not None]),
+    "self_attention_widening_factor": Field(1, widening(f"{LAYER}.feedforward.op.width")),
+    "cross_attention_widening_factor": Field(1, widening("encoder.read.feedforward.width")),
+    "hidden_act": Field("gelu", activation_at("encoder.read.feedforward.activation")),
+    "attention_probs_dropout_prob": Field(0.1, "encoder.read.dropout"),
+    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+    "use_query_residual": Field(True, "encoder.read.add"),
+    "vocab_size": Field(262, "embedding.tokens.vocab_size"),
+    "max_position_embeddings": Field(2048, "embedding.position.length"),
+    "problem_type": Field(None, "head.problem"),
+    "layer_norm_eps": Inert(1e-12, "kept by the published class, whose norms have torch's own 1e-5"),
+    "image_size": Inert(56, IMAGES),
+    "train_size": Inert((368, 496), IMAGES),
+    "num_frames": Inert(16, IMAGES),
+    "audio_samples_per_frame": Inert(1920, IMAGES),
+    "samples_per_patch": Inert(16, IMAGES),
+    "output_shape": Inert((1, 16, 224, 224), IMAGES),
+    "output_num_channels": Inert(512, IMAGES),
+    "_label_trainable_num_channels": Inert(1024, IMAGES),
+}
+
+
+def describe(c: Any) -> Model:
+    W, writes = c.d_latents, c.architecture == "PerceiverForMaskedLM"
+    if c.cross_attention_shape_for_attention not in SIDES:
+        side = c.cross_attention_shape_for_attention
+        raise ValueError(f"cross_attention_shape_for_attention {side!r} is not valid; {nearest(side, SIDES)}")
+    if (values := c.v_channels or c.qk_channels or W) != W:
+        raise ValueError(f"v_channels is {values}, and what latents see is added to them: {W} wide as d_latents")
+    shape, norm = {"dropout": c.attention_probs_dropout_prob}, LayerNorm(eps=1e-5)
+
+    def inner(width: int) -> MLP:
+        return MLP(width=width, activation=activation_named(c.hidden_act))
+
+    def a_head(width: int | None, heads: int, name: str) -> int | None:
+        if width is not None and width % heads:
+            raise ValueError(f"{name} is {width}, no multiple of {heads} heads")
+        return None if width is None else width // heads
+
+    across, own = c.num_cross_attention_heads, c.num_self_attention_heads
+    keys = c.qk_channels or (c.d_model if c.cross_attention_shape_for_attention == "kv" else None)
+    attention = Attention(
+        num_heads=own, head_width=a_head(c.qk_channels, own, "qk_channels"),
+        value_width=a_head(c.v_channels, own, "v_channels"), **shape,
+    )  # fmt: skip
+    layer = Block(
+        attention=Sublayer(pre_norm=norm, op=attention),
+        feedforward=Sublayer(pre_norm=norm, op=inner(c.self_attention_widening_factor * W)),
+    )
+    read = Look(
+        num_heads=across, head_width=a_head(keys, across, "qk_channels"),
+        value_width=a_head(c.v_channels, across, "v_channels"), add=c.use_query_residual, norm=norm, source_norm=norm,
+        feedforward=inner(c.cross_attention_widening_factor * W), **shape,
+    )  # fmt: skip
+    width, count = (c.d_model, c.max_position_embeddings) if writes else (W, 1)
+    look = Look(
+        num_heads=HEADS if writes else 1, head_width=KEYS if writes else None, add=not writes, norm=norm,
+        value_width=a_head(width, HEADS, "d_model") if writes else None, source_norm=norm, feedforward=inner(width),
+        **shape,
+    )  # fmt: skip
+    return EncoderModel(
+        width=c.d_model,
+        embedding=TextEmbedding(
+            tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings)
+        ),
+        encoder=Perceiver(
+            latents=c.num_latents, width=W, read=read, rounds=c.num_blocks,
+            stack=Stack(layers=layer, depth=c.num_self_attends_per_block, shows="stream"),
+            write=Write(look=look, position=Learned(length=count), count=count, width=width),
+        ),
+        head=LMHead(vocab_size=c.vocab_size, bias=True, shift=False) if writes else ClassifyHead(
+            num_labels=c.num_labels, pool=Pool(take="first"), problem=c.problem_type
+        ),
+        ties=(("head.out.weight", TOKENS),) if writes else (),
+        init={"*": Normal(std=c.initializer_range)},
+    )  # fmt: skip
+
+
+def rules(spec: Any) -> list[Rule]:
+    lm = isinstance(spec.head, LMHead)
+    write = "~decoder" if lm else "~decoder.decoder"
+    named = {"attention.self.layernorm1": "pre_norm", "attention.self.layernorm2": "source_norm",
+             "attention.self.query": "attention.q", "attention.self.key": "attention.k",
+             "attention.self.value": "attention.v", "attention.output.dense": "attention.o", "layernorm": "norm",
+             "mlp.dense1": "feedforward.up", "mlp.dense2": "feedforward.down"}  # fmt: skip
+    own = {"pre_norm": "attention.pre_norm", "norm": "feedforward.pre_norm"}
+    places = {"~encoder.cross_attention": "encoder.read", f"{write}.decoding_cross_attention": "encoder.write.look"}
+    found: dict[str, str] = {}
+    for theirs, ours in named.items():
+        found |= {f"{at}.{theirs}": f"{here}.{ours}" for at, here in places.items()}
+        step, _, rest = ours.partition(".")
+        inside = own.get(step, f"{step}.op.{rest}")
+        found |= {} if ours == "source_norm" else {f"~encoder.self_attends.{{i}}.{theirs}": f"{LAYER}.{{i}}.{inside}"}
+    return [
+        Rename("~embeddings.latents", "encoder.latents"),
+        Rename(f"{write}.output_position_encodings.position_embeddings", "encoder.write.position.weight"),
+        *renames({
+            "~input_preprocessor.embeddings": "embedding.tokens",
+            "~input_preprocessor.position_embeddings": "embedding.position",
+            ("embedding_decoder" if lm else f"{write}.final_layer"): "head.out",
+            **found,
+        }),
+    ]  # fmt: skip
+
+
+FAMILIES = (
+    Family(
+        name="perceiver",
+        about="encoders of bytes through a few latents",
+        fields=FIELDS,
+        describe=describe,
+        rules=rules,
+        architectures=("PerceiverForMaskedLM", "PerceiverForSequenceClassification"),
+        prefix="perceiver.",
+        sizes={"perceiver-language": Size({"qk_channels": 256, "v_channels": 1280}, 201e6)},
+    ),
+)
