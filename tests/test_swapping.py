@@ -67,7 +67,10 @@ OPS: dict[str, dict[str, Any]] = {
     "BranchedAttention": {"num_heads": 4, "feedforward": {"kind": "MLP", "width": 8}},
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
-    "AdditiveAttention": {},
+    "AdditiveAttention": {}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
+    "SinkhornAttention": {"num_heads": 4, "length": 16, "block": 3},
+    "RoutingAttention": {"num_heads": 4, "clusters": 2, "window": 4, "decay": 1.0},
+    "RecurrentAttention": {"num_heads": 4, "segment": 2, "kept": 2, "compressed": 2, "rate": 2},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
