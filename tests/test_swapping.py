@@ -69,7 +69,10 @@ OPS: dict[str, dict[str, Any]] = {
     "Synthesizer": {"num_heads": 4, "length": 16}, "ProductKeyMemory": {"keys": 4, "top_k": 2, "query_width": 4},
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
     "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
-    "LunaAttention": {"num_heads": 4, "tokens": 3},
+    "LunaAttention": {"num_heads": 4, "tokens": 3}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
+    "SinkhornAttention": {"num_heads": 4, "length": 16, "block": 3},
+    "RoutingAttention": {"num_heads": 4, "clusters": 2, "window": 4, "decay": 1.0},
+    "RecurrentAttention": {"num_heads": 4, "segment": 2, "kept": 2, "compressed": 2, "rate": 2},
     "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},

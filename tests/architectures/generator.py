@@ -258,6 +258,10 @@ def memory(draw: Draw, place: Place) -> bool:
     return place.memory and draw(st.booleans())
 
 
+def causal(draw: Draw, place: Place) -> bool:
+    return place.writes or draw(st.booleans())
+
+
 def heads(draw: Draw, place: Place) -> int:
     return draw(st.sampled_from((place.heads, 3))) if place.careless else place.heads
 
@@ -306,7 +310,11 @@ UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_
          ("ConvolutionEmbedding", "image_size"), ("ConvolutionEmbedding", "channels"), ("XVectorHead", "widths"),
          ("XVectorHead", "kernels"), ("XVectorHead", "dilations"), ("ProductKeyMemory", "top_k"),
          ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"), ("AdaptiveHead", "cutoffs"),
-         ("ConvEmbedding", "widths"), ("KLEmbedding", "widths"), ("KLEmbedding", "groups")}  # fmt: skip
+         ("ConvEmbedding", "widths"), ("KLEmbedding", "widths"), ("KLEmbedding", "groups"), ("LSHAttention", "chunk"),
+         ("LSHAttention", "buckets"), ("LSHAttention", "causal"), ("LSHAttention", "own_bucket"),
+         ("RecurrentAttention", "segment"), ("RecurrentAttention", "kept"), ("RecurrentAttention", "rate"),
+         ("RoutingAttention", "decay"), ("RoutingAttention", "window"), ("RoutingAttention", "causal"),
+         ("SinkhornAttention", "block")}  # fmt: skip
 
 FIELDS: dict[str, Any] = {
     # everywhere, by the name alone
@@ -400,7 +408,17 @@ FIELDS: dict[str, Any] = {
     "TrajectoryEmbedding.tokens": KEPT,  # a table that nothing reads
     "Synthesizer.bias": st.sampled_from(("qkvo", "", "qv")), "ProductKeyMemory.keys": st.integers(4, 6),
     "ProductKeyMemory.query_width": st.sampled_from((4, 8)), "Attention.memory_by_layer": KEPT,
-    "Convolving.causal": lambda draw, place: place.writes or draw(st.booleans()),
+    "Convolving.causal": causal,
+    "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
+    "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
+    "LSHAttention.after": lambda draw, place: 0 if place.writes else draw(st.integers(0, 1)),
+    "RoutingAttention.clusters": st.sampled_from((2, 4)), "RoutingAttention.window": st.sampled_from((2, 3, 16)),
+    # every pass of training moves the centres, and lines compare several: tests/parts/test_routing.py
+    "RoutingAttention.decay": st.just(1.0), "RoutingAttention.causal": causal,
+    "SinkhornAttention.block": st.sampled_from((3, 4, 16)),
+    "RecurrentAttention.segment": st.sampled_from((2, 4)), "RecurrentAttention.kept": st.sampled_from((0, 2)),
+    "RecurrentAttention.compressed": st.sampled_from((0, 2)), "RecurrentAttention.rate": st.sampled_from((1, 2)),
+    "RecurrentAttention.position": lambda draw, place: fields(draw, "RelativeSinusoids", place),
     "cutoffs": st.just([10, 25]), "widths": st.sampled_from(([8, 4, 2], [4, 4, 16])), "AdaptiveTokens.width": KEPT,
     "AdaptiveHead.bias": KEPT, "AdaptiveHead.offset": KEPT,
     "MixtureHead.offset": KEPT, "LayerMix.count": KEPT,

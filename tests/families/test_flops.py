@@ -21,6 +21,7 @@ from anyformer.kernels.recording import recorded
 from anyformer.part import walk
 from anyformer.parts.constant import Computed
 from anyformer.parts.moe import Switch
+from tiny import CONFIGS
 
 
 def counted_by_torch(run: Callable[[], Any], **options: Any) -> int:
@@ -192,3 +193,21 @@ def test_attention_is_a_smaller_share_of_a_larger_model() -> None:
         layers = found["products"] + found["projections"] + found["feed-forward"]
         assert found["products"] / layers == pytest.approx(2048 / (6 * width + 2048))
         assert sum(found.values()) == af.count(af.spec(name)).flops(2048)
+
+
+@pytest.mark.parametrize("op", [
+    {"kind": "LSHAttention", "chunk": 4, "buckets": [4], "rounds": 2},
+    {"kind": "LSHAttention", "chunk": 4, "buckets": [4], "causal": True, "own_bucket": True},
+    {"kind": "RecurrentAttention", "segment": 4, "kept": 4, "compressed": 3, "rate": 2},
+    {"kind": "RoutingAttention", "clusters": 3, "window": 5}, {"kind": "RoutingAttention", "window": 5, "causal": True},
+    {"kind": "SinkhornAttention", "block": 4, "length": 30},
+], ids=lambda op: op["kind"])  # fmt: skip
+def test_mixers_that_no_family_has(op: dict[str, Any]) -> None:
+    """What is counted is what is built and what runs."""
+    spec = families.find("bert").read(CONFIGS["bert"])
+    spec = af.override(spec, {"encoder.layers.attention.op": op | {"num_heads": 4}})
+    model, counted = af.build(spec).eval(), af.count(spec)
+    assert counted.parameters == sum(parameter.numel() for parameter in model.parameters())
+    with torch.no_grad():
+        expected = counted_by_torch(lambda: model(input_ids=torch.randint(5, 50, (1, 22))))
+    assert counted.flops(22) == pytest.approx(expected, rel=0.01)

@@ -189,12 +189,7 @@ class CompressedAttentionModule(InHeads):
         new = rows.pack(torch.cat((k, v), dim=-1))
         past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
         store.replace("window", rows.last(past, taps - 1))
-        begun = self.tokens_before(ctx)  # (1 or B, 1)
-        first = ((begun - taps + stride) // stride).clamp(min=0)  # the first key that was not complete before
-        number = first + torch.arange(-(-T // stride), device=k.device)
-        at = (number * stride - begun + taps - 1)[..., None] + torch.arange(taps, device=k.device)  # (1 or B, ., k)
-        at = at.clamp(max=past.shape[1] - 1).flatten(1).expand(B, -1)
-        windows = past.gather(1, at[..., None].expand(-1, -1, 2 * D)).unflatten(1, (-1, taps))
+        number, windows = complete(past, tokens_before(ctx), T, taps, stride)
         short = [
             F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
             for i, conv in enumerate((self.short_k, self.short_v))
@@ -202,12 +197,23 @@ class CompressedAttentionModule(InHeads):
         length = state.capacity if state.capacity is not None else state.length + T
         return store.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
 
-    def tokens_before(self, ctx: Context) -> Tensor:
-        """(1 or B, 1) how many real tokens came before this call."""
-        if ctx.padding is None:
-            return ctx.index[..., :1].view(-1, 1)
-        real = ctx.padding.long()
-        return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
+
+def tokens_before(ctx: Context) -> Tensor:
+    """(1 or B, 1) how many real tokens came before this call."""
+    if ctx.padding is None:
+        return ctx.index[..., :1].view(-1, 1)
+    real = ctx.padding.long()
+    return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
+
+
+def complete(past: Tensor, begun: Tensor, count: int, taps: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Of `past` (B, k - 1 + T, D), the last k - 1 tokens before and `count` new ones: the windows (B, n, k, D) that may
+    be complete now and were not before, and their numbers in the text (1 or B, n); `begun` (1 or B, 1) came before."""
+    first = ((begun - taps + stride) // stride).clamp(min=0)
+    number = first + torch.arange(-(-count // stride), device=past.device)
+    at = (number * stride - begun + taps - 1)[..., None] + torch.arange(taps, device=past.device)  # (1 or B, n, k)
+    at = at.clamp(max=past.shape[1] - 1).flatten(1).expand(past.shape[0], -1)
+    return number, past.gather(1, at[..., None].expand(-1, -1, past.shape[2])).unflatten(1, (-1, taps))
 
 
 def num_keys(length: int, taps: int, stride: int) -> int:

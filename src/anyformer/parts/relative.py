@@ -25,7 +25,7 @@ class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-X
     base: float = 10000.0
     width: int | None = None  # of the sinusoids; all heads together unless said
 
-    def build(self, site: Site) -> nn.Module:
+    def build(self, site: Site) -> RelativeSinusoidsModule:
         if (self.width or self.num_heads * site.width) % 2:
             raise ValueError(f"{site.address}: RelativeSinusoids need an even width")
         return RelativeSinusoidsModule(self, site.width)
@@ -42,20 +42,35 @@ class RelativeSinusoidsModule(AttentionPositionModule):
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(T + S - 1, D): sines and cosines in turn, of every distance from the last query to the first key down."""
-        D = self.project.in_features
         count = torch.arange(ctx.index.shape[-1] + places.shape[-1] - 1, device=places.device)
-        apart = (farthest(places, ctx) - count).float()
-        steps = torch.arange(0, D, 2, device=places.device).float()
-        angle = apart[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
+        return self.waves(farthest(places, ctx) - count, dtype)
+
+    def waves(self, apart: Tensor, dtype: torch.dtype) -> Tensor:
+        """(R, D) of distances (R,)."""
+        D = self.project.in_features
+        steps = torch.arange(0, D, 2, device=apart.device).float()
+        angle = apart.float()[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
-        r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, T + S - 1)
-        scores = lined_up(torch.matmul((q + self.v[:, None]) * scale, r), places, ctx)
+        scores = lined_up(self.scores(q, table, scale), places, ctx)
         if scores.device.type == "cuda":
             scores = scores.contiguous()  # its kernels ask for aligned rows
         return q + self.u[:, None], scores
+
+    def scores(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
+        """(B, H, T, R) of queries with the distances of a table (R, D)."""
+        r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, R)
+        return torch.matmul((q + self.v[:, None]) * scale, r)
+
+    def apart(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Queries, and what is added to their scores (B, H, T, S) with keys at distances (1 or B, T, S) from 0 to
+        `most`, whatever those are counted in."""
+        count = torch.arange(most + 1, device=q.device)
+        table = ctx.once(f"{self.key} to {most}", lambda: self.waves(count, q.dtype))
+        at = distance.clamp(0, most)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
+        return q + self.u[:, None], self.scores(q, table, scale).gather(3, at)
 
 
 def farthest(places: Tensor, ctx: Context) -> Tensor:

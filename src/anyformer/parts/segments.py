@@ -71,7 +71,7 @@ class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
     def check(self) -> None:
         chance(self, "dropout")
 
-    def build(self, site: Site) -> nn.Module:
+    def build(self, site: Site) -> SegmentedSinusoidsModule:
         super().build(site)
         return SegmentedSinusoidsModule(self, site.width)
 
