@@ -36,7 +36,7 @@ from anyformer.train.trainer import Callback, Done, Trainer
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
     "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
-    "those that are neither these nor look at the token before it keeps half"
+    "the other heads of their layer it keeps half"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
@@ -137,25 +137,25 @@ class Watch(Callback):
 
 def ablations(trainer: Trainer) -> list[Row]:
     """The score without the induction heads, which give half of their attention or more to what followed, and without
-    those that are neither such heads nor look at the token before, which induction heads need."""
+    the other heads of the same layer. (Those of the first layer are all needed: induction heads look for what they
+    say.)"""
     ids, model = twice(trainer), trainer.model
     with trainer.evaluating():
         run = trace(model, input_ids=ids)
-        found = head_scores(run)
-        every = {kind: found.best(kind, 2 * HEADS) for kind in ("induction", "previous")}
-        roles = {kind: {head[:2] for head in heads if head[2] >= 0.5} for kind, heads in every.items()}
-        others = {head[:2] for head in every["induction"]} - roles["induction"] - roles["previous"]
+        ranked = head_scores(run).best("induction", 2 * HEADS)
+        last = {head for head in ranked if head[0] == ranked[0][0]}
+        induction = {head for head in last if head[2] >= 0.5}
         rows: list[Row] = [{"without": "nothing", "heads": 0, "score": score(run.output.logits, ids)}]
-        for name, heads in (("induction", roles["induction"]), ("others", others)):
+        for name, heads in (("induction", induction), ("others", last - induction)):
             rows.append({"without": name, "heads": len(heads), "score": score(without(model, heads, ids), ids)})
     return rows
 
 
-def without(model: TransformerModule, heads: Set[tuple[str, int]], ids: Tensor) -> Tensor:
+def without(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
     """The scores of the vocabulary where these heads say nothing."""
     def silence(mixed: Tensor, address: str) -> Tensor:
         kept = mixed.clone().unflatten(-1, (HEADS, -1))
-        for layer, head in heads:
+        for layer, head, _ in heads:
             if address.startswith(f"{layer}."):
                 kept[..., head, :] = 0
         return kept.flatten(-2)
