@@ -114,7 +114,7 @@ class _Attention(torch.autograd.Function):
         if mask is not None and mask.dtype == torch.bool:  # which the kernel adds
             mask = torch.empty(mask.shape, dtype=q.dtype)
         V, turned = v.shape[-1], q.transpose(-3, -2)
-        like = q[..., :V] if V <= q.shape[-1] else q.new_empty(*turned.shape[:-1], V).transpose(-3, -2)
+        like = q[..., :V] if q.shape[-1] >= V else q.new_empty(*turned.shape[:-1], V).transpose(-3, -2)
         out = torch.empty_like(like)  # it lies as q does
         ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))  # of each row, a sum
         return out
