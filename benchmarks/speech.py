@@ -1,6 +1,7 @@
 """The recipes of spoken digits, whole, on one machine: word errors on strings of the official test recordings.
 
     python benchmarks/speech.py digits OUT [--data DIR] [--minutes 6]      Conformer and CTC
+    python benchmarks/speech.py digits-seq2seq OUT [...]                   Conformer and a decoder that writes
     python benchmarks/speech.py wav2vec OUT [--data DIR] [--minutes 7.5]   sound alone first, or from scratch; 3 seeds
     python benchmarks/speech.py scratch OUT --steps 683 --steps 2500       the second of them alone, for so many steps
     python benchmarks/speech.py score OUT                                  what is in OUT again, by jiwer; and the plots
@@ -26,7 +27,7 @@ from typing import Any
 ARMS = ("digits-wav2vec-tenth", "digits-scratch-tenth")
 NAMES = {
     ARMS[0]: "sound alone first", ARMS[1]: "from scratch", "digits-wav2vec": "sound alone",
-    "digits": "Conformer, all labels",
+    "digits-seq2seq": "Conformer and a decoder, all labels", "digits": "Conformer, all labels",
 }  # fmt: skip
 
 
@@ -138,9 +139,9 @@ def applies(run: Any, path: str) -> bool:
 
 
 def digits(options: argparse.Namespace) -> None:
-    out = Path(options.out)
-    run = prepared(described("digits", options, seed=options.seed), out / "runs" / "digits", out / "runs" / "data")
-    transcribed(run, out, "digits", 60 * options.minutes - 20, options.device)
+    out, name = Path(options.out), options.what
+    run = prepared(described(name, options, seed=options.seed), out / "runs" / name, out / "runs" / "data")
+    transcribed(run, out, name, 60 * options.minutes - 20, options.device)
     finish(out)
 
 
@@ -245,7 +246,7 @@ def draw(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("digits", "wav2vec", "scratch", "seed", "score"))
+    parser.add_argument("what", choices=("digits", "digits-seq2seq", "wav2vec", "scratch", "seed", "score"))
     parser.add_argument("out")
     parser.add_argument("--data", default="data")
     parser.add_argument("--minutes", type=float, default=6.0)
@@ -256,7 +257,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="PATH=JSON", help="where a run has such a place")
     options = parser.parse_args()
     Path(options.out).mkdir(parents=True, exist_ok=True)
-    verbs = {"digits": digits, "wav2vec": wav2vec, "scratch": scratch, "seed": one_seed, "score": score}
+    verbs = {"digits": digits, "digits-seq2seq": digits, "wav2vec": wav2vec, "scratch": scratch, "seed": one_seed,
+             "score": score}  # fmt: skip
     verbs[options.what](options)
 
 

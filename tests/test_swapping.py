@@ -136,7 +136,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "KLEmbedding", "KLPainter",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding", "Perceiver",
+    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

@@ -368,7 +368,7 @@ FIELDS: dict[str, Any] = {
     "Llama3Scaling.high_frequency_factor": st.just(4.0), "YarnScaling.beta_fast": KEPT, "YarnScaling.beta_slow": KEPT,
     "BucketedBias.num_buckets": st.sampled_from((8, 32)), "BucketedBias.max_distance": st.sampled_from((32, 128)),
     "InputRope.fraction": slip(st.just(0.5)), "InputRope.scaling": KEPT,
-    "ConvolutionModule.kernel": st.sampled_from((3, 1, 5)), "Windows.size": st.sampled_from((2, 3)),
+    "ConvolutionModule.kernel": st.sampled_from((3, 1, 4, 5)), "Windows.size": st.sampled_from((2, 3)),
     "Windows.shift": st.integers(0, 1), "GridBias.size": st.just(4), "TimeMix.width": SMALL,
     "ContinuousGridBias.learned": st.sampled_from((0, 3)),
     "Pool.take": st.sampled_from(("first", "mean", "last", "token", "seeds")), "Pool.token": KEPT, "Pool.seeds": KEPT,

@@ -26,6 +26,7 @@ from anyformer.parts.audio import FrameHead
 from anyformer.parts.contrast import ContrastHead
 from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
 from anyformer.parts.image import PixelHead
+from anyformer.parts.norm import RowNorm
 from anyformer.parts.pooling import Skip
 from anyformer.parts.question import QuestionHead
 from anyformer.perceiver import Perceiver
@@ -393,6 +394,8 @@ EXCUSED = (
             lambda part, _: part.norm == "group"),
     Excused("ConvolutionModule", ("N4",), "the Conformer's taps reach pads beside a text, as first published",
             lambda part, _: not part.masked and part.kernel > 1),
+    Excused("ConvolutionModule", ("N4",), "a group norm is over the whole row, pads and all, as first published",
+            lambda part, _: not part.masked and isinstance(part.norm, RowNorm)),
     Excused("NystromAttention", ("N3", "N4"), "landmarks are means over a whole row, and the published start of the"
             " inverse is divided by a maximum over the batch", lambda part, _: part.landmarks < part.length),
     Excused("NystromAttention", ("N4",), "the published convolution over the values reaches pads",

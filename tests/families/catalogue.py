@@ -27,7 +27,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.block import Stack
-from anyformer.parts import audio, contrast, detect, image, similarity, speaker, subsample, summary
+from anyformer.parts import audio, contrast, detect, image, similarity, speaker, subsample, summary, vectors
 from anyformer.parts import head as heads
 from anyformer.parts.pooling import PooledAttention
 
@@ -253,8 +253,8 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 
 def time_axis(spec: Any) -> int:
     """Along which axis of what is read first time goes."""
-    steps = isinstance(spec.embedding, subsample.SubsampledSpectrogram) or "time steps" in spec.embedding.gives
-    return 1 if steps else -1
+    frames = isinstance(spec.embedding, subsample.SubsampledSpectrogram | vectors.Vectors)
+    return 1 if frames or "time steps" in spec.embedding.gives else -1
 
 
 def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def pad(inputs: dict[str, Any], where: str, names: tuple[str, ...], token: int =
     return {**inputs, **{name: longer(name, inputs[name]) for name in names if name in inputs}}
 
 
-STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features")  # (batch, time steps, numbers)
+STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features", "inputs_embeds")  # (batch, steps, numbers)
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 

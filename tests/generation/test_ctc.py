@@ -36,7 +36,7 @@ def test_against_every_path(seed: int, blank: int) -> None:
     best = max(paths, key=lambda p: paths[p])
     text, score = best_path(table, blank)
     assert tuple(text) == collapsed(best, blank) and score == pytest.approx(paths[best], abs=1e-5)
-    found = prefixes(table, blank, 200)  # more beams than texts: nothing is dropped
+    found = prefixes([table], blank, 200)  # more beams than texts: nothing is dropped
     assert {tuple(text): score for text, score in found} == pytest.approx(sums, abs=1e-4)
     assert [score for _, score in found] == pytest.approx(sorted(sums.values(), reverse=True), abs=1e-4)
 
@@ -45,9 +45,20 @@ def test_scores_are_those_of_the_loss() -> None:
     T = 10
     table = scores(T, 5, 1)
     for beams, lost in ((20, 0.5), (3000, 1e-3)):  # with fewer beams a text may lose paths, never gain any
-        for text, score in prefixes(table, 0, beams)[:5]:
+        for text, score in prefixes([table], 0, beams)[:5]:
             loss = F.ctc_loss(table, torch.tensor(text), torch.tensor(T), torch.tensor(len(text)), reduction="sum")
             assert -lost < score + float(loss) < 1e-4
+
+
+@pytest.mark.parametrize("beams", [2, 7])
+def test_pieces_of_a_recording_are_the_whole(beams: int) -> None:
+    """However it is cut: what all beams begin with is settled on the way, repeats across a cut included."""
+    table = (4 * scores(60, 6, 3)).log_softmax(-1)
+    whole = prefixes([table], 0, beams)
+    for size in (1, 7, 30):
+        found = prefixes(table.split(size), 0, beams)
+        assert [text for text, _ in found] == [text for text, _ in whole]
+        assert [score for _, score in found] == pytest.approx([score for _, score in whole])
 
 
 CTC = [case for case in cases() if isinstance(spec_of(case).head, CTCHead)]

@@ -295,3 +295,54 @@ def test_tones_are_learnt_by_heart_and_transcribed(
     monkeypatch.setattr(hearing, "OVERLAP", 1)
     found = list(hearing.frames(model, read, (long, RATE)))
     assert len(found) > 2 and sum(map(len, found)) == model.spec.embedding.vectors(len(long) // read.hop_length)
+
+
+def test_a_decoder_writes_what_a_conformer_hears(
+    source: Recordings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained, asked in an evaluation, and of a long recording, which is cut where it is quiet."""
+    from anyformer.tasks import hearing
+    from anyformer.train.optim import AdamW
+    from anyformer.train.run import Batch, Evaluate, Run
+    from anyformer.train.start import setup
+
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {
+        "vocab_size": 5, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24,
+        "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 24, "conv_kernel_size": 4,
+        "num_mel_bins": 12, "subsampling_channels": 4, "max_target_positions": 12, "eos_token_id": 1, "dropout": 0.0,
+        "attention_dropout": 0.0, "activation_dropout": 0.0,
+    }  # fmt: skip
+    joined = JoinedRecordings(source=source, count=16, least=1, most=3, alike="speaker")
+    objective = Transcribe(rate=RATE, form="bank", channels=12, window=50, hop=20)
+    run = Run(
+        name="tones", model=families.find("conformer").read(config), vocabulary=Words(special=special),
+        data=Data(train=joined, valid=joined), objective=objective, optimizer=AdamW(lr=1e-2),
+        batch=Batch(examples=16), steps=120, evaluate=Evaluate(every=120),
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    trainer = setup(run, tmp_path / "run").fit()
+    assert trainer.scores["loss"] < 0.1, trainer.scores
+    rows = [row.example for row in joined.rows(("audio", "text"))]
+    for beams in (1, 3):
+        said = af.tasks.transcribe(
+            tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows], num_beams=beams
+        )
+        assert sum(a == row["text"] for a, row in zip(said, rows)) >= 15, said
+    evaluation = Evaluation(joined, objective, trainer.tokenizer, ())
+    assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5, num_beams=3)).predicted == said
+    gap = np.zeros(RATE // 4, np.int16)
+    spaced = np.concatenate([np.concatenate((gap, row["audio"], gap)) for row in rows[:5]])
+    monkeypatch.setattr(hearing, "WINDOW", 1)
+    monkeypatch.setattr(hearing, "OVERLAP", 1)
+    parts = list(hearing.pieces(objective.processor, (spaced, RATE)))
+    assert 10 > len(parts) > 3 and max(map(len, parts)) < RATE + 40 and (np.concatenate(parts) * 32768 == spaced).all()
+    assert all(abs(part[0]) < 1e-6 and abs(part[-1]) < 1e-6 for part in parts), "cut where it is quiet"
+    heard = af.tasks.transcribe(tmp_path / "run", {"audio": (spaced, RATE)})
+    assert heard == " ".join(af.tasks.transcribe(tmp_path / "run", {"audio": (part, RATE)}) for part in parts).strip()
+    with pytest.raises(ValueError, match="timestamps: this model writes a text and no more"):
+        af.tasks.transcribe(tmp_path / "run", {"audio": (spaced, RATE)}, timestamps=True)
+    with pytest.raises(ValueError, match="30 samples are less than two frames of 20"):
+        af.tasks.transcribe(tmp_path / "run", {"audio": (spaced[:30], RATE)})
+    with pytest.raises(ValueError, match="windows of any length, and this hears 12 channels"):
+        af.tasks.detect_language(tmp_path / "run", {"audio": (spaced, RATE)})

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import pytest
 import torch
 
 import anyformer as af
+from anyformer import cli
 from anyformer.generation import ctc
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.tasks import hearing
@@ -171,11 +178,14 @@ TOLD: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory) -> Path:
     """A model that hears a second at once."""
-    folder = tmp_path_factory.mktemp("whisper")
+    return whisper(tmp_path_factory.mktemp("whisper"), 1)
+
+
+def whisper(folder: Path, seconds: int) -> Path:
     end = json.loads((gpt2(folder, tokenizer_class="WhisperTokenizer") / "vocab.json").read_text())["<|endoftext|>"]
     config = transformers.WhisperConfig(
         vocab_size=460, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, max_source_positions=50,
+        decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, max_source_positions=50 * seconds,
         max_target_positions=64, pad_token_id=end, bos_token_id=end, eos_token_id=end, decoder_start_token_id=START,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -186,7 +196,7 @@ def writer(tmp_path_factory) -> Path:
     ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end}
     model.generation_config = transformers.GenerationConfig(**TOLD, **ids, begin_suppress_tokens=[end])
     model.save_pretrained(folder)
-    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=seconds).save_pretrained(folder)
     return folder
 
 
@@ -320,7 +330,169 @@ def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Pat
         assert (sound.unit, sound.high) == ("mel channel", 16)
 
 
+# -- as it comes
+
+
+@pytest.mark.parametrize("rate", [RATE, 8000])
+def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate: int) -> None:
+    """As from a microphone: chunks of any length, each read once. What is written of a stream that is loudest at its
+    beginning is what it writes of the file; how loud the rest gets is not known before."""
+    samples = tone(2.3 * rate / RATE, seed=3) * np.linspace(1, 0.5, int(2.3 * rate), dtype=np.float32)
+
+    def chunks(size: int) -> Iterator[np.ndarray]:
+        yield np.zeros(0, np.float32)
+        yield from (samples[i : i + size] for i in range(0, len(samples), size))
+
+    once: dict[str, Any] = {"temperatures": (0.0,), "max_new_tokens": 14, "timestamps": True}
+    for folder, options in ((spelling, {}), (writer, once)):
+        whole = af.tasks.transcribe(folder, {"audio": (samples, rate)}, **options)
+        for size in (317, 5000, 10**6):
+            assert af.tasks.transcribe(folder, {"audio": (chunks(size), rate)}, **options) == whole
+    exact = hearing.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
+    taken = [exact.take(start)[1] for start in (0, 100)]
+    assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "match"),
+    [
+        ([], "less than a frame"), ([np.zeros(9, np.float32)], "less than a frame"),
+        ([tone(0.4), tone(0.1) * np.nan], "the stream: sample 6,400 is not a finite"),
+        ([np.zeros((9, 2))], "one channel"), (["words"], "samples are numbers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_stream_of_sound(spelling: Path, writer: Path, chunks: list, match: str) -> None:
+    for folder in (spelling, writer):
+        with pytest.raises(ValueError, match=match):
+            af.tasks.transcribe(folder, {"audio": (iter(chunks), RATE)})
+
+
+# -- hours
+
+
+def talk(path: Path, minutes: float, rate: int, channels: int) -> Path:
+    """A WAV in which a second of every minute is noise; the silence between takes no room on the disk."""
+    count, frame = int(minutes * 60 * rate), 2 * channels
+    noise = (np.random.default_rng(0).normal(size=(rate, channels)) * 3000).astype("<i2").tobytes()
+    head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, channels, rate, rate * frame, frame, 16) + b"data"
+    with path.open("wb") as file:
+        file.write(b"RIFF" + struct.pack("<I", 36 + count * frame) + head + struct.pack("<I", count * frame))
+        for minute in range(int(minutes)):
+            file.seek(44 + minute * 60 * rate * frame)
+            file.write(noise)
+        file.truncate(44 + count * frame)
+    return path
+
+
+def highest(run: Callable[[], Any]) -> float:
+    """MB that this process came to have beside what it had."""
+    def resident(field: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1])
+
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # nothing freed before is used again unseen
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest starts again from here
+    run()
+    return (resident("VmHWM") - before) / 1000
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the highest memory is Linux's to tell")
+@pytest.mark.parametrize(("kind", "minutes"), [("letters", 6), ("beams", 6), ("windows", 14), ("pieces", 14)])
+def test_memory_does_not_grow_with_a_recording(kind: str, minutes: int, tmp_path) -> None:
+    """The samples of 13 minutes are 50 MB, the scores of 5 for 16,000 tokens 96 MB, and twice that to join them."""
+    config = {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "num_mel_bins": 16,
+              "vocab_size": 16000, "subsampling_channels": 2, "conv_kernel_size": 3}  # fmt: skip
+    model = af.build(af.families.find("conformer").read(config)).eval()
+    bank = AudioProcessor(kind="bank", feature_size=16, n_fft=512, hop_length=800)
+    mel = AudioProcessor(kind="mel", feature_size=16)
+
+    def hear(file: Path) -> None:
+        match kind:
+            case "letters" | "beams":
+                hearing.letters(model, bank, file, 1 if kind == "letters" else 2)
+            case "windows":
+                windows, place = hearing.Windows(mel, file, mel.chunk_frames), 0
+                while place < windows.total:
+                    place += windows.take(place)[1]
+            case "pieces":
+                assert sum(map(len, hearing.pieces(bank, file))) > 50 * RATE
+
+    few, many = talk(tmp_path / "few.wav", 1, 8000, 2), talk(tmp_path / "many.wav", minutes, 8000, 2)
+    hear(few)
+    least = highest(lambda: hear(few))
+    assert highest(lambda: hear(many)) < least + 40
+
+
+# (what getrusage tells of a child is at least what its parent had)
+MEASURED = "import sys; from anyformer.cli import main; code = main(sys.argv[1:]); " \
+           "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(code)"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the highest memory is Linux's to tell")
+@pytest.mark.parametrize("kind", ["whisper", "letters"])
+def test_three_hours_in_bounded_memory(kind: str, tmp_path) -> None:
+    """A file of 48 kHz and two channels, 2.1 GB, from the command line; its samples in fp32 are 4.1 GB. Prints the
+    highest memory in MB: of a minute, and of three hours."""
+    (tmp_path / "model").mkdir()
+    folder = whisper(tmp_path / "model", 30) if kind == "whisper" else speller(tmp_path / "model")
+    options = ["--max-new-tokens", "6", "--temperatures", "0"] if kind == "whisper" else []
+    peaks = []
+    for minutes in (1, 180):
+        file = talk(tmp_path / f"{minutes}.wav", minutes, 48000, 2)
+        command = [sys.executable, "-c", MEASURED, "run", "transcribe", str(folder), str(file), *options]
+        begun = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stderr.split()[-1]) // 1000)
+        print(f"{kind}, {minutes} minutes: {peaks[-1]} MB, {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        assert done.stdout.strip()
+    assert peaks[1] - peaks[0] < 100
+
+
 # -- mistakes
+
+
+def bad_files(folder: Path) -> dict[str, str]:
+    """name -> what is said of it, or "" where there is an answer."""
+    soundfile.write(folder / "whole.wav", tone(1), RATE, subtype="PCM_16")
+    soundfile.write(folder / "whole.flac", tone(1), RATE)
+    plain, packed = (folder / "whole.wav").read_bytes(), (folder / "whole.flac").read_bytes()
+    raw = {
+        "empty.wav": b"", "empty.flac": b"", "cut.wav": plain[:9000], "cut.flac": packed[: len(packed) // 2],
+        "text.wav": b"Dear Sir,", "no rate.wav": plain[:24] + bytes(8) + plain[32:],
+        "mad rate.wav": plain[:24] + b"\xff" * 4 + plain[28:],
+    }  # fmt: skip
+    for name, content in raw.items():
+        (folder / name).write_bytes(content)
+    nan = tone(0.5)
+    nan[77] = np.nan
+    kinds = {"nan.wav": nan, "silence.wav": np.zeros(RATE, np.float32), "blink.wav": tone(0.003)}
+    for name, samples in kinds.items():
+        soundfile.write(folder / name, samples, RATE, subtype="FLOAT")
+    soundfile.write(folder / "fast.wav", tone(1), 192_000, subtype="PCM_24")
+    soundfile.write(folder / "slow.wav", tone(0.2), 1000, subtype="PCM_16")
+    return {
+        "empty.wav": "is empty", "empty.flac": "is empty", "cut.wav": "ends after 4,478 of 16,000 samples",
+        "cut.flac": "cut.flac: ", "text.wav": "text.wav: ", "no rate.wav": "no rate.wav: ",
+        "mad rate.wav": "mad rate.wav: ", "nan.wav": "sample 77 is not a finite number", "silence.wav": "",
+        "fast.wav": "", "slow.wav": "",
+    }  # fmt: skip
+
+
+def test_bad_files_are_one_line(spelling: Path, writer: Path, tmp_path, capsys) -> None:
+    told = bad_files(tmp_path)
+    for folder, options in ((spelling, []), (writer, ["--temperatures", "0", "--max-new-tokens", "4"])):
+        less = {"blink.wav": "48 samples are less than a frame"} if folder is spelling else {"blink.wav": ""}
+        for name, match in {**told, **less}.items():
+            code = cli.main(["run", "transcribe", str(folder), str(tmp_path / name), *options])
+            out, err = capsys.readouterr()
+            if match:
+                assert code == 2 and not out and err.count("\n") == 1 and match in err, (name, err)
+            else:
+                assert code == 0 and not err, (name, err)
 
 
 def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:

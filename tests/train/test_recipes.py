@@ -72,10 +72,11 @@ def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
     return override(run, changes)
 
 
-def test_a_conformer_hears_a_handful_of_spoken_digits(tmp_path: Path, shared_data: Path) -> None:
+@pytest.mark.parametrize("name", ["digits", "digits-seq2seq"])
+def test_a_conformer_hears_a_handful_of_spoken_digits(name: str, tmp_path: Path, shared_data: Path) -> None:
     """A few strings are learnt by heart, and heard in a file as they were learnt."""
     torch.set_num_threads(1)
-    run = heard("digits", shared_data, 4, **{
+    run = heard(name, shared_data, 4, **{
         "data.train.least": 3, "data.train.most": 3, "model.encoder.depth": 1, "model.embedding.width": 8,
         "model.embedding.augment": None, "objective.speed": 0.0, "objective.noise": 0.0, "steps": 40,
         "optimizer.lr": 3e-3, "data.valid": None,

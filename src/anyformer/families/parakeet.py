@@ -1,6 +1,5 @@
 """Parakeet [NVIDIA 2024]: a Fast Conformer [Gulati et al. 2020; Rekesh et al. 2023] over a spectrogram, and the letters
-or pieces of words that CTC finds in its frames. The first Conformer is the same with fewer convolutions before it and
-longer ones inside."""
+or pieces of words that CTC finds in its frames."""
 
 from __future__ import annotations
 
@@ -8,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
+from anyformer.block import Stack, Sublayer
+from anyformer.families.conformer import macaron, odd
 from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Only, Size, activation_at
 from anyformer.model import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -55,6 +55,7 @@ FIELDS: dict[str, ConfigField] = {
 def encoder(c: Any) -> Model:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    odd("conv_kernel_size", c.conv_kernel_size)
     norm, activation = LayerNorm(), activation_named(c.hidden_act)
     half = Sublayer(
         pre_norm=norm, residual=Scaled(branch=0.5), op=MLP(
@@ -79,12 +80,7 @@ def encoder(c: Any) -> Model:
         width=c.hidden_size,
         embedding=embedding,
         encoder=Stack(
-            layers=Block(
-                half_before=half,
-                attention=Sublayer(pre_norm=norm, op=attention),
-                convolution=Sublayer(pre_norm=norm, op=convolution),
-                feedforward=half.replace(out_norm=norm),
-            ),
+            layers=macaron(half, Sublayer(pre_norm=norm, op=attention), Sublayer(pre_norm=norm, op=convolution)),
             depth=c.num_hidden_layers, layer_drop=c.layerdrop,
         ),
         head=RealOutput(),

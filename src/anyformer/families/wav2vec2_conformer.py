@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
+from anyformer.block import Stack, Sublayer
 from anyformer.families import speech
+from anyformer.families.conformer import macaron, odd
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size
 from anyformer.model import EncoderModel, Model
 from anyformer.part import nearest
@@ -52,6 +53,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     speech.check(c)
+    odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)
     norm, activation = LayerNorm(), activation_named(c.hidden_act)
     half = Sublayer(
         pre_norm=norm, op=MLP(width=c.intermediate_size, activation=activation, dropout=c.activation_dropout),
@@ -64,11 +66,9 @@ def describe(c: Any) -> Model:
         # the published class makes these positions and never adds them
         embedding=speech.waveform(c, Idle(part=speech.positional(c))),
         encoder=Stack(
-            layers=Block(
-                half_before=half,
-                attention=Sublayer(pre_norm=norm, op=attention, dropout=c.attention_dropout),
-                convolution=Sublayer(pre_norm=norm, op=convolution, dropout=c.conformer_conv_dropout),
-                feedforward=half.replace(out_norm=norm),
+            layers=macaron(
+                half, Sublayer(pre_norm=norm, op=attention, dropout=c.attention_dropout),
+                Sublayer(pre_norm=norm, op=convolution, dropout=c.conformer_conv_dropout),
             ),
             depth=c.num_hidden_layers,
             layer_drop=c.layerdrop,

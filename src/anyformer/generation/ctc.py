@@ -10,7 +10,9 @@ B rows, T frames, V alphabet, N beams.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,8 @@ from anyformer.model import TransformerModule
 from anyformer.parts.head import CTCModule
 
 ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
+# text -> log-probability of its paths that end in a blank, and of those that end in its last token
+Running = dict[tuple[int, ...], list[float]]
 TRIED = 32  # tokens a frame at least, the likeliest first, that a prefix is continued with
 
 
@@ -40,7 +44,7 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
     texts: list[tuple[list[int], float]] = []
     for row, length in zip(scores, lengths, strict=True):
         frames = row[: int(length)]
-        found = [best_path(frames, blank)] if s.num_beams == 1 else prefixes(frames, blank, s.num_beams)
+        found = [best_path(frames, blank)] if s.num_beams == 1 else prefixes([frames], blank, s.num_beams)
         texts += found[: s.num_return_sequences]
     fill = blank if s.pad_token_id is None else s.pad_token_id
     longest = max(len(text) for text, _ in texts)
@@ -61,10 +65,18 @@ class Held(NamedTuple):
 
 def path(scores: Tensor, blank: int) -> list[Held]:
     """(T, V) log-probabilities -> the tokens of the likeliest path."""
-    tokens, counts = scores.argmax(-1).unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0)
-    runs = zip(tokens.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
-    return [Held(*run) for run in runs if run[0] != blank]
+    return merged(scores.argmax(-1).tolist(), blank)
+
+
+def merged(tokens: Iterable[int], blank: int) -> list[Held]:
+    """Of a token or the blank for every frame."""
+    found, start = [], 0
+    for token, run in itertools.groupby(tokens):
+        end = start + sum(1 for _ in run)
+        if token != blank:
+            found.append(Held(token, start, end))
+        start = end
+    return found
 
 
 def best_path(scores: Tensor, blank: int) -> tuple[list[int], float]:
@@ -72,30 +84,41 @@ def best_path(scores: Tensor, blank: int) -> tuple[list[int], float]:
     return [held.token for held in path(scores, blank)], float(scores.amax(-1).sum())
 
 
-def prefixes(scores: Tensor, blank: int, beams: int) -> list[tuple[list[int], float]]:
-    """(T, V) log-probabilities -> the likeliest texts, best first."""
-    likely = scores.topk(min(scores.shape[1], max(TRIED, 2 * beams)), dim=-1)
-    silent, frames = scores[:, blank].tolist(), zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
-    # text -> log-probability of its paths that end in a blank, and of those that end in its last token
-    running: dict[tuple[int, ...], list[float]] = {(): [0.0, -math.inf]}
-    for quiet, frame in zip(silent, frames, strict=True):
-        after: dict[tuple[int, ...], list[float]] = {}
-        for text, (ends_blank, ends_token) in running.items():
-            whole = plus(ends_blank, ends_token)
-            add(after, text, 0, whole + quiet)
-            for p, c in zip(*frame, strict=True):
-                if c == blank:
-                    continue
-                if text and text[-1] == c:  # the same token again is a new one only behind a blank
-                    add(after, text, 1, ends_token + p)
-                    add(after, (*text, c), 1, ends_blank + p)
-                else:
-                    add(after, (*text, c), 1, whole + p)
-        running = dict(sorted(after.items(), key=lambda item: -plus(*item[1]))[:beams])
-    return [(list(text), plus(*ends)) for text, ends in running.items()]
+def prefixes(pieces: Iterable[Tensor], blank: int, beams: int) -> list[tuple[list[int], float]]:
+    """Log-probabilities (T, V) of one piece of a recording after the other -> the likeliest texts, best first. What all
+    the texts begin with is settled after each piece, so that only their ends are carried along."""
+    settled: list[int] = []
+    running: Running = {(): [0.0, -math.inf]}
+    for scores in pieces:
+        likely = scores.topk(min(scores.shape[1], max(TRIED, 2 * beams)), dim=-1)
+        silent, frames = scores[:, blank].tolist(), zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
+        for quiet, frame in zip(silent, frames, strict=True):
+            running = continued(running, quiet, frame, blank, beams)
+        alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*running, strict=False))
+        common = [tokens[0] for tokens in alike][:-1]  # the last of them says whether the next is a repeat
+        settled += common
+        running = {text[len(common) :]: ends for text, ends in running.items()}
+    return [([*settled, *text], plus(*ends)) for text, ends in running.items()]
 
 
-def add(sums: dict[tuple[int, ...], list[float]], text: tuple[int, ...], ending: int, score: float) -> None:
+def continued(running: Running, quiet: float, frame: Any, blank: int, beams: int) -> Running:
+    """One frame later: `quiet` is the blank's log-probability, `frame` those of the tokens that are tried."""
+    after: Running = {}
+    for text, (ends_blank, ends_token) in running.items():
+        whole = plus(ends_blank, ends_token)
+        add(after, text, 0, whole + quiet)
+        for p, c in zip(*frame, strict=True):
+            if c == blank:
+                continue
+            if text and text[-1] == c:  # the same token again is a new one only behind a blank
+                add(after, text, 1, ends_token + p)
+                add(after, (*text, c), 1, ends_blank + p)
+            else:
+                add(after, (*text, c), 1, whole + p)
+    return dict(sorted(after.items(), key=lambda item: -plus(*item[1]))[:beams])
+
+
+def add(sums: Running, text: tuple[int, ...], ending: int, score: float) -> None:
     if score > -math.inf:
         found = sums.setdefault(text, [-math.inf, -math.inf])
         found[ending] = plus(found[ending], score)

@@ -24,7 +24,7 @@ BLOCK = 30  # seconds: what is held of a file at once, however long it is
 HIGHEST = 10_000_000  # samples a second that a header may claim
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
 
-Source = str | Path | np.ndarray | Any  # a file, samples, or (samples, rate)
+Source = str | Path | np.ndarray | Any  # a file, samples, (samples, rate), or (an iterator of chunks of them, rate)
 
 
 class Unreadable(ValueError):
@@ -43,7 +43,8 @@ class Recording:
 
     @classmethod
     def open(cls, source: Source, rate: int | None = None) -> Recording:
-        """Of a file, which says its rate itself, or of samples (T,) at `rate`; (samples, rate) is the same."""
+        """Of a file, which says its rate itself, or of samples (T,) at `rate`; (samples, rate) is the same. An iterator
+        of chunks of samples is a stream, as from a microphone: it is read once, as it comes."""
         if isinstance(source, str | Path):
             file = Path(source)
             if not file.is_file():
@@ -57,7 +58,7 @@ class Recording:
             raise ValueError("samples need their rate: give (samples, rate), or sampling_rate")
         if not isinstance(rate, int) or not 0 < rate <= HIGHEST:
             raise ValueError(f"{rate!r} samples a second is no rate of sound")
-        return _array(source, rate)
+        return _stream(source, rate) if isinstance(source, Iterator) else _array(source, rate)
 
     def __enter__(self) -> Recording:
         return self
@@ -96,7 +97,32 @@ class Recording:
         return np.concatenate(found)[:most]
 
 
+def streams(source: Source) -> bool:
+    """Whether it can be read only once."""
+    return isinstance(source[0] if isinstance(source, tuple) and source else source, Iterator)
+
+
+def _stream(chunks: Iterator[Any], rate: int) -> Recording:
+    def pull(n: int) -> np.ndarray:
+        held = next((chunk for chunk in map(_samples, chunks) if len(chunk)), np.zeros(0, np.float32))
+        return held[:, None].astype(np.float32)
+
+    return Recording(rate, pull, "the stream")
+
+
 def _array(samples: Any, rate: int) -> Recording:
+    numbers, place = _samples(samples), 0
+
+    def pull(n: int) -> np.ndarray:
+        nonlocal place
+        block = numbers[place : place + n, None].astype(np.float32)
+        place += len(block)
+        return block
+
+    return Recording(rate, pull, "the samples")
+
+
+def _samples(samples: Any) -> np.ndarray:
     try:
         numbers = np.asarray(samples)
     except (TypeError, ValueError) as error:
@@ -107,15 +133,7 @@ def _array(samples: Any, rate: int) -> Recording:
         if numbers.dtype.kind == "u" or numbers.dtype.itemsize > 4:
             raise ValueError(f"samples are fp32 between -1 and 1, or int16 or int32, got {numbers.dtype}")
         numbers = numbers / np.float32(-float(np.iinfo(numbers.dtype).min))
-    place = 0
-
-    def pull(n: int) -> np.ndarray:
-        nonlocal place
-        block = numbers[place : place + n, None].astype(np.float32)
-        place += len(block)
-        return block
-
-    return Recording(rate, pull, "the samples")
+    return numbers
 
 
 def _wave(file: Path) -> Recording | None:

@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.part import Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
-from anyformer.parts.norm import BatchNorm, Norm
+from anyformer.parts.norm import BatchNorm, Norm, RowNorm, RowNormModule
 from anyformer.parts.op import Op
 from anyformer.taps import Declared
 
@@ -21,14 +22,13 @@ class ConvolutionModule(Op, sees="all", called=("Conformer", "depthwise convolut
 
     kernel: int = 31
     activation: Activation = "silu"
-    norm: Norm = BatchNorm()
+    norm: Norm | RowNorm = BatchNorm()
     bias: bool = False
     causal: bool = False  # taps look back only
     masked: bool = False  # pads are zero for the taps; otherwise they reach the frames beside them, as first published
 
     def check(self) -> None:
-        if self.kernel < 1 or (self.kernel % 2 == 0 and not self.causal):
-            raise ValueError(f"ConvolutionModule.kernel is odd, so that frames keep their places; got {self.kernel}")
+        at_least(self, 1, "kernel")
 
     def reaches(self) -> Sees | None:
         return farthest("past" if self.causal else "all", self.norm)
@@ -53,11 +53,13 @@ class ConvolutionModuleModule(nn.Module):
         self.norm = part.norm.build(site.child("norm"))
         self.out = nn.Linear(width, width, bias=part.bias)
         self.activation = ACTIVATIONS[part.activation]
-        self.padding = (part.kernel - 1, 0) if part.causal else (part.kernel // 2, part.kernel // 2)
+        # an even number of taps has one more after a frame than before it (the paper's 32)
+        self.padding = (part.kernel - 1, 0) if part.causal else ((part.kernel - 1) // 2, part.kernel // 2)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = F.glu(self.gate(x), dim=-1)
-        if self.part.masked and ctx.tokens is not None:
-            x = x.masked_fill(~ctx.tokens[..., None], 0)
+        x, real = F.glu(self.gate(x), dim=-1), ctx.tokens if self.part.masked else None
+        if real is not None:
+            x = x.masked_fill(~real[..., None], 0)
         x = ctx.tap(self.address, "taps", depthwise(x, self.taps.weight, self.taps.bias, self.padding))
-        return self.out(self.activation(self.norm(x)))
+        x = self.norm(x, real) if isinstance(self.norm, RowNormModule) else self.norm(x)
+        return self.out(self.activation(x))

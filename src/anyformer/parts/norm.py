@@ -113,3 +113,37 @@ class BatchNorm(Norm, sees="all", called=("BN",)):
 class BatchNormModule(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, -2)).view_as(x)  # (B, T, D) -> (B T, D)
+
+
+class RowNorm(Part, sees="all", called=("GroupNorm",)):
+    """One mean and variance for all vectors of a row together, then a scale and bias for each channel [Wu and He 2018,
+    of one group]. It is told which vectors are pads, so it stands only where something tells it."""
+
+    eps: float = 1e-5
+
+    def check(self) -> None:
+        at_least(self, 0, "eps")
+
+    @property
+    def instead(self) -> str:
+        return "LayerNorm()"
+
+    def build(self, site: Site) -> nn.Module:
+        return RowNormModule(site.width, self.eps)
+
+
+class RowNormModule(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """x (B, T, D); `real` (B, T) where only some vectors count."""
+        if real is None:
+            return F.group_norm(x.transpose(1, 2), 1, self.weight, self.bias, self.eps).transpose(1, 2)
+        share, wide = real[..., None], x.float()
+        number = (share.sum(1, keepdim=True) * x.shape[2]).clamp(min=1)
+        wide = wide - (wide * share).sum((1, 2), keepdim=True) / number
+        spread = (wide.square() * share).sum((1, 2), keepdim=True) / number
+        return (wide * torch.rsqrt(spread + self.eps)).to(x.dtype) * self.weight + self.bias

@@ -24,8 +24,8 @@ from anyformer.state import State
 
 class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampling", "Fast Conformer")):
     """Frames of a spectrogram (batch, frames, channels) through `depth` convolutions, each of which leaves one in
-    `stride` of both [Gulati et al. 2020]; after the first they are depthwise and pointwise [Rekesh et al. 2023]. Pads
-    are zero all the way, and no one sees them."""
+    `stride` of both [Gulati et al. 2020]; after the first they are depthwise and pointwise, unless `separable` is False
+    [Rekesh et al. 2023]. Pads are zero all the way, and no one sees them."""
 
     inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
 
@@ -34,6 +34,7 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     width: int = 256  # C
     kernel: int = 3
     stride: int = 2
+    separable: bool = True
     scale: float | None = None  # of the vectors that are made
     augment: SpecAugment | None = None  # of the spectrogram
     dropout: float = 0.0
@@ -64,8 +65,8 @@ class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampl
     @property
     def places(self) -> tuple[str, ...]:
         """The modules that have weights."""
-        again = (f"{kind}.{i}" for i in range(self.depth - 1) for kind in ("depthwise", "pointwise"))
-        return ("first", *again, "project")
+        kinds = ("depthwise", "pointwise") if self.separable else ("whole",)
+        return ("first", *(f"{kind}.{i}" for i in range(self.depth - 1) for kind in kinds), "project")
 
     def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
         return {"input_features": (length, self.channels)}
@@ -88,8 +89,14 @@ class SubsampledSpectrogramModule(nn.Module):
         self.part = part
         self.first = nn.Conv2d(1, C, part.kernel, part.stride, middle)
         again = range(part.depth - 1)
-        self.depthwise = nn.ModuleList(nn.Conv2d(C, C, part.kernel, part.stride, middle, groups=C) for _ in again)
-        self.pointwise = nn.ModuleList(nn.Conv2d(C, C, 1) for _ in again)
+
+        def convolutions(groups: int) -> nn.ModuleList:
+            return nn.ModuleList(nn.Conv2d(C, C, part.kernel, part.stride, middle, groups=groups) for _ in again)
+
+        if part.separable:
+            self.depthwise, self.pointwise = convolutions(C), nn.ModuleList(nn.Conv2d(C, C, 1) for _ in again)
+        else:
+            self.whole = convolutions(1)
         self.project = nn.Linear(C * part.left(part.channels), site.width)
         self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
         self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # so that the stream is not silent
@@ -106,10 +113,12 @@ class SubsampledSpectrogramModule(nn.Module):
         x = x if real is None else x.masked_fill(~real[..., None], 0)
         length = None if real is None else real.sum(-1)  # pads stand at the end
         x = self.first(x[:, None])  # (B, C, frames, channels)
-        for depthwise, pointwise in zip((None, *self.depthwise), (None, *self.pointwise), strict=True):
-            if depthwise is not None and pointwise is not None:
-                x = pointwise(self.silent(depthwise(x.relu()), part.fewer(length) if length is not None else None))
+        for i in range(part.depth):
             length = part.fewer(length) if length is not None else None
+            if i and part.separable:
+                x = self.pointwise[i - 1](self.silent(self.depthwise[i - 1](x.relu()), length))
+            elif i:
+                x = self.whole[i - 1](x.relu())
             x = self.silent(x, length)
         x = self.project(x.relu().transpose(1, 2).flatten(2))
         x = x if part.scale is None else x * part.scale

@@ -1,17 +1,24 @@
-"""Strings of 3 to 8 spoken digits into words: a small Conformer over a spectrogram, and CTC."""
+"""Strings of 3 to 8 spoken digits into words: a small Conformer over a spectrogram, and CTC or a decoder."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from anyformer import families
-from anyformer.data import Data
+from anyformer.data import Data, Words
 from anyformer.objectives.ctc import CTC
+from anyformer.objectives.sound import Sounds
+from anyformer.objectives.transcribe import Transcribe
 from anyformer.parts.audio import SpecAugment
 from anyformer.parts.init import Kaiming
 from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+RECIPES = {
+    "digits": "Strings of 3 to 8 spoken digits into words: a small Conformer over a spectrogram, and CTC.",
+    "digits-seq2seq": "... written by a Transformer's decoder over the same Conformer",
+}
 
 # Conformer S [Gulati et al. 2020] with fewer layers: 4 heads over 144, taps of 31 frames, a frame every 40 ms
 CHANNELS, AUGMENT = 40, SpecAugment(
@@ -26,16 +33,23 @@ CONFIG = {
     },
 }  # fmt: skip
 INIT = {"*": Kaiming(gain=3**-0.5, normal=False)}  # one spread for all, as published, is for wide models
+WRITTEN = {  # two layers over the six; a token more, for the end
+    "vocab_size": SIZE + 1, "encoder_layers": 6, "decoder_layers": 2, "conv_kernel_size": 31,
+    "subsampling_channels": 64, "num_mel_bins": CHANNELS, "max_target_positions": 32, "eos_token_id": 1,
+}  # fmt: skip
+SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def run(data: str = "data") -> Run:
-    model: Any = families.find("parakeet_ctc").read(CONFIG)
+def run(data: str = "data", name: str = "digits") -> Run:
+    writes = name == "digits-seq2seq"
+    kind: type[Sounds] = Transcribe if writes else CTC
+    model: Any = families.find("conformer").read(WRITTEN) if writes else families.find("parakeet_ctc").read(CONFIG)
     return Run(
-        name="digits",
+        name=name,
         model=model.replace(embedding=model.embedding.replace(augment=AUGMENT), init=INIT),
-        vocabulary=words(),
+        vocabulary=Words(special=SPECIAL) if writes else words(),
         data=Data(train=learnt(data), valid=held(data), test=official(data)),
-        objective=CTC(rate=RATE, form="bank", channels=CHANNELS, window=200, hop=80, speed=0.15, noise=0.1),
+        objective=kind(rate=RATE, form="bank", channels=CHANNELS, window=200, hop=80, speed=0.15, noise=0.1),
         optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01),
         schedule=Cosine(warmup=300, floor=0.01),
         batch=Batch(examples=64),

@@ -7,6 +7,7 @@ was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and 
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from anyformer.generation import generate
 from anyformer.generation.config import settings_for
-from anyformer.generation.ctc import Held, best_path, path, prefixes
+from anyformer.generation.ctc import Held, merged, prefixes
 from anyformer.generation.opening import language_id
 from anyformer.generation.settings import Settings
 from anyformer.inputs.audio import AudioProcessor
-from anyformer.inputs.sound import ENDINGS, Recording, Source
+from anyformer.inputs.sound import ENDINGS, Recording, Source, streams
 from anyformer.model.base import TransformerModule
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
@@ -57,15 +58,22 @@ def files(source: Source) -> list[Source]:
 @torch.inference_mode()
 def letters(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
     """The tokens that are heard in a recording, its windows put together frame by frame."""
-    scores = torch.cat(list(frames(model, processor, source)))
-    blank = model.spec.head.blank
-    return best_path(scores, blank)[0] if beams == 1 else prefixes(scores, blank, beams)[0][0]
+    if beams > 1:
+        return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
+    return [held.token for held in likeliest(model, processor, source)]
+
+
+def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
+    """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
+    window would hold the memory of all windows."""
+    windows = frames(model, processor, source)
+    return merged((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
 
 
 @torch.inference_mode()
 def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
     """The words that are heard in a recording, each from the first frame of its letters to the last."""
-    heard = path(torch.cat(list(frames(model, processor, source))), model.spec.head.blank)
+    heard = likeliest(model, processor, source)
     frame = spacing(model, processor)[0] / processor.sampling_rate  # seconds
     found = worded(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
     return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
@@ -127,31 +135,77 @@ def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndar
     return model(**values).logits[0].float().log_softmax(-1).cpu()
 
 
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
+    """The samples of a recording in pieces of about WINDOW seconds or less, for a model that writes no times: each ends
+    where it is quietest in its last OVERLAP seconds, so that no word is cut in two."""
+    rate = processor.sampling_rate
+    size, late, least = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
+    held, first = np.zeros(0, np.float32), True
+    with Recording.open(source) as recording:
+        for block in recording.blocks(rate):
+            held = np.concatenate((held, block))
+            while len(held) >= size + least:
+                cut = size - late + quietest(held[size - late : size], rate // 10)
+                yield held[:cut]
+                held, first = held[cut:], False
+    if first and len(held) < least:
+        raise ValueError(f"{recording.name}: {len(held)} samples are less than two frames of {processor.hop_length}")
+    if len(held) >= least:
+        yield held
+
+
+def quietest(samples: np.ndarray, width: int) -> int:
+    """The middle of the `width` samples with the least power, the last of them where several have it."""
+    total = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
+    power = (total[width:] - total[:-width])[::-1]
+    return len(samples) - width + width // 2 - int(np.argmin(power))
+
+
+def sentences(
+    model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source, **options: Any
+) -> Iterator[str]:
+    """What is written of each piece of a recording."""
+    position = model.spec.decoder_embedding.position
+    options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
+    for samples in pieces(processor, source):
+        inputs = processor(samples, processor.sampling_rate, return_attention_mask=True)
+        inputs = {name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+                  for name, value in inputs.items() if name in model.inputs}  # fmt: skip
+        (ids,) = generate(model, **inputs, **{"do_sample": False, **options})
+        if text := tokenizer.decode(ids.tolist(), skip_special_tokens=True).strip():
+            yield text
+
+
 # -- sentences and times ----------------------------------------------------------------------------------------------
 
 
 class Windows:
     """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
-    find how loud it gets."""
+    find how loud it gets. Of a stream that is how loud it was so far, and how long it is shows at its end."""
 
     def __init__(self, processor: AudioProcessor, source: Source, num_frames: int) -> None:
         self.processor, self.source, self.size = processor, source, num_frames
+        self.start = 0  # of what is held, in frames
+        self.live = streams(source)
+        self.short, self.total, self.loudest = False, math.inf if self.live else 0.0, torch.tensor(-torch.inf)
+        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()  # powers, shown when taken
+        if self.live:
+            return
         with Recording.open(source) as recording:
             samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
         self.short = len(samples) <= num_frames * processor.hop_length
         if not len(samples):
             raise ValueError(f"{recording.name}: a recording of no samples")
-        self.start = 0  # of what is held, in frames
-        self.rest: Iterator[Tensor] = iter(())
         if self.short:
             length, rate = num_frames * processor.hop_length, processor.sampling_rate
-            self.held = processor(samples, rate, max_length=length)["input_features"][0]
+            self.held, self.rest = processor(samples, rate, max_length=length)["input_features"][0], iter(())
             self.total = self.held.shape[1]
             return
-        self.total, self.loudest = 0, torch.tensor(-torch.inf)
         for powers in self.stream():
             self.total, self.loudest = self.total + powers.shape[1], torch.maximum(self.loudest, powers.max())
-        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()
 
     def stream(self) -> Iterator[Tensor]:
         with Recording.open(self.source) as recording:
@@ -159,11 +213,16 @@ class Windows:
 
     def take(self, start: int) -> tuple[Tensor, int]:
         """(M, size) from frame `start` on, which only grows, and how many of them are real."""
-        while self.start + self.held.shape[1] < start + self.size and (more := next(self.rest, None)) is not None:
+        wanted = start + self.size + self.live  # of a stream one frame more, which says that it goes on
+        while self.start + self.held.shape[1] < wanted and (more := next(self.rest, None)) is not None:
             drop = min(max(start - self.start, 0), self.held.shape[1])
-            shown = self.processor.shown(more, self.loudest)
-            self.held, self.start = torch.cat((self.held[:, drop:], shown), dim=1), self.start + drop
+            self.held, self.start = torch.cat((self.held[:, drop:], more), dim=1), self.start + drop
+            if self.live:
+                self.loudest = torch.maximum(self.loudest, more.max())
+        if (end := self.start + self.held.shape[1]) < wanted:
+            self.total = end
         found = self.held[:, start - self.start : start - self.start + self.size]
+        found = found if self.short else self.processor.shown(found, self.loudest)
         return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
 
 
@@ -187,14 +246,15 @@ class Listener:
     def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
         self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
         embedding = model.spec.embedding
+        if processor.kind != "mel" or processor.feature_size != embedding.channels:
+            kinds = {"mel": f"{processor.feature_size} channels", "bank": "windows of any length", "values": "samples"}
+            wanted = f"{embedding.channels} channels of windows of a fixed length"
+            raise ValueError(f"the folder prepares {kinds[processor.kind]}, and this hears {wanted}")
         self.size = embedding.position.length * embedding.hop if embedding.whole else processor.chunk_frames
         self.settings: Settings = settings_for(model, {})
         silent = self.settings.no_timestamps_token_id
         self.first = model.spec.head.vocab_size if silent is None else silent + 1
         self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
-        if processor.kind != "mel" or processor.feature_size != embedding.channels:
-            kind = f"{processor.feature_size} channels" if processor.kind == "mel" else "samples"
-            raise ValueError(f"the folder prepares {kind}, and the model hears {embedding.channels} channels")
 
     def open(self, source: Source, language: str | None = None) -> Listened:
         known = self.settings.lang_to_id or {}

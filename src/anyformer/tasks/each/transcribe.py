@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.parts.head import CTCHead
-from anyformer.tasks.hearing import Listened, Listener, Segment, files, letters, words
+from anyformer.tasks.hearing import Listened, Listener, Segment, files, letters, sentences, words
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, blaming
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -21,32 +21,36 @@ def transcribe(
     """The text; of a folder a list of {file, text}. With `timestamps` a list of {start, end, text} instead of the text,
     in seconds: of sentences, or of words where a model hears letters.
 
-    A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}. Long ones are heard window
-    by window. A model of many languages hears which it is, unless `language` says so, and can `translate` into English;
-    where what it writes repeats itself or is unlikely, it is sampled at the next of the `temperatures`.
+    A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}, or an iterator of chunks of
+    samples in their place, as from a microphone. Long ones are heard window by window. A model of many languages hears
+    which it is, unless `language` says so, and can `translate` into English; where what it writes repeats itself or is
+    unlikely, it is sampled at the next of the `temperatures`.
 
     >>> transcribe("openai/whisper-tiny", "jfk.flac")  # doctest: +SKIP
     'And so my fellow Americans, ask not what your country can do for you, ask what you can do for your country.'
     """
     asked = ask("transcribe", model, inputs, how)
+    told = {"language": language, "translate": translate, "temperatures": temperatures}
     if isinstance(asked.model.spec.head, CTCHead):
-        given = {"language": language, "translate": translate, "max_new_tokens": max_new_tokens,
-                 "temperatures": temperatures}  # fmt: skip
-        for name, value in given.items():
-            if value:
-                raise ValueError(f"{name}: this model hears letters, and only num_beams and timestamps apply")
+        refuse({**told, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply")
         if timestamps and (num_beams or 1) > 1:
             raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
-        return each(asked, lambda some: spelled(asked, some, num_beams or 1, timestamps))
+        return each(asked, lambda some: heard(asked, some, spelled, beams=num_beams or 1, timestamps=timestamps))
+    check_listener(asked)
+    if AudioProcessor.load(asked.model.folder).kind != "mel":
+        why = "writes a text and no more, and only num_beams and max_new_tokens apply"
+        refuse({**told, "timestamps": timestamps}, why)
+        options = given(num_beams=num_beams, max_new_tokens=max_new_tokens)
+        return each(asked, lambda some: heard(asked, some, written, **options))
     listener = listener_of(asked, translate, timestamps, num_beams, max_new_tokens, temperatures)
 
     def said(sources: list[Any]) -> list[Any]:
         found: list[Any] = []
-        for heard in listen(asked, listener, sources, language):
+        for done in listen(asked, listener, sources, language):
             if timestamps:
-                found.append(timed(heard.segments, listener.text))
+                found.append(timed(done.segments, listener.text))
             else:
-                found.append(listener.text([token for part in heard.segments for token in part.tokens]).strip())
+                found.append(listener.text([token for part in done.segments for token in part.tokens]).strip())
         return found
 
     return each(asked, said)
@@ -70,32 +74,47 @@ def timed(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list
     return [{"start": round(a, 2), "end": round(b, 2), "text": text} for a, b, text in told]
 
 
-def spelled(asked: TaskRun, sources: list[Any], beams: int, timestamps: bool) -> list[Any]:
-    processor = AudioProcessor.load(asked.model.folder)
-    found: list[Any] = []
+def refuse(options: dict[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}: this model {why}")
 
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those that the caller gave."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def heard(asked: TaskRun, sources: list[Any], said: Callable[..., Any], **options: Any) -> list[Any]:
+    """What is said in one recording after the other."""
+    processor, found = AudioProcessor.load(asked.model.folder), []
+    for number, source in enumerate(sources, 1):
+        with blaming(None if len(sources) == 1 else number):
+            found.append(said(asked, processor, source, **options))
+        asked.reader.progress(number, len(sources))
+    return found
+
+
+def spelled(asked: TaskRun, processor: AudioProcessor, source: Any, beams: int, timestamps: bool) -> Any:
     def text(ids: list[int]) -> str:
         return asked.tokenizer.decode(ids, skip_special_tokens=True)
 
-    for number, source in enumerate(sources, 1):
-        with blaming(None if len(sources) == 1 else number):
-            if timestamps:
-                found.append(timed(words(asked.model, asked.tokenizer, processor, source), text))
-            else:
-                found.append(text(letters(asked.model, processor, source, beams)))
-        asked.reader.progress(number, len(sources))
-    return found
+    if timestamps:
+        return timed(words(asked.model, asked.tokenizer, processor, source), text)
+    return text(letters(asked.model, processor, source, beams))
+
+
+def written(asked: TaskRun, processor: AudioProcessor, source: Any, **options: Any) -> str:
+    return " ".join(sentences(asked.model, asked.tokenizer, processor, source, **options))
 
 
 def listener_of(
     asked: TaskRun, translate: bool, timestamps: bool, num_beams: int | None, max_new_tokens: int | None,
     temperatures: Sequence[float] | None,
 ) -> Listener:  # fmt: skip
-    check_listener(asked)
-    given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
-    options = {name: value for name, value in given.items() if value is not None}
     listener = Listener(
-        asked.model, asked.tokenizer, AudioProcessor.load(asked.model.folder), **options,
+        asked.model, asked.tokenizer, AudioProcessor.load(asked.model.folder),
+        **given(num_beams=num_beams, max_new_tokens=max_new_tokens),
         temperatures=TEMPERATURES if temperatures is None else tuple(temperatures),
     )  # fmt: skip
     known = listener.settings
