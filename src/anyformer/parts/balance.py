@@ -125,7 +125,7 @@ class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
 
     def total(self, terms: dict[str, Tensor]) -> Tensor:
         weights = {"local_loss": self.local, "global_loss": self.whole, "z_loss": self.z_weight}
-        return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+        return sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
 
 
 def entropy(probabilities: Tensor) -> Tensor:
