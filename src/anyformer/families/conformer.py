@@ -12,7 +12,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Size, again
+from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, again
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.conv import ConvolutionModule
@@ -56,7 +56,7 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_layers": Field(0, lambda spec: spec.decoder.depth if spec.pair else 0),  # 0: CTC
     "activation_dropout": Field(0.1, "encoder.layers.feedforward.op.dropout"),
     "attention_dropout": Field(0.1, "encoder.layers.attention.op.dropout"),
-    "activation_function": Field("relu", transformer.FIELDS["activation_function"].path),  # of the decoder
+    "activation_function": Field("relu", activation_at("decoder.layers.feedforward.op.activation")),
     "conv_kernel_size": Field(32, f"{CONVOLUTION}.kernel"),
     "num_mel_bins": Field(80, "embedding.channels"),
     "subsampling_channels": Field(144, "embedding.width"),
@@ -110,15 +110,16 @@ def unpublished(spec: Model) -> list[Rule]:
     raise ValueError("no files of a conformer are published; load a folder that anyformer saved (spec.json)")
 
 
-def size(width: int, layers: int, heads: int, decoder: int = 0) -> dict[str, Any]:
-    """Of the paper's table 1."""
+def size(shape: tuple[int, int, int], decoder: int = 0) -> dict[str, Any]:
+    """Of the paper's table 1: width, layers, heads."""
+    width, layers, heads = shape
     sides = {"attention_heads": heads, "ffn_dim": 4 * width}
     return {"d_model": width, "encoder_layers": layers, "decoder_layers": decoder, "subsampling_channels": width,
             **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()},
             **({"eos_token_id": 1} if decoder else {})}  # fmt: skip
 
 
-SHAPES = {"s": (144, 16, 4, "10.3 M"), "m": (256, 16, 4, "30.7 M"), "l": (512, 17, 8, "118.8 M")}
+SHAPES = {"s": ((144, 16, 4), "10.3 M"), "m": ((256, 16, 4), "30.7 M"), "l": ((512, 17, 8), "118.8 M")}
 
 # -- torchaudio.models.Conformer ---------------------------------------------------------------------------------------
 
@@ -186,10 +187,10 @@ FAMILIES = (
         rules=unpublished,
         architectures=(),
         sizes={
-            **{f"conformer-{name}": Size(size(*shape), note=f"CTC; the paper's {count} have an LSTM transducer instead")
-               for name, (*shape, count) in SHAPES.items()},
-            **{f"conformer-transformer-{name}": Size(size(*shape, decoder=6), note="a Transformer writes")
-               for name, (*shape, _) in SHAPES.items()},
+            **{f"conformer-{name}": Size(size(shape), note=f"CTC; the paper's {count} have an LSTM transducer instead")
+               for name, (shape, count) in SHAPES.items()},
+            **{f"conformer-transformer-{name}": Size(size(shape, decoder=6), note="a Transformer writes")
+               for name, (shape, _) in SHAPES.items()},
         },
     ),
     Family(
