@@ -14,7 +14,7 @@ from anyformer.funnel import Funnel
 from anyformer.mask import CAUSAL
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel
 from anyformer.parts.attention import Attention
-from anyformer.parts.audio import ConvolutionStem, SpecAugment, SpeechOutput, WaveformEmbedding
+from anyformer.parts.audio import SpecAugment, SpeechOutput
 from anyformer.parts.efficient import LinformerAttention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
@@ -31,6 +31,7 @@ from anyformer.parts.shorten import Halve
 from anyformer.parts.sparse import BlockSparseAttention
 from anyformer.parts.trajectory import TrajectoryEmbedding
 from anyformer.parts.vectors import Vectors
+from anyformer.parts.waveform import ConvolutionStem, WaveformEmbedding
 from anyformer.parts.window import GridBias, Windows
 from small import close
 

@@ -12,7 +12,6 @@ from anyformer.families.family import ConfigField, Family, Field, Size, activati
 from anyformer.model import EncoderModel, HiddenSpansModel, Model, Tower
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
-from anyformer.parts.audio import SegmentEmbedding
 from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import Head
@@ -22,6 +21,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.pool import Pool
 from anyformer.parts.position import Learned
 from anyformer.parts.similarity import HiddenSpansHead, ProjectionHead
+from anyformer.parts.waveform import SegmentEmbedding
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.feedforward.op"

@@ -9,15 +9,7 @@ from typing import Any
 from anyformer.families.family import Absent, ConfigField, Field, Inert, activation_at
 from anyformer.part import Part, at
 from anyformer.parts.activation import activation_named
-from anyformer.parts.audio import (
-    ConvolutionAdapter,
-    ConvolutionStem,
-    FrameHead,
-    SpecAugment,
-    SpeechNeck,
-    SpeechOutput,
-    WaveformEmbedding,
-)
+from anyformer.parts.audio import ConvolutionAdapter, FrameHead, SpecAugment, SpeechNeck, SpeechOutput
 from anyformer.parts.contrast import ContrastHead, Quantizer
 from anyformer.parts.head import ClassifyHead, CTCHead, Head, Pool
 from anyformer.parts.idle import Idle
@@ -26,6 +18,7 @@ from anyformer.parts.neck import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import Convolutional
 from anyformer.parts.speaker import XVectorHead
+from anyformer.parts.waveform import ConvolutionStem, WaveformEmbedding
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 STEM, AUGMENT = "embedding.stem", "embedding.augment"

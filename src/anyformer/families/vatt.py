@@ -12,7 +12,6 @@ from anyformer.families.family import ConfigField, Family, Field, Size, activati
 from anyformer.model import EncoderModel, Model, ThreeTowerModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
-from anyformer.parts.audio import SegmentEmbedding
 from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.image import VideoEmbedding
@@ -21,6 +20,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.pool import Pool
 from anyformer.parts.position import Learned
 from anyformer.parts.similarity import ProjectionHead, SpacesHead
+from anyformer.parts.waveform import SegmentEmbedding
 from anyformer.weights.rules import Rule
 
 STACK = "text.encoder"
