@@ -5,6 +5,7 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -245,6 +246,29 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
             assert future_seen(stirred(model)), f"{kind} was refused, and sees no future"
     else:
         assert not future_seen(stirred(spec)), f"{kind} at {slot} sees the future"
+
+
+@pytest.mark.parametrize(("slot", "kind"), SWAPS)
+def test_what_is_swapped_in_keeps_packed_documents_apart_or_refuses_them(slot: str, kind: str) -> None:
+    """N7, of a model that writes, or where the kind looks ahead of one that sees both sides."""
+    try:
+        spec: Any = swapped(slot, kind)
+    except ValueError:
+        try:
+            fields = unchecked(slot, kind)
+            spec = EncoderModel(**{("encoder" if name == "decoder" else name): fields[name] for name in fields})
+        except ValueError:
+            return  # for nothing that reads a text
+    model, ids, cut = stirred(spec).eval(), text()[:1], 5
+    how = NO_CACHE.get(type(spec), {})
+    with torch.no_grad():
+        try:
+            together = model(input_ids=ids, document_ids=(torch.arange(T) >= cut).long()[None], **how)[0]
+        except ValueError as error:
+            assert re.search("packed|document|tree_parents", str(error)) and "\n" not in str(error)
+            return
+        alone = [model(input_ids=piece, **how)[0] for piece in (ids[:, :cut], ids[:, cut:])]
+    close(together, torch.cat(alone, dim=1))
 
 
 def unchecked(slot: str, kind: str) -> dict[str, Any]:

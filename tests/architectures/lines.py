@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -249,6 +250,33 @@ def n4_pads_change_nothing(model: Any) -> None:
                 close(found, value)
 
 
+def n7_packed_documents_are_texts(model: Any) -> None:
+    """Or the row is refused: what a mixer cannot keep apart it must not mix in silence."""
+    spec = model.spec
+    if "document_ids" not in model.inputs or isinstance(spec.head, MultipleChoiceHead) or shortens(spec):
+        return
+    inputs = {name: value[:1] for name, value in inputs_of(spec).items()}
+    along = [name for name in (*TOKEN_INPUTS, "decoder_input_ids") if name in inputs and name != "tree_parents"]
+    if spec.embedding.inputs[0] != "input_ids" or "tree_parents" in inputs:
+        return
+    cuts = (0, 5, LENGTH)
+    documents = (torch.arange(LENGTH) >= cuts[1]).long()[None]
+    packed = {**inputs, "document_ids": documents}
+    if is_encoder_decoder(spec):
+        packed["decoder_document_ids"] = documents
+    try:
+        together = run(model, packed)
+    except ValueError as error:
+        assert "document" in str(error) or "packed" in str(error), error
+        assert "\n" not in str(error)
+        return
+    pieces = [{n: v[:, a:b] if n in along else v for n, v in inputs.items()} for a, b in itertools.pairwise(cuts)]
+    alone = [run(model, piece) for piece in pieces]
+    for key, (value, per_token) in together.items():
+        if per_token and value.shape[1] == LENGTH:
+            close(value, torch.cat([piece[key][0] for piece in alone], dim=1))
+
+
 def padding_token(spec: Any) -> int:
     return next((part.padding_token for _, part in walk(spec.head) if isinstance(part, Pool) and part.padding_token), 0)
 
@@ -370,10 +398,10 @@ def t5_learns(model: Any) -> None:
 
 LINES: dict[str, Callable[..., None]] = {
     "N1": n1_nothing_of_the_future, "N3": n3_a_batch_is_its_rows, "N4": n4_pads_change_nothing,
-    "N8": n8_seeds_recomputation_and_gradients, "G1": g1_cached_decoding_is_no_cache, "G2": g2_three_and_one_are_four,
-    "L5": l5_saved_is_loaded, "T5": t5_learns,
+    "N7": n7_packed_documents_are_texts, "N8": n8_seeds_recomputation_and_gradients,
+    "G1": g1_cached_decoding_is_no_cache, "G2": g2_three_and_one_are_four, "L5": l5_saved_is_loaded, "T5": t5_learns,
 }  # fmt: skip
-COMPARED = ("N1", "N3", "N4", "G1")  # what a model says, with what it says otherwise
+COMPARED = ("N1", "N3", "N4", "N7", "G1")  # what a model says, with what it says otherwise
 
 
 # -- declared exceptions ----------------------------------------------------------------------------------------------

@@ -49,8 +49,14 @@ def convolve_over_time(
     return torch.baddbmm(norm_bias, windows.to(x.dtype), taps.transpose(1, 2).to(x.dtype))
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tuple[int, int] = (0, 0)) -> Tensor:
-    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after."""
+def depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tuple[int, int] = (0, 0),
+    documents: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after. Of `documents` (B, T) a tap sees
+    its own alone; then as many tokens come out as went in."""
+    if documents is not None:
+        return _within(x, weight, bias, padding, documents)
     if padding[0] != padding[1]:
         x, padding = F.pad(x, (0, 0, *padding)), (0, 0)
     if x.device.type == "cpu":  # seen as an image one pixel high, (B, T, C) is channels-last: many times faster
@@ -59,3 +65,14 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tu
     else:
         y = F.conv1d(x.transpose(1, 2), weight, bias, padding=padding[0], groups=x.shape[-1])
     return y.transpose(1, 2)
+
+
+def _within(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], documents: Tensor) -> Tensor:
+    """Tap by tap, each of which looks whether it is still in the same document."""
+    out = torch.zeros_like(x) if bias is None else bias.expand_as(x)
+    values, around = F.pad(x, (0, 0, *padding)), F.pad(documents, padding, value=-1)
+    for t in range(weight.shape[-1]):
+        end = t + x.shape[1]
+        same = (around[:, t:end] == documents)[..., None]
+        out = out + values[:, t:end] * same * weight[:, 0, t]
+    return out

@@ -60,6 +60,12 @@ class ConvolutionModuleModule(nn.Module):
         x, real = F.glu(self.gate(x), dim=-1), ctx.tokens if self.part.masked else None
         if real is not None:
             x = x.masked_fill(~real[..., None], 0)
-        x = ctx.tap(self.address, "taps", depthwise(x, self.taps.weight, self.taps.bias, self.padding))
-        x = self.norm(x, real) if isinstance(self.norm, RowNormModule) else self.norm(x)
+        taps = depthwise(x, self.taps.weight, self.taps.bias, self.padding, ctx.documents)
+        x = ctx.tap(self.address, "taps", taps)
+        if isinstance(self.norm, RowNormModule):
+            if ctx.documents is not None:
+                raise ValueError(f"{self.address}.norm is over a row, which then holds one document; LayerNorm is not")
+            x = self.norm(x, real)
+        else:
+            x = self.norm(x)
         return self.out(self.activation(x))

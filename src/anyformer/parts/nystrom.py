@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least
@@ -107,13 +106,4 @@ class NystromAttentionModule(InHeads):
         """The values (B, T, H K) convolved over time, each head with its own taps."""
         assert self.conv is not None and self.part.taps is not None
         weight, side = self.conv.weight.repeat_interleave(self.head_width, 0), self.part.taps // 2
-        if ctx.documents is None:
-            return depthwise(v, weight, padding=(side, side))
-        # packed: each tap looks whether it is still in the same document
-        out = torch.zeros_like(v)
-        values, documents = F.pad(v, (0, 0, side, side)), F.pad(ctx.documents, (side, side), value=-1)
-        for t in range(self.part.taps):
-            end = t + v.shape[1]
-            same = (documents[:, t:end] == ctx.documents)[..., None]
-            out = out + values[:, t:end] * same * weight[:, 0, t]
-        return out
+        return depthwise(v, weight, padding=(side, side), documents=ctx.documents)

@@ -85,6 +85,8 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
     """Attention of pooled queries to pooled keys and values; where queries are pooled with a stride, a coarser grid
     leaves than came [Fan et al. 2021]. `add_queries` joins the pooled queries to what they found [Li et al. 2022]."""
 
+    packs: ClassVar[bool] = False
+
     num_heads: int
     queries: GridPool | None = None
     keys: GridPool | None = None  # and values, which have weights of their own
@@ -145,6 +147,8 @@ class PooledAttentionModule(InHeads):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.padding is not None:
             raise ValueError("places of a grid that are pooled cannot be hidden one by one: give no attention_mask")
+        if ctx.documents is not None:
+            raise ValueError(f"{self.address}: every place sees the whole row: nothing can be packed")
         projected = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
         pools = self.queries, self.keys, self.values
         q, k, v = (
