@@ -13,12 +13,14 @@ import torch
 import anyformer as af
 from anyformer import cli, families
 from anyformer.data import Arrays, Data
+from anyformer.evaluate import Evaluation
 from anyformer.generation.diffusion import denoise
 from anyformer.model import AutoencoderModel
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.objectives.draw import Reconstruct
 from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
+from anyformer.train.alone import evaluate
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup
@@ -125,6 +127,14 @@ def test_the_loss_is_that_of_noise_in_the_numbers(source: Arrays, vae: Path, tmp
         said = trained.model(hidden_states=mixed, timestep=step, class_labels=batch["class_labels"]).sample
         found = objective.losses(trained, batch)["loss"]
     assert float(found) == pytest.approx(16 * float((said - batch["noise"]).square().mean()), rel=1e-5)
+
+
+def test_the_folder_is_evaluated(source: Arrays, vae: Path, folder: Path) -> None:
+    """With the autoencoder beside it, as in training: an untrained model takes all noise for nothing."""
+    evaluation = Evaluation(source, diffuse(vae).ready(None), None, ())
+    fresh = af.build(dit(), seed=0)
+    scores = [evaluate(model, drawing(source, vae), "train", evaluation)["loss"] for model in (fresh, af.load(folder))]
+    assert scores[0] == pytest.approx(1.0, abs=0.2) and 0 < scores[1] != scores[0]
 
 
 def test_the_folder_draws_by_itself(

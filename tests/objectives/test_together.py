@@ -24,6 +24,7 @@ from anyformer.objectives.objective import Batch, Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
+from anyformer.train.alone import beside
 from small import close
 from tiny import CONFIGS, model_of
 
@@ -197,6 +198,14 @@ def test_replaced_token_terms_by_hand() -> None:
     logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits[..., 0]
     right = F.binary_cross_entropy_with_logits(logits[real], wrong[real].float(), reduction="sum")
     close(sums["discriminator"], 50 * right, 1e-5)
+
+
+def test_a_discriminator_alone_has_no_loss() -> None:
+    """Its generator is not in its folder, and a new one would say something else."""
+    with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs what was trained beside the model"):
+        beside(discriminator(), replaced())
+    model = discriminator()
+    assert beside(model, Tag(labels=("x",))) is model
 
 
 def test_a_right_guess_is_no_replacement() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from anyformer.data import Data, Loader, Plan, Source
 from anyformer.data.prepare import prepare_split
@@ -39,6 +40,16 @@ def same_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:
         raise ValueError(f"the model's labels are {', '.join(theirs)}, in another order than {', '.join(labels)}")
 
 
+def beside(model: TransformerModule, task: Objective) -> nn.Module:
+    """The model with what its objective puts beside it; a head that cannot be asked this is told here."""
+    trained = task.module(model).to(model.device).eval()
+    own = {*model.parameters()}
+    if any(parameter.requires_grad and parameter not in own for parameter in trained.parameters()):
+        what = "what was trained beside the model, and is not in its folder"
+        raise ValueError(f"{type(task).__name__}: its loss needs {what}; `anyformer train` tells it as it goes")
+    return trained
+
+
 def evaluate(
     model: TransformerModule, run: Run, split: str, evaluation: Evaluation, *, size: int = 32, num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
@@ -46,7 +57,7 @@ def evaluate(
     """The loss, and the metrics of an evaluation; `size` examples at once."""
     belong(model, evaluation.tokenizer)
     task = evaluation.task
-    task.module(model)  # a head that cannot be asked this is told here
+    trained = beside(model, task)
     same_labels(model, getattr(task, "labels", ()))
     pad = 0 if evaluation.tokenizer is None else evaluation.tokenizer.filler
     length = longest(run, model.spec) if task.packs else position_limit(model.spec)
@@ -59,7 +70,7 @@ def evaluate(
         def means(objective: Objective) -> dict[str, float]:
             plan = Plan(records, seed=run.seed, examples=size, length=row, packs=task.packs, once=True)
             with Loader(plan, objective, pad=pad) as batches:
-                return mean_losses(lambda batch, _: objective.losses(model, batch), objective, batches, model.device)
+                return mean_losses(lambda batch, _: objective.losses(trained, batch), objective, batches, model.device)
 
         found = means(task)
         loss = sum(found.values())
