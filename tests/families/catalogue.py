@@ -266,10 +266,11 @@ def belonging(spec: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
     """Ones for all the tokens, samples, frames or patches that are read; None where a model takes no mask of them."""
-    read, first = spec.embedding, inputs[spec.embedding.inputs[0]]
+    read = spec.embedding
     pooled = any(isinstance(part, PooledAttention) for _, part in af_walk(spec))  # its keys are of several patches
     if "attention_mask" not in read.inputs or "a grid" in read.gives or pooled:
         return None
+    first = inputs[read.inputs[0]]
     if "an image" in read.gives:
         shape: tuple[int, ...] = (len(first), getattr(read, "prefix", 0) + math.prod(read.grid))
     elif "time steps" in read.gives:

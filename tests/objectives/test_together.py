@@ -205,7 +205,7 @@ def test_a_discriminator_alone_has_no_loss() -> None:
     with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs what was trained beside the model"):
         beside(discriminator(), replaced())
     model = discriminator()
-    assert beside(model, Tag(labels=("x",))) is model
+    assert beside(model, Tag(labels=("x", "y"))) is model
 
 
 def test_a_right_guess_is_no_replacement() -> None:

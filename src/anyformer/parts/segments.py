@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.check import chance
 from anyformer.context import Context, leading_pads
+from anyformer.mask import first_of_document
 from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, farthest, lined_up
@@ -94,10 +95,13 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = torch.addcmul(scores, apart, other - same)
         elif not self.part.first_apart:
             scores = scores + same
-        if self.part.first_apart:  # where a text begins: behind the pads on its left
-            start = 0 if ctx.padding is None else leading_pads(ctx.padding)
-            query = (ctx.index == start).view(-1, 1, ctx.index.shape[-1], 1)
-            key = (places == start).view(-1, 1, 1, places.shape[-1])
+        if self.part.first_apart:  # where a text begins: behind the pads on its left, or the document before
+            if ctx.documents is not None:
+                query = key = ctx.index == first_of_document(ctx.documents)
+            else:
+                start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+                query, key = ctx.index == start, places == start
+            query, key = query.view(-1, 1, ctx.index.shape[-1], 1), key.view(-1, 1, 1, places.shape[-1])
             scores = torch.where(key, -same, scores).masked_fill(query, 0)
         return q + self.u[:, None], scores
 
