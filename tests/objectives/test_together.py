@@ -204,8 +204,8 @@ def test_a_discriminator_alone_has_no_loss() -> None:
     """Its generator is not in its folder, and a new one would say something else."""
     with pytest.raises(ValueError, match=r"^ReplacedTokens: its loss needs what was trained beside the model"):
         beside(discriminator(), replaced())
-    model = discriminator()
-    assert beside(model, Tag(labels=("x", "y"))) is model
+    model = built("bert", "BertForMaskedLM")
+    assert beside(model, Masked(known=KNOWN)) is model
 
 
 def test_a_right_guess_is_no_replacement() -> None:
