@@ -294,7 +294,7 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
     match spec.head:
         case heads.LMHead():
             labels = below(spec.head.vocab_size, *tokens.shape)
-            labels[:, 1] = -100
+            labels[:, 1:2] = -100
             return {"labels": labels}
         case heads.ClassifyHead(num_labels=n):
             return {"labels": below(n, batch)}
