@@ -27,7 +27,7 @@ from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
-from anyformer.parts.init import Initializer, initialise
+from anyformer.parts.init import Initializer, initialise, owner_of, within
 from anyformer.parts.moe import MoE
 from anyformer.state import State
 from anyformer.taps import OUTPUTS, Shown, Taps
@@ -110,10 +110,7 @@ class Model(Part):
 
     def owner_of(self, name: str) -> str | None:
         """The parameter whose storage this one shares, by its address; None where it has its own."""
-        for tied, owner in self.ties:
-            if within(name, tied):
-                return f"{owner}{name[len(tied) :]}"
-        return None
+        return owner_of(self.ties, name)
 
     def shares(self, name: str) -> bool:
         """Whether a parameter, or all of a module, is one with another."""
@@ -244,11 +241,6 @@ class Model(Part):
         """In the order data flows: width, embedding, stacks, then head and the rest."""
         last = Model.__annotations__.keys() - {"width", "length"}
         yield from sorted(super().items(), key=lambda item: item[0] in last)
-
-
-def within(name: str, address: str) -> bool:
-    """Whether a name is an address, or stands below it."""
-    return name == address or name.startswith(f"{address}.")
 
 
 def shown_in_notebook(spec: Model) -> str:

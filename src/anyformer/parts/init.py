@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,16 +103,26 @@ def computed(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
     return found
 
 
+def within(name: str, address: str) -> bool:
+    """Whether a name is an address, or stands below it."""
+    return name == address or name.startswith(f"{address}.")
+
+
+def owner_of(ties: Sequence[tuple[str, str]], name: str) -> str | None:
+    """The parameter whose storage a tied one shares, by its address."""
+    return next((f"{owner}{name[len(tied) :]}" for tied, owner in ties if within(name, tied)), None)
+
+
 @torch.no_grad()
 def initialise(model: Any, rules: Mapping[str, Initializer], seed: int, only: set[str] | None = None) -> None:
     """Fills every parameter and saved buffer of `model` (or those in `only`) by the first rule that names it. A tower
     has rules of its own."""
     towers = {f"{name}.": tower for name, tower in model.named_modules() if name and hasattr(tower, "spec")}
-    owner_of, fixed = model.spec.owner_of, computed(model)
+    fixed = computed(model)
     for address, tensor in model.state_dict(keep_vars=True).items():
         if only is not None and address not in only:
             continue
-        if (owner := owner_of(address)) is not None and (only is None or owner in only):
+        if (owner := owner_of(model.spec.ties, address)) is not None and (only is None or owner in only):
             continue
         if address in fixed:
             tensor.copy_(fixed[address]())

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.model import Model, TransformerModule
-from anyformer.model.base import within
-from anyformer.parts.init import computed
+from anyformer.parts.init import computed, within
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pieces import Pieces
 from anyformer.weights.rules import Matched
