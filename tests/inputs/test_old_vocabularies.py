@@ -48,6 +48,14 @@ def funnel(folder: Path) -> Path:
     return bare(folder, model_type="funnel")
 
 
+def perceiver(folder: Path, **config: Any) -> Path:
+    """Bytes need no file; transformers reads nothing but the name of the class."""
+    folder.mkdir()
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PerceiverTokenizer", **config})
+    write(folder, "config.json", {"model_type": "perceiver"})
+    return folder
+
+
 OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class that transformers must be told
     "vocab.txt": (lambda folder: bare(bert(folder)), "BertTokenizer"),
     "vocab.txt of BERT": (lambda folder: bare(bert(folder), model_type="bert"), ""),
@@ -61,6 +69,8 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "vocab.json of GPT-2": (lambda folder: bare(gpt2(folder), model_type="gpt2"), ""),
     "vocab.json with <s>": (lambda folder: bare(gpt2(folder, **ROBERTA), vocab_size=400), "RobertaTokenizer"),
     "vocab.json of RoBERTa": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta"), ""),
+    "no words of the Perceiver": (perceiver, ""),
+    "bytes with another mask": (lambda folder: perceiver(folder, mask_token="<hidden>"), ""),
     "vocab.json of Longformer": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="longformer"), ""),
 }
 

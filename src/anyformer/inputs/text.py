@@ -444,19 +444,9 @@ def _decoders(core: tokenizers.Tokenizer) -> set[str]:
     return {str(part.get("type")) for part in (step, *step.get("decoders", ()))}
 
 
-def _alphabet() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: itself where it can be seen, else the next of those from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    other = [byte for byte in range(256) if byte not in seen]
-    return {**{chr(byte): byte for byte in seen}, **{chr(256 + i): byte for i, byte in enumerate(other)}}
-
-
-_LETTERS = _alphabet()
-
-
 def _bytes(token: str) -> bytes:
     """What a byte-level token stands for; an added token stands for its own text."""
     try:
-        return bytes(_LETTERS[letter] for letter in token)
+        return bytes(vocabulary.BYTES[letter] for letter in token)
     except KeyError:
         return token.encode()

@@ -56,8 +56,8 @@ KINDS = {
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
     "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
-    "funnel": "FunnelTokenizer", "linformer": "", "dmca": "",  # these and what follows were published without
-    "limoe": "", "reka": "", "vatt": "", "reserve": "",
+    "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer",
+    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
 
 END = "<|endoftext|>"
@@ -71,6 +71,9 @@ _M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_toke
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
 _LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# a token each before those of the bytes, in this order
+_BYTES = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]",
+          "cls_token": "[CLS]", "sep_token": "[SEP]"}  # fmt: skip
 _QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 # class -> special tokens that its folders need not name
 DEFAULTS: dict[str, dict[str, str]] = {
@@ -79,7 +82,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
-    "NllbTokenizer": {**_ROBERTA}, "FunnelTokenizer": _FUNNEL,
+    "NllbTokenizer": {**_ROBERTA}, "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
@@ -134,6 +137,8 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
 
     if there("tokenizer.json"):
         return "tokenizer.json", from_json
+    if kind == "PerceiverTokenizer":  # there is nothing to read
+        return "tokenizer_config.json", single_bytes
     if there("source.spm", "vocab.json"):
         return "source.spm", marian
     if there("vocab-src.json"):
@@ -228,6 +233,32 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     if DEFAULTS.get(kind) is _ROBERTA:
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
+    return Words(core, config, special)
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: itself where it can be seen, else the next of those from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [byte for byte in range(256) if byte not in seen]
+    return {**{chr(byte): byte for byte in seen}, **{chr(256 + i): byte for i, byte in enumerate(other)}}
+
+
+BYTES = _alphabet()
+
+
+def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """A token a byte, behind the special ones: the Perceiver's."""
+    marked = [special.get(name, usual) for name, usual in _BYTES.items()]
+    vocabulary = {token: i for i, token in enumerate(marked)}
+    vocabulary |= {letter: len(marked) + byte for letter, byte in BYTES.items()}
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    start, end = marked[-2:]
+    core.post_processor = processors.TemplateProcessing(
+        single=[start, "$A", end], pair=[start, "$A", end, "$B:1", f"{end}:1"],
+        special_tokens=[(token, vocabulary[token]) for token in (start, end)],
+    )  # fmt: skip
     return Words(core, config, special)
 
 
