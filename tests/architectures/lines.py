@@ -435,6 +435,8 @@ EXCUSED = (
             lambda part, _: part.depth > 0 and part.kernel > 2),
     Excused("CompressedAttention", ("N8",), "of fewer tokens than taps no key is made, and nothing is learnt of them",
             lambda part, spec: part.kernel > 2 and shortens(spec)),
+    Excused("TimeMix", ("N8",), "where one vector is left there is none before it that could decay",
+            lambda part, spec: shortens(spec)),
     Excused("Pool", ("G1",), "the vector is that of one token, which a piece of a text may not have",
             lambda part, _: part.take == "token"),
     Excused("BlockSparseAttention", ("N4",), "blocks are cut from the row, pads and all, as published"),
