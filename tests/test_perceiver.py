@@ -23,6 +23,7 @@ from anyformer.parts.image import PatchEmbedding
 from anyformer.parts.induced import LunaAttention
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.numbering import WithoutToken
 from anyformer.parts.position import Learned
 from anyformer.parts.window import Windows
 from anyformer.perceiver import Look, Perceiver, Write
@@ -62,6 +63,16 @@ def look(module: Any, x: Tensor, y: Tensor) -> Tensor:
     weights = (torch.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5).softmax(-1)
     x = x + a.o(torch.einsum("bhts,bshk->bthk", weights, v).flatten(2))
     return x + module.feedforward(module.norm(x), None)
+
+
+def test_what_is_not_counted_has_a_place_to_be_written_at() -> None:
+    tokens = TextEmbedding(tokens=Tokens(vocab_size=40), numbering=WithoutToken(token=1))
+    with pytest.raises(ValueError, match=r"^encoder\.write\.position: what WithoutToken leaves out has the row before"):
+        described(PART.replace(write=WRITE), embedding=tokens)
+    moved = WRITE.replace(position=Learned(length=L, offset=1))
+    pads = F.pad(text(), (0, 3), value=1)
+    found = model(PART.replace(write=moved), embedding=tokens)(input_ids=pads, attention_mask=(pads != 1).long())
+    assert found.last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("rounds, reread", [(1, False), (3, False), (2, True)])

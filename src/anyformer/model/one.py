@@ -29,6 +29,11 @@ class EncoderModel(Model):
 
     def check(self) -> None:
         super().check()
+        numbering: Any = getattr(self.embedding, "numbering", None)
+        written = self.encoder.write if isinstance(self.encoder, Perceiver) and self.encoder.by_token else None
+        if written is not None and getattr(numbering, "before", False) and getattr(written.position, "offset", 1) < 1:
+            line = f"what {type(numbering).__name__} leaves out has the row before the first; set offset=1"
+            raise ValueError(f"encoder.write.position: {line}")
         if isinstance(self.encoder, Perceiver) and self.head is not None and not self.encoder.by_token:
             pool: Any = getattr(self.head, "pool", None)
             if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.needs):
