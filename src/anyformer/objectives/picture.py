@@ -64,8 +64,7 @@ class Pictures(Objective):
         pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, H, W)
         if "chance" in records[0] and (self.flip or self.shift):
             pixels = self.moved(pixels, chances(records))
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return {"pixel_values": pixels.float().div_(255).sub_(mean).div_(std)}
+        return {"pixel_values": normalised(pixels, self.mean, self.std)}
 
     def moved(self, pixels: Tensor, chance: Tensor) -> Tensor:
         """(B, C, H, W) mirrored and shifted, as chance has it."""
@@ -158,6 +157,13 @@ class ClassifyImage(LabelledPictures):
         if "share" in batch:
             loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **kind), batch["share"])
         return {"loss": loss.sum()}
+
+
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Bytes (N, C, ..., H, W), a mean and a deviation a channel."""
+    shape = (-1, *(1,) * (pixels.dim() - 2))
+    middle, spread = (torch.tensor(values).view(shape) for values in (mean, std))
+    return pixels.float().div_(255).sub_(middle).div_(spread)
 
 
 def chances(records: Sequence[Record]) -> Tensor:

@@ -16,6 +16,7 @@ from anyformer.model import HiddenSpansModelModule
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, joined, texts_of
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
+from anyformer.objectives.picture import normalised
 from anyformer.parts.labels import Loss
 
 TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what is read of a segment, after its frame
@@ -115,8 +116,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
     def seen(self, records: Sequence[Record]) -> Tensor:
         """(all frames, C, H, W)"""
         pixels = torch.from_numpy(np.concatenate([record["pixels"] for record in records]))
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return pixels.view(-1, len(self.mean), *self.image_size).float().div_(255).sub_(mean).div_(std)
+        return normalised(pixels.view(-1, len(self.mean), *self.image_size), self.mean, self.std)
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, HiddenSpansModelModule):

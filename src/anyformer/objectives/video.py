@@ -17,6 +17,7 @@ from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, texts_of
 from anyformer.objectives.match import caption
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts, taken
+from anyformer.objectives.picture import normalised
 from anyformer.parts.labels import Loss
 
 
@@ -81,7 +82,6 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         B, C = len(records), len(self.mean)
         pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, -1, *self.image_size)
-        mean, std = (torch.tensor(values).view(-1, 1, 1, 1) for values in (self.mean, self.std))
         rows = [record["samples"] for record in records]
         mask = padded([np.ones(len(row), np.int64) for row in rows], 0)
         texts = []
@@ -90,7 +90,7 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
             drawn = record.get("drawn", np.arange(self.candidates) % len(each))
             texts += [{"input_ids": each[i]} for i in drawn]
         sound = {"input_values": padded(rows, 0.0), "audio_attention_mask": mask}
-        return {"pixel_values": pixels.float().div_(255).sub_(mean).div_(std), **sound, **padded_texts(texts, pad)}
+        return {"pixel_values": normalised(pixels, self.mean, self.std), **sound, **padded_texts(texts, pad)}
 
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, ThreeTowerModule):
