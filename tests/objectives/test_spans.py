@@ -115,7 +115,8 @@ def test_mistakes(clips: Beside, tmp_path: Path) -> None:
     tokenizer = setup(run(clips), tmp_path / "run", device="cpu").tokenizer
     row = next(iter(clips.rows(HIDDEN.columns))).example
     for change, match in (
-        ({"texts": ["one"]}, "3 frames and 1 texts"), ({"texts": ["a", "b", " "]}, "none of them is empty"),
+        ({"frames": 3}, "column 'frames': its frames"), ({"texts": ["one"]}, "3 frames and 1 texts"),
+        ({"texts": ["a", "b", " "]}, "none of them is empty"),
         ({"audio": np.zeros(100, np.float32)}, "100 samples of sound, less than 3 segments of 40"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):

@@ -159,6 +159,19 @@ class ClassifyImage(LabelledPictures):
         return {"loss": loss.sum()}
 
 
+def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """The pictures of a column, in their order."""
+    frames = field(example, name)
+    if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
+        raise ValueError(f"column {name!r}: its frames, one picture or more")
+    return frames
+
+
+def scaled_to(size: tuple[int, int], channels: int) -> Images:
+    """What brings pictures to a size."""
+    return Images(size={"height": size[0], "width": size[1]}, do_convert_rgb=channels == 3)
+
+
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Bytes (N, C, ..., H, W), a mean and a deviation a channel."""
     shape = (-1, *(1,) * (pixels.dim() - 2))

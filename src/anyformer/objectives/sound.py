@@ -17,6 +17,13 @@ from anyformer.objectives.objective import Batch, Objective, Record
 LOUDEST = 32768  # recordings are kept in 16 bits
 
 
+def heard(example: Mapping[str, Any], rate: int) -> np.ndarray:
+    """The samples of column "audio" at this rate; column "rate" says theirs where they are no file."""
+    audio, given = field(example, "audio"), example.get("rate")
+    with Recording.open(audio, None if given is None else int(given)) as recording:
+        return recording.read(rate)
+
+
 class Sounds(Objective):
     """Column "audio": a file, or samples (T,) whose "rate" stands beside them. They are brought to `rate` once, and
     `form` is what the model hears: samples ("values"), or a spectrogram of `channels` like Whisper's ("mel", always
@@ -64,9 +71,7 @@ class Sounds(Objective):
         return folder
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        audio, rate = field(example, "audio"), example.get("rate")
-        with Recording.open(audio, None if rate is None else int(rate)) as recording:
-            samples = recording.read(self.rate)
+        samples = heard(example, self.rate)
         if len(samples) < 2 * self.hop:
             raise ValueError(f"{len(samples)} samples of sound, less than two frames")
         if self.form == "mel" and len(samples) > self.seconds * self.rate:

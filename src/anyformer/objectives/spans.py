@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.inputs.image import Images
-from anyformer.inputs.sound import Recording
 from anyformer.model import HiddenSpansModelModule
 from anyformer.model.base import TransformerModule
-from anyformer.objectives.examples import field, joined, texts_of
+from anyformer.objectives.examples import joined, texts_of
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
-from anyformer.objectives.picture import normalised
+from anyformer.objectives.picture import frames_of, normalised, scaled_to
+from anyformer.objectives.sound import heard
 from anyformer.parts.labels import Loss
 
 TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what is read of a segment, after its frame
@@ -54,17 +53,15 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         return ("texts",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        frames, texts, rate = field(example, "frames"), texts_of(example, "texts"), example.get("rate")
+        frames, texts = frames_of(example, "frames"), texts_of(example, "texts")
         if len(frames) != len(texts):
             raise ValueError(f"{len(frames)} frames and {len(texts)} texts: a clip has as many of each")
         if not all(text.strip() for text in texts):
             raise ValueError("column 'texts': none of them is empty")
-        with Recording.open(field(example, "audio"), None if rate is None else int(rate)) as recording:
-            sound = recording.read(self.rate)
+        sound = heard(example, self.rate)
         if len(sound) < len(texts) * self.samples:
             raise ValueError(f"{len(sound)} samples of sound, less than {len(texts)} segments of {self.samples}")
-        size = {"height": self.image_size[0], "width": self.image_size[1]}
-        images = Images(size=size, do_convert_rgb=len(self.mean) == 3)
+        images = scaled_to(self.image_size, len(self.mean))
         ids = [joined(tokenizer, text)["input_ids"][: self.length] for text in texts]
         starts = np.linspace(0, len(sound) - self.samples, len(texts)).astype(int)
         return {

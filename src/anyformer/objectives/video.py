@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.check import at_least
-from anyformer.inputs.image import Images
-from anyformer.inputs.sound import Recording
 from anyformer.model import ThreeTowerModule
 from anyformer.model.base import TransformerModule
-from anyformer.objectives.examples import field, texts_of
+from anyformer.objectives.examples import texts_of
 from anyformer.objectives.match import caption
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts, taken
-from anyformer.objectives.picture import normalised
+from anyformer.objectives.picture import frames_of, normalised, scaled_to
+from anyformer.objectives.sound import heard
 from anyformer.parts.labels import Loss
 
 
@@ -49,14 +48,9 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
         return ("text",)
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        frames, rate = field(example, "video"), example.get("rate")
-        if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
-            raise ValueError("column 'video': its frames, one picture or more")
-        size = {"height": self.image_size[0], "width": self.image_size[1]}
-        images = Images(size=size, do_convert_rgb=len(self.mean) == 3)
+        frames, images = frames_of(example, "video"), scaled_to(self.image_size, len(self.mean))
         seen = np.linspace(0, len(frames) - 1, self.frames).round().astype(int)
-        with Recording.open(field(example, "audio"), None if rate is None else int(rate)) as recording:
-            samples = recording.read(self.rate)
+        samples = heard(example, self.rate)
         if not len(samples):
             raise ValueError("column 'audio': a recording of no samples")
         texts = texts_of(example, "text")
