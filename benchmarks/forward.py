@@ -94,6 +94,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048,
         "vocab_size": 32,
     },
+    "wav2vec2": {"num_hidden_layers": 6, "vocab_size": 32},  # base with 6 of its 12 layers
+    "whisper": {  # tiny
+        "d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536,
+        "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536,
+    },
     "mixtral": {  # 8x7b an eighth as wide and deep, its vocabulary too
         "vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1792, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 1,
@@ -158,6 +163,8 @@ CASES = (
     Case("vit", "ViTForImageClassification", "base/16, 2 x 224 x 224", floats("pixel_values", 2, 3, 224, 224)),
     Case("resnet", "ResNetForImageClassification", "50, 4 x 224 x 224", floats("pixel_values", 4, 3, 224, 224)),
     Case("wav2vec2-conformer", "Wav2Vec2ConformerForCTC", "6 layers of 512, 2 x 4 s", floats("input_values", 2, 64000)),
+    Case("wav2vec2", "Wav2Vec2ForCTC", "6 layers of base, 2 x 4 s", floats("input_values", 2, 64000)),
+    Case("whisper", "WhisperForAudioClassification", "tiny, 1 x 30 s", floats("input_features", 1, 80, 3000)),
     Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 1 x 128", tokens(1, 128)),
     Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
     Case(
