@@ -106,6 +106,7 @@ class Run(Part):
     ema: float | None = None  # a moving average of the weights with this decay, which is evaluated and saved
     recompute: tuple[str, ...] = ()  # addresses whose activations are computed again in the backward pass
     compile: bool = False
+    record: bool = False  # launch each step's passes at once, on one GPU: for small models, see record.py
     lora: LoRA | None = None
     freeze: tuple[str, ...] = ()  # addresses of what stands still, such as "embedding" or "encoder.layers.[0-3]"
     mesh: Mesh = Mesh()
@@ -155,7 +156,7 @@ def read_run(path: Path) -> Run:
 
 
 # what may be other when a run goes on: how long, how it is watched, and how the same step is computed
-FREE = ("name", "steps", "evaluate", "keep", "mesh", "compile", "recompute", "batch.micro")
+FREE = ("name", "steps", "evaluate", "keep", "mesh", "compile", "record", "recompute", "batch.micro")
 
 
 def differences(old: Run, new: Run) -> list[str]:

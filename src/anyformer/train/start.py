@@ -28,7 +28,7 @@ from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.part import Table, thaw, walk
-from anyformer.train import parallel
+from anyformer.train import parallel, record
 from anyformer.train.course import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
 from anyformer.train.run import Pretrained, Run, differences, read_run
@@ -62,6 +62,9 @@ def setup(
     check(run.objective, run.evaluate.metrics)
     if run.compile and not machine.has("compiler"):
         raise ValueError(f"compile=true: {machine.NO_COMPILER}")
+    why = record.refusal(run.objective, layout.device, run.precision, parallel.world_size()) if run.record else None
+    if why is not None:
+        raise ValueError(f"record=true: {why}")
     if layout.device.type == "cpu" and run.precision.startswith("bf16") and not machine.has("bf16"):
         tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
     with claimed(run, folder, resume) as (fresh, lock):

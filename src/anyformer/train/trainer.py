@@ -35,6 +35,7 @@ from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
 from anyformer.train.optim import clip
+from anyformer.train.record import Recorder
 from anyformer.train.run import Pretrained, Run
 from anyformer.transforms.adapters import save_adapter
 from anyformer.transforms.fuse import fuse
@@ -135,6 +136,9 @@ class Trainer:
         self.core = LossStep(self.objective, module)
         placed = self.layout.place(self.core)
         self.call: Any = torch.compile(placed) if run.compile else placed
+        self.recorder: Recorder | None = None
+        if run.record:
+            self.recorder = Recorder(self.passed, module, self.seeded, self.tell)
         self.optimizers = run.optimizer.make(module)
         self.average = Average(module, run.ema) if run.ema is not None else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=run.precision == "fp16")
@@ -230,18 +234,18 @@ class Trainer:
 
     def launch(self, ready: Ready) -> _Launched:
         """Forward, backward and the optimisers' step; nothing waits for the device."""
-        seed_all(self.run.seed, ready.step, self.layout.data_rank)
+        self.seeded(ready.step)
         self.objective.before(self.module, ready.step)
         divisors = self.divisors(ready)
         total: dict[str, Tensor] = {}
         for left, batch, real in zip(reversed(range(len(ready.batches))), ready.batches, ready.real, strict=True):
             with self.layout.accumulating(more=left > 0):
-                with self.autocast():
-                    terms = self.call(self.moved(batch), divisors)
-                    loss = sum(terms.values(), torch.zeros((), device=self.device)) * float(real)
-                self.scaler.scale(loss).backward()
+                if self.recorder is not None and len(ready.batches) == 1:
+                    terms = self.recorder(self.moved(batch), divisors, ready.step)
+                else:
+                    terms = self.passed(self.moved(batch), divisors, float(real))
             for name, value in terms.items():
-                total[name] = total.get(name, 0.0) + value.detach().float() * float(real)
+                total[name] = total.get(name, 0.0) + value
         self.layout.sum_gradients()
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # nothing where it is off
@@ -294,6 +298,14 @@ class Trainer:
 
     # -- pieces of a step -----------------------------------------------------------------------------------------
 
+    def passed(self, batch: Batch, divisors: dict[str, Tensor], real: float = 1.0) -> dict[str, Tensor]:
+        """Forward and backward: the terms, and the gradients are in the parameters."""
+        with self.autocast():
+            terms = self.call(batch, divisors)
+            loss = sum(terms.values(), torch.zeros((), device=self.device)) * real
+        self.scaler.scale(loss).backward()
+        return {name: value.detach().float() * real for name, value in terms.items()}
+
     def divisors(self, ready: Ready) -> dict[str, Tensor]:
         """How much each term counts in the whole step; a term that nothing asks about has the sum 0."""
         counts: dict[str, float] = {}
@@ -304,6 +316,9 @@ class Trainer:
         values = [torch.full((), value, dtype=torch.float64, device=self.device) for value in counts.values()]
         totals = self.summed(torch.stack(values))
         return dict(zip(counts, torch.where(totals > 0, totals, 1.0).float().unbind()))
+
+    def seeded(self, step: int) -> None:
+        seed_all(self.run.seed, step, self.layout.data_rank)
 
     def summed(self, values: Tensor) -> Tensor:
         return self.layout.summed(values)
@@ -320,7 +335,7 @@ class Trainer:
         weights = [name for name, p in self.core.module.named_parameters() if not bool(p.isfinite().all())]
         where = weights[0] if weights else None
         for batch in launched.ready.batches if where is None else ():
-            seed_all(self.run.seed, launched.step - 1, self.layout.data_rank)
+            self.seeded(launched.step - 1)
             once_more = functools.partial(self.core, self.moved(batch), launched.divisors)
             with self.autocast():
                 where = first_nonfinite(self.core.module, {}, once_more) if where is None else once_more() and where

@@ -64,7 +64,7 @@ def training(
         optimizer=AdamW(lr=lr, betas=(0.9, 0.98)),
         schedule=Cosine(warmup=max(steps // 20, 1) if warmup is None else warmup, floor=0.1),
         batch=Batch(examples=batch, length=length), steps=steps,
-        precision="bf16" if device.startswith("cuda") else "fp32", seed=seed,
+        precision="bf16" if device.startswith("cuda") else "fp32", record=device.startswith("cuda"), seed=seed,
         evaluate=Evaluate(every=every or steps, batches=batches), keep=Keep(every=steps, last=1, best=False),
     )  # fmt: skip
 

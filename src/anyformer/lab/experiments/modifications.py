@@ -73,7 +73,7 @@ def work(values: Values, place: Place) -> list[Row]:
         objective=SpanCorruption(), optimizer=AdamW(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
         schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1), steps=steps, seed=values["seed"],
         batch=Batch(examples=values["batch"], length=LENGTH),
-        precision="bf16" if place.device.startswith("cuda") else "fp32",
+        precision="bf16" if place.device.startswith("cuda") else "fp32", record=place.device.startswith("cuda"),
         evaluate=Evaluate(every=max(steps // 8, 1), batches=8), keep=Keep(every=steps, last=1, best=False),
     )  # fmt: skip
     trainer = place.train(run)

@@ -1,0 +1,148 @@
+"""Recorded steps: what is launched at once learns what step by step is learnt, or is not recorded."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anyformer.objectives.causal import NextToken
+from anyformer.objectives.contrast import Contrast
+from anyformer.train import record
+from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.record import WARM, Recorder, Recording
+from anyformer.train.run import Batch
+from anyformer.train.start import setup
+from anyformer.train.trainer import Callback
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runs import run_of, write_texts
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ((NextToken(), torch.device("cpu"), "bf16", 1), "on a GPU"), ((NextToken(), CUDA, "bf16", 2), "processes"),
+    ((NextToken(), CUDA, "fp16", 1), "take bf16"), ((Contrast(), CUDA, "bf16", 1), "from step to step"),
+])  # fmt: skip
+def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
+    assert said in (record.refusal(*given) or "")
+    assert record.refusal(NextToken(), CUDA, "bf16", 1) is None
+
+
+def test_on_a_cpu_it_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="record=true: a recording is launched on a GPU, and this is on cpu"):
+        setup(run_of(write_texts(tmp_path), record=True), tmp_path / "run", device="cpu")
+
+
+class Again:
+    """In the place of CUDA's graph: the same pass once more, with what Python decided when it was recorded."""
+
+    def __init__(self, decided: float, module: nn.Linear, batch: Any, terms: Any) -> None:
+        self.decided, self.module, self.batch, self.terms = decided, module, batch, terms
+
+    def replay(self) -> None:
+        loss = (self.module(self.batch["x"]) * self.decided).sum()
+        (gradient,) = torch.autograd.grad(loss, self.module.weight)
+        self.terms["loss"].copy_(loss.detach())
+        self.terms["gradient"].copy_(gradient)
+
+
+def recorder(decide: Any) -> tuple[Recorder, nn.Linear, list[str]]:
+    """A recorder of a pass in which Python decides something, on a CPU."""
+    module, told = nn.Linear(3, 1, bias=False), list[str]()
+
+    def do(batch: Any, divisors: Any) -> Any:
+        loss = (module(batch["x"]) * decide()).sum()
+        loss.backward()
+        return {"loss": loss.detach()}
+
+    class Fake(Recorder):
+        def record(self, batch: Any, divisors: Any) -> Recording:
+            batch = {"x": batch["x"].clone()}
+            terms = {"loss": torch.zeros(()), "gradient": torch.zeros(1, 3)}
+            graph = Again(decide(), module, batch, terms)
+            return Recording(graph, batch, {}, {"loss": terms["loss"]}, [terms["gradient"]])
+
+    return Fake(do, module, random.seed, told.append), module, told
+
+
+def test_a_recording_reads_the_batch_it_is_given_and_leaves_its_gradients() -> None:
+    recorded, module, told = recorder(lambda: 2.0)
+    for step in range(2 * WARM):
+        x = torch.randn(4, 3)
+        module.weight.grad = None
+        terms = recorded({"x": x}, {}, step)
+        assert float(terms["loss"]) == pytest.approx(float(2 * module(x).sum().detach()), rel=1e-5)
+        assert module.weight.grad is not None
+        assert torch.allclose(module.weight.grad, 2 * x.sum(0, keepdim=True))
+        assert len(recorded.recordings) == (step >= WARM)
+    assert not told
+    recorded({"x": torch.randn(5, 3)}, {}, 9)  # another shape is another recording
+    assert len(recorded.recordings) == 1
+
+
+def test_what_python_draws_is_found_out() -> None:
+    recorded, module, told = recorder(random.random)
+    for step in range(2 * WARM):
+        module.weight.grad = None
+        random.seed(step)
+        x, wanted = torch.randn(4, 3), random.random()
+        random.seed(step)
+        terms = recorded({"x": x}, {}, step)
+        assert float(terms["loss"]) == pytest.approx(float(wanted * module(x).sum().detach()), rel=1e-5)
+    assert len(told) == 1 and "it goes on step by step" in told[0] and not recorded.recordings
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+class Heard(Callback):
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def announced(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def losses(texts: Path, folder: Path, **changes: Any) -> SimpleNamespace:
+    heard = Heard()
+    run = run_of(texts, batch=Batch(examples=6, length=32), precision="bf16", **changes)
+    trainer = setup(run, folder, device="cuda", callbacks=[Metrics(), heard]).fit()
+    return SimpleNamespace(each=[line["loss"] for line in read_metrics(folder) if "loss" in line], lines=heard.lines,
+                           recorder=trainer.recorder)  # fmt: skip
+
+
+@GPU
+@pytest.mark.gpu
+def test_recorded_steps_learn_the_same_dropout_included(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path, lines=200)
+    plain = losses(texts, tmp_path / "plain")
+    recorded = losses(texts, tmp_path / "recorded", record=True)
+    assert recorded.recorder.recordings and not recorded.lines
+    assert recorded.each == pytest.approx(plain.each, rel=2e-3)
+
+
+@GPU
+@pytest.mark.gpu
+def test_what_asks_the_device_goes_on_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = write_texts(tmp_path, lines=200)
+    plain = losses(texts, tmp_path / "plain")
+    ask = NextToken.losses
+
+    def asking(self: Any, trained: Any, batch: Any) -> Any:
+        terms = ask(self, trained, batch)
+        assert float(next(iter(terms.values()))) > 0
+        return terms
+
+    monkeypatch.setattr(NextToken, "losses", asking)
+    recorded = losses(texts, tmp_path / "asking", record=True)
+    assert not recorded.recorder.recordings and len(recorded.lines) == 1
+    assert recorded.each == pytest.approx(plain.each, rel=2e-3)
