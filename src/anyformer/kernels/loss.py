@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.decode import HAS_TRITON
+from anyformer.kernels.recording import recording
 
 IGNORED = -100  # a label that asks for nothing
 # scores that one chunk may hold, few enough for a CPU's cache; but so many rows that a product pays for reading weights
@@ -37,7 +38,7 @@ def linear_cross_entropy(
     V = weight.shape[0]
     if x.shape[0] != labels.shape[0]:
         raise ValueError(f"{labels.shape[0]} labels for {x.shape[0]} tokens")
-    if not torch.compiler.is_compiling() and labels.numel():
+    if not recording() and labels.numel():
         asked = torch.where(labels == IGNORED, 0, labels)
         for bad in (int(asked.min()), int(asked.max())):
             if not 0 <= bad < V:

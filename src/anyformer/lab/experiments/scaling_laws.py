@@ -23,8 +23,8 @@ FORMS = {
         "library": False,
     }),
     "full": Form(600, 4, {
-        "widths": [64, 96, 128, 192, 256], "tokens": [1_500_000, 3_000_000, 6_000_000, 12_000_000],
-        "largest": [384, 24_000_000], "batch": 64,
+        "widths": [64, 96, 128, 192, 256], "tokens": [2_500_000, 5_000_000, 10_000_000, 20_000_000],
+        "largest": [384, 40_000_000], "batch": 32,
     }),
 }  # fmt: skip
 DIVERGES = True  # a training that does is a result here
