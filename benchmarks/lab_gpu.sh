@@ -1,10 +1,10 @@
 #!/bin/bash
 # Experiments of `anyformer lab` on one GPU, one after another: bash benchmarks/lab_gpu.sh FOLDER SECONDS NAME ...
-# JOBS trainings at once (6), in the form FORM (full). What is done when the time is over stays, and the same command
+# JOBS trainings at once (6), in the form FORM (full), from the text file DATA where one is named. What is done when the time is over stays, and the same command
 # goes on with the rest; FOLDER.tgz has what is needed for that and for the results, without the weights.
 folder=${1:?a folder} seconds=${2:?seconds}
 shift 2
-export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 mkdir -p "$folder"
 for name; do
     if [ $((seconds - SECONDS)) -lt 15 ]; then
@@ -12,7 +12,7 @@ for name; do
         continue
     fi
     timeout $((seconds - SECONDS)) python -m anyformer lab run "$name" --form "${FORM:-full}" --jobs "${JOBS:-6}" \
-        --device "${DEVICE:-auto}" --out "$folder/$name" 2>&1 | sed -u "s/^/$name: /;s/anyformer: //"
+        --device "${DEVICE:-auto}" ${DATA:+--data "$DATA"} --out "$folder/$name" 2>&1 | sed -u "s/^/$name: /;s/anyformer: //"
     echo "$name: ended after $SECONDS s"
 done
 find "$folder" -name results.jsonl -o -name claim.json -o -name plot.png -o -name trial.json -o -name rows.jsonl \
