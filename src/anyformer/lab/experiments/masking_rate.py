@@ -24,15 +24,22 @@ CLAIM = (
     "masking once"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "library": False}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 64, "steps": 200, "batch": 16, "library": False}),
-    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "library": False}),
-}
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "text": "made-up", "documents": 40}),
+    "small": Form(2, 0.5, {
+        "depth": 2, "width": 48, "steps": 400, "batch": 8, "text": "made-up", "documents": 60
+    }),
+    "full": Form(90, 3.5, {
+        "depth": 4, "width": 192, "steps": 3000, "batch": 96, "text": "docs", "documents": 0
+    }),
+}  # fmt: skip
 RATES, ASKED, LENGTH = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15, 64
 
 
-def trials(depth: int, width: int, steps: int, batch: int, library: bool, data: str | None = None) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "library": library, "data": data}
+def trials(
+    depth: int, width: int, steps: int, batch: int, text: str, documents: int, data: str | None = None, seed: int = 0
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "documents": documents,
+            "data": data, "seed": seed}  # fmt: skip
     ways = [{"rate": rate, "masking": "dynamic"} for rate in RATES]
     ways += [{"rate": ASKED, "masking": kind} for kind in ("static", "dynamic pieces")]
     return [Trial(f"{way['rate']}-{str(way['masking']).replace(' ', '-')}", {**way, **same}) for way in ways]
@@ -43,10 +50,12 @@ def work(values: Values, place: Place) -> list[Row]:
     objective = Masked(
         rate=values["rate"], length=LENGTH if pieces else None, copies=1 if values["masking"] == "static" else None
     )
+    width = values["width"]
     run = training(
-        "masking", reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, LENGTH),
-        texts(values["data"], values["library"]), place.device, steps=values["steps"], batch=values["batch"],
-        length=LENGTH, lr=2e-3 if values["width"] < 100 else 1e-3, objective=objective, vocabulary=READER,
+        "masking", reader("bert", "BertForMaskedLM", width, values["depth"], 4, LENGTH, initializer_range=width**-0.5),
+        texts(place, values["text"], values["data"], number=values["documents"]), place.device, steps=values["steps"],
+        batch=values["batch"], length=LENGTH, lr=3e-3 if width < 100 else 1e-3, objective=objective,
+        vocabulary=READER, seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
     return [{"loss": asked(trainer)}]
