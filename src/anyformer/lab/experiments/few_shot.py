@@ -25,7 +25,7 @@ FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100, "letters": 4}),
     "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 8, "texts": 12000, "letters": 6}),
     "full": Form(120, 3.5, {
-        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 256, "texts": 60000, "letters": 16
+        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 64, "texts": 60000, "letters": 16
     }),
 }  # fmt: skip
 LETTERS, SHOTS = "abcdefghijklmnop", 12

@@ -29,8 +29,8 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 from anyformer.train.trainer import Trainer
 
 CLAIM = (
-    "without next-sentence prediction hidden words are guessed better, and after tuning pairs are told apart at least as "
-    "well, in the mean of the seeds"
+    "without next-sentence prediction hidden words are guessed better, and after tuning pairs are told apart at least "
+    "as well, in the mean of the seeds"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {
