@@ -29,6 +29,11 @@ class Language:
         every = iter(seen)
         return [[[next(every) for _ in range(self.words)] for _ in range(self.kinds)] for _ in range(self.topics)]
 
+    @property
+    def size(self) -> int:
+        """How many words there are, the full stop counted."""
+        return self.topics * self.kinds * self.words + 1
+
     def sentence(self, draw: np.random.Generator, topic: int) -> list[tuple[str, int]]:
         """Words and their kinds."""
         kind, found = int(draw.integers(self.kinds)), []

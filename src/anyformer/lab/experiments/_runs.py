@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.codec import override
-from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary
+from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
 from anyformer.lab.experiments._language import Language
 from anyformer.lab.trials import Place
 from anyformer.model import Model
@@ -26,6 +26,7 @@ SIZE = 258  # bytes, and the two special tokens of a writer
 READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
 READER_SIZE = 260
 LANGUAGE = Language()
+WORDS = Words(special={**SPECIAL, "unk_token": "[UNK]"}, begin="cls_token", end="sep_token")  # a word a token
 
 
 def writer(

@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.data import Data, Held, JSONLines, Loader, Plan, Words
+from anyformer.data import Data, Held, JSONLines, Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._language import Language
-from anyformer.lab.experiments._runs import mean, reader, training
+from anyformer.lab.experiments._runs import WORDS, mean, reader, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.sentences import MaskedAndNext
-from anyformer.recipes._encoder import SPECIAL
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 from anyformer.train.trainer import Trainer
@@ -47,7 +46,6 @@ FORMS = {
 }  # fmt: skip
 LENGTH, LABELS = 20, ("other", "same")
 RATES = {"with": 0.5, "without": 1.0}  # how often the second sentence follows the first
-SPECIALS = {**SPECIAL, "unk_token": "[UNK]"}
 
 
 def trials(
@@ -61,9 +59,7 @@ def trials(
 def work(values: Values, place: Place) -> list[Row]:
     language = Language(topics=values["topics"], words=values["words"])
     source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
-    # words, a full stop, and the special tokens
-    size = values["topics"] * language.kinds * values["words"] + 1 + len(SPECIALS)
-    width = values["width"]
+    width, size = values["width"], language.size + len(WORDS.special)
     described = reader(
         "bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, vocab_size=size, initializer_range=width**-0.5
     )
@@ -71,7 +67,7 @@ def work(values: Values, place: Place) -> list[Row]:
         values["kind"], described, Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device,
         steps=values["steps"], batch=values["batch"], length=LENGTH, lr=3e-3 if width < 100 else 1e-3,
         objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=RATES[values["kind"]]),
-        vocabulary=Words(special=SPECIALS, begin="cls_token", end="sep_token"), seed=values["seed"],
+        vocabulary=WORDS, seed=values["seed"],
     )  # fmt: skip
     found = asked(place.train(run, name="pretrained"))
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])

@@ -31,7 +31,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "lr": 3e-3, "text": "made-up"}),
-    "small": Form(2, 0.5, {"depth": 8, "width": 32, "steps": 200, "batch": 4, "lr": 3e-3, "text": "made-up"}),
+    "small": Form(2, 0.5, {"depth": 8, "width": 32, "steps": 150, "batch": 4, "lr": 3e-3, "text": "made-up"}),
     "full": Form(90, 3.5, {"depth": 16, "width": 192, "steps": 1200, "batch": 64, "lr": 2e-3, "text": "library"}),
 }
 DIVERGES = True  # a training that does is a result here
