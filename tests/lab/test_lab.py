@@ -11,6 +11,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -221,6 +222,39 @@ def test_circles_of_letters() -> None:
     assert len({len(set(text)) for text in texts}) > 10 and len({text[:64] for text in texts}) == 200
     share = sum(held) / len(held)  # leaps land on the right letter now and then, and some are noted as what follows
     assert (1 - ELSEWHERE) ** 2 - 0.02 < share < 1 - ELSEWHERE / 2
+
+
+def test_made_up_language() -> None:
+    """Every word is of one kind and one topic; kinds follow each other as the grammar says, texts keep to a topic."""
+    from anyformer.lab.experiments._language import Language
+
+    language, draw = Language(words=5, kinds=4, topics=3), np.random.default_rng(0)
+    where = {word: (topic, kind) for topic, kinds in enumerate(language.lexicon)
+             for kind, words in enumerate(kinds) for word in words}  # fmt: skip
+    assert len(where) == 3 * 4 * 5 and Language(words=5, kinds=4, topics=3).lexicon == language.lexicon
+    followed = set()
+    for _ in range(100):
+        said = language.sentence(draw, 1)
+        assert 4 <= len(said) <= 7 and all(where[word] == (1, kind) for word, kind in said)
+        followed |= {(after - before) % 4 for (_, before), (_, after) in pairwise(said)}
+    assert followed == {1, 2}
+    texts = [text.replace(".", "").split() for text in language.texts(60, 3, seed=0)]
+    assert {len({where[word][0] for word in text}) for text in texts} == {1}
+    assert {where[text[0]][0] for text in texts} == {0, 1, 2}
+
+
+def test_pairs_of_sentences() -> None:
+    """Half of them of one topic, which the label says."""
+    from anyformer.lab.experiments._language import Language
+    from anyformer.lab.experiments.next_sentence import pairs
+
+    language, same = Language(words=3, topics=4), []
+    topics = {word: i for i, kinds in enumerate(language.lexicon) for words in kinds for word in words}
+    for row in pairs(language, 400):
+        first, second = ({topics[word] for word in row[side].split()[:-1]} for side in ("text", "pair"))
+        assert len(first) == len(second) == 1 and row["label"] == ("same" if first == second else "other")
+        same.append(row["label"] == "same")
+    assert 0.4 < sum(same) / len(same) < 0.6
 
 
 def test_a_training_that_diverges_is_told(

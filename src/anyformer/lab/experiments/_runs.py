@@ -11,7 +11,9 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.codec import override
-from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles
+from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
+from anyformer.lab.experiments._language import Language
+from anyformer.lab.trials import Place
 from anyformer.model import Model
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
@@ -23,14 +25,19 @@ from anyformer.train.trainer import Trainer
 SIZE = 258  # bytes, and the two special tokens of a writer
 READER = Bytes(special=SPECIAL, begin="cls_token", end="sep_token")
 READER_SIZE = 260
+LANGUAGE = Language()
+WORDS = Words(special={**SPECIAL, "unk_token": "[UNK]"}, begin="cls_token", end="sep_token")  # a word a token
 
 
-def writer(width: int, depth: int, heads: int, length: int, changes: Mapping[str, Any] | None = None) -> Model:
-    """A GPT-2 over bytes, without dropout; `changes` by address."""
+def writer(
+    width: int, depth: int, heads: int, length: int, changes: Mapping[str, Any] | None = None, scaled: bool = False
+) -> Model:
+    """A GPT-2 over bytes, without dropout; `changes` by address. `scaled`: its weights begin as large as the width asks
+    for, not as that of GPT-2 does (0.02), which is too small for a narrow one to learn from soon."""
     config = {
         "architectures": ["GPT2LMHeadModel"], "vocab_size": SIZE, "n_positions": length, "n_embd": width,
         "n_layer": depth, "n_head": heads, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        "bos_token_id": 0, "eos_token_id": 0,
+        "bos_token_id": 0, "eos_token_id": 0, "initializer_range": width**-0.5 if scaled else 0.02,
     }  # fmt: skip
     return override(families.find("gpt2").read(config), changes or {})
 
@@ -45,16 +52,22 @@ def reader(family: str, architecture: str, width: int, depth: int, heads: int, l
     return families.find(family).read(config)
 
 
-def texts(path: str | None, library: bool) -> Data:
-    """Text files, or the documentation of the Python that runs, with its library or without; one in twenty is held
-    out."""
-    source: Source = PythonDocs(library=library) if path is None else TextFiles(path=path, unit="paragraph")
+def texts(place: Place, name: str, path: str | None = None, language: Language = LANGUAGE, number: int = 1000) -> Data:
+    """Text files where there is a path; else by name "docs", the documentation of the Python that runs, "library", with
+    its library, or "made-up", so many texts of a language. One in twenty is held out."""
+    source: Source
+    if path is not None:
+        source = TextFiles(path=path, unit="paragraph")
+    elif name == "made-up":
+        source = place.texts(name, lambda: language.texts(number, 24, 0))
+    else:
+        source = PythonDocs(library=name == "library")
     return Data(train=Held(source=source), valid=Held(source=source, out=True))
 
 
 def training(
     name: str, model: Model, data: Data, device: str, *, steps: int, batch: int, length: int, lr: float,
-    seed: int = 0, warmup: int | None = None, objective: Objective | None = None, vocabulary: Bytes | None = None,
+    seed: int = 0, warmup: int | None = None, objective: Objective | None = None, vocabulary: Vocabulary | None = None,
     every: int | None = None, batches: int = 8,
 ) -> Run:  # fmt: skip
     """A run from scratch whose only checkpoint is its last: one that was stopped begins anew, so that what is measured

@@ -2,7 +2,8 @@
 
 A small BERT learns from masked tokens, an ELECTRA of the same size with a generator of a quarter of its width from
 replaced ones [Clark et al. 2020], for as many steps as cost the same by count. Both are then tuned to say of every word
-of Python source what kind of token it is (name, keyword, string, ...), which Python's own tokenizer knows.
+what kind it is: in Python source name, keyword, string, ..., which Python's own tokenizer knows; in a made-up language
+what its grammar calls it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from anyformer.counting import count
 from anyformer.data import Data, Held, JSONLines, PythonDocs
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import READER, reader, texts, training
+from anyformer.lab.experiments._runs import LANGUAGE, READER, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.model import Model
@@ -30,17 +33,25 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 CLAIM = "tuned after the largest of the equal budgets, ELECTRA tags words at least as well as BERT"
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 64, "steps": 300, "batch": 16, "budgets": 2, "tuning": 60}),
-    "full": Form(120, 4, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "budgets": 4, "tuning": 200}),
-}
+    "tiny": Form(0.2, 0.1, {
+        "depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2, "text": "docs"
+    }),
+    "small": Form(2, 0.5, {
+        "depth": 2, "width": 48, "steps": 240, "batch": 16, "budgets": 2, "tuning": 40, "text": "made-up"
+    }),
+    "full": Form(120, 4, {
+        "depth": 4, "width": 192, "steps": 3000, "batch": 96, "budgets": 4, "tuning": 200, "text": "library"
+    }),
+}  # fmt: skip
 LENGTH, LABELS = 96, ("name", "keyword", "operator", "number", "string", "comment")
+KINDS = tuple(f"kind {kind}" for kind in range(LANGUAGE.kinds))
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, budgets: int, tuning: int, data: str | None = None
+    depth: int, width: int, steps: int, batch: int, budgets: int, tuning: int, text: str, data: str | None = None,
+    seed: int = 0,
 ) -> list[Trial]:
-    same = {"depth": depth, "width": width, "batch": batch, "tuning": tuning, "library": steps > 1000, "data": data}
+    same = {"depth": depth, "width": width, "batch": batch, "tuning": tuning, "text": text, "data": data, "seed": seed}
     found = []
     for budget in (steps // 2**i for i in reversed(range(budgets))):
         for kind in ("bert", "electra"):
@@ -53,9 +64,10 @@ def trials(
 
 def described(kind: str, width: int, depth: int) -> tuple[Model, Model | None]:
     """The model, and the generator beside it."""
+    size = {"initializer_range": width**-0.5}  # 0.02 is for wider ones
     if kind == "bert":
-        return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH), None
-    size = {"embedding_size": width}
+        return reader("bert", "BertForMaskedLM", width, depth, 4, LENGTH, **size), None
+    size |= {"embedding_size": width}
     generator = reader("electra", "ElectraForMaskedLM", width // 4, depth, 2, LENGTH, **size)
     return reader("electra", "ElectraForPreTraining", width, depth, 4, LENGTH, **size), generator
 
@@ -70,22 +82,32 @@ def work(values: Values, place: Place) -> list[Row]:
     objective: Objective = Masked() if generator is None else ReplacedTokens(generator=generator)
     lr = 1e-3
     run = training(
-        values["kind"], model, texts(values["data"], values["library"]), place.device, steps=values["steps"],
-        batch=values["batch"], length=LENGTH, lr=lr, objective=objective, vocabulary=READER,
+        values["kind"], model, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
+        batch=values["batch"], length=LENGTH, lr=lr, objective=objective, vocabulary=READER, seed=values["seed"],
     )  # fmt: skip
     place.train(run, name="pretrained")
-    place.texts("words", lambda: [json.dumps(row) for row in tagged(20000 if values["steps"] > 100 else 200)])
+    words, labels = (spoken, KINDS) if values["text"] == "made-up" else (tagged, LABELS)
+    place.texts("words", lambda: [json.dumps(row) for row in words(20000 if values["steps"] > 1000 else 2000)])
     source = JSONLines(path=str(place.shared / "words.txt"))
     architecture = {"bert": "BertForTokenClassification", "electra": "ElectraForTokenClassification"}[values["kind"]]
     tune = Run(
         name="tuned", data=Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip"),
-        model=Pretrained(path=str(place.folder / "pretrained"), architecture=architecture, labels=LABELS),
-        objective=Tag(labels=LABELS), optimizer=AdamW(lr=lr / 2), schedule=Linear(warmup=values["tuning"] // 10),
+        model=Pretrained(path=str(place.folder / "pretrained"), architecture=architecture, labels=labels),
+        objective=Tag(labels=labels), optimizer=AdamW(lr=lr / 2), schedule=Linear(warmup=values["tuning"] // 10),
         batch=Batch(examples=16, length=LENGTH), steps=values["tuning"], keep=Keep(every=values["tuning"], best=False),
         evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), precision=run.precision,
+        seed=values["seed"],
     )  # fmt: skip
     scores = place.train(tune, name="tuned").scores
     return [{"accuracy": scores["accuracy"], "loss": scores["loss"]}]
+
+
+def spoken(number: int) -> Iterator[dict[str, list[str]]]:
+    """Sentences of the made-up language, as words and their kinds."""
+    draw = np.random.default_rng(1)
+    for _ in range(number):
+        words, kinds = zip(*LANGUAGE.sentence(draw, 0))
+        yield {"words": [*words], "tags": [KINDS[kind] for kind in kinds]}
 
 
 def tagged(number: int) -> Iterator[dict[str, list[str]]]:

@@ -16,32 +16,36 @@ import torch
 from anyformer.counting import count
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import training, writer
+from anyformer.lab.experiments._runs import mean, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 
 CLAIM = (
-    "from the smallest to the largest, whole answers go from below 10 % to above 60 %, and the largest step of one "
-    "size to the next is a larger share of that than it is of the fall of the loss"
+    "from the smallest to the largest, each the mean of its seeds, whole answers go from below 10 % to above 60 %, and "
+    "the largest step of one size to the next is a larger share of that than it is of the fall of the loss"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "digits": 1}),
-    "small": Form(2, 0.5, {"widths": [8, 16, 32, 64], "steps": 1200, "batch": 24, "digits": 2}),
-    "full": Form(120, 3.5, {"widths": [8, 12, 16, 24, 32, 64, 128, 256], "steps": 4000, "batch": 64, "digits": 3}),
-}
+    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "digits": 1, "seeds": 1}),
+    "small": Form(2, 0.5, {"widths": [4, 8, 16, 32], "steps": 600, "batch": 12, "digits": 2, "seeds": 2}),
+    "full": Form(360, 7, {
+        "widths": [4, 8, 12, 16, 24, 32, 64, 128], "steps": 4000, "batch": 64, "digits": 3, "seeds": 3
+    }),
+}  # fmt: skip
 NUMBER, HELD = 60000, 500
 
 
-def trials(widths: list[int], steps: int, batch: int, digits: int) -> list[Trial]:
+def trials(widths: list[int], steps: int, batch: int, digits: int, seeds: int) -> list[Trial]:
     same = {"steps": steps, "batch": batch, "digits": digits}
     return [
-        Trial(f"width-{width}", {"width": width, "parameters": count(described(width)).parameters, **same})
-        for width in widths
-    ]
+        Trial(f"width-{width}-{seed}", {
+            "width": width, "parameters": count(described(width)).parameters, "seed": seed, **same
+        })
+        for width in widths for seed in range(seeds)
+    ]  # fmt: skip
 
 
 def described(width: int) -> Any:
-    return writer(width, 2, max(width // 16, 1), 64)
+    return writer(width, 2, max(width // 16, 1), 64, scaled=True)
 
 
 def sums(digits: int, number: int, seed: int) -> list[str]:
@@ -62,6 +66,7 @@ def work(values: Values, place: Place) -> list[Row]:
     run = training(
         "emergence", described(values["width"]), Data(train=place.texts("sums", others)), place.device,
         steps=values["steps"], batch=values["batch"], length=64, lr=min(0.3 / values["width"], 8e-3),
+        seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
     ids = torch.tensor([trainer.tokenizer.encode(line) for line in asked], device=trainer.device)
@@ -75,6 +80,16 @@ def work(values: Values, place: Place) -> list[Row]:
     }]  # fmt: skip
 
 
+def by_size(rows: Sequence[Row], what: str) -> dict[int, float]:
+    """width -> the mean over seeds."""
+    return {width: mean([row[what] for row in rows if row["width"] == width]) for width in sizes(rows)}
+
+
+def sizes(rows: Sequence[Row]) -> dict[int, int]:
+    """width -> parameters"""
+    return {row["width"]: row["parameters"] for row in rows}
+
+
 def largest(values: Sequence[float]) -> float:
     """The largest step from one size to the next, as a share of the whole way."""
     whole = values[-1] - values[0]
@@ -82,21 +97,23 @@ def largest(values: Sequence[float]) -> float:
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
-    answers, loss = [row["answers"] for row in rows], [row["loss"] for row in rows]
+    means = by_size(rows, "answers")
+    answers, loss = list(means.values()), list(by_size(rows, "loss").values())
     steps = {"largest step in whole answers": largest(answers), "largest step in the loss": largest(loss)}
-    found = {f"whole answers, width {row['width']}": row["answers"] for row in rows}
+    found = {f"whole answers, width {width}": value for width, value in means.items()}
     holds = answers[0] < 0.1 and answers[-1] > 0.6 and largest(answers) > largest(loss)
     return Verdict(holds, {**found, **steps})
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(2, 1, 11, 4)
-    sizes = [row["parameters"] for row in rows]
-    axes[0, 0].plot(sizes, [row["answers"] for row in rows], marker="o", label="whole answers")
-    axes[0, 0].plot(sizes, [row["digit"] for row in rows], marker="o", label="digits")
-    axes[0, 0].set(xscale="log", xlabel="parameters", title="right")
+    shown = (("answers", "whole answers", 0), ("digit", "digits", 0), ("loss", None, 1))
+    for number, (what, name, place) in enumerate(shown):
+        means, colour = by_size(rows, what), f"C{number}"
+        axes[0, place].plot(list(sizes(rows).values()), list(means.values()), color=colour, label=name)
+        axes[0, place].plot([row["parameters"] for row in rows], [row[what] for row in rows], "o", color=colour)
+    axes[0, 0].set(xscale="log", xlabel="parameters", title="right: a point a seed, and the mean")
     axes[0, 0].legend(frameon=False)
-    axes[0, 1].plot(sizes, [row["loss"] for row in rows], marker="o", color="C2")
     axes[0, 1].set(xscale="log", xlabel="parameters", title="loss of the answer's digits (nats)")
     for axis in axes.flat:
         axis.grid(alpha=0.3)

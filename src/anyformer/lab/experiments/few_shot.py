@@ -23,13 +23,13 @@ from anyformer.look import figures
 CLAIM = "shots raise the accuracy, and that of the largest model by more than that of the smallest"
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100, "letters": 4}),
-    "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 600, "batch": 32, "texts": 20000, "letters": 8}),
+    "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 8, "texts": 12000, "letters": 6}),
     "full": Form(120, 3.5, {
-        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 256, "texts": 60000, "letters": 16
+        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 64, "texts": 60000, "letters": 16
     }),
 }  # fmt: skip
 LETTERS, SHOTS = "abcdefghijklmnop", 12
-LENGTH = 3 * SHOTS + 1  # two letters and a space a shot, and the end
+LENGTH = 4 * 3 * SHOTS  # of rows, so that most texts in them are whole; two letters and a space a shot, or the end
 
 
 def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) -> list[Trial]:
@@ -41,7 +41,7 @@ def trials(widths: list[int], steps: int, batch: int, texts: int, letters: int) 
 
 
 def described(width: int) -> Any:
-    return writer(width, 2, max(width // 16, 1), LENGTH)
+    return writer(width, 2, max(width // 16, 1), LENGTH, scaled=True)
 
 
 def made(number: int, letters: int, seed: int) -> list[str]:

@@ -28,26 +28,26 @@ CLAIM = (
     "less than before learning"
 )
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 2, "batch": 2, "length": 32, "library": False}),
-    "small": Form(2, 0.5, {"depth": 4, "width": 64, "steps": 300, "batch": 8, "length": 96, "library": False}),
-    "full": Form(60, 3, {"depth": 8, "width": 256, "steps": 2500, "batch": 32, "length": 512, "library": True}),
+    "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 2, "batch": 2, "length": 32, "text": "docs"}),
+    "small": Form(2, 0.5, {"depth": 4, "width": 64, "steps": 300, "batch": 8, "length": 96, "text": "docs"}),
+    "full": Form(60, 3, {"depth": 8, "width": 256, "steps": 2500, "batch": 32, "length": 512, "text": "library"}),
 }
 POINTS = 32  # of a spectrum that are kept
 KINDS = ("attention", "shuffled", "untrained")
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, library: bool, data: str | None = None
+    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None
 ) -> list[Trial]:
     return [Trial("encoder", {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length,
-                              "library": library, "data": data})]  # fmt: skip
+                              "text": text, "data": data})]  # fmt: skip
 
 
 def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
     described = reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, length)
     run = training(
-        "low-rank", described, texts(values["data"], values["library"]), place.device, steps=values["steps"],
+        "low-rank", described, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
         batch=values["batch"], length=length, lr=1e-3, objective=Masked(), vocabulary=READER,
     )  # fmt: skip
     trainer = place.train(run)

@@ -13,7 +13,8 @@ from typing import Any
 from anyformer.data import Loader, Plan
 from anyformer.evaluate import mean_losses
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import READER, reader, texts, training
+from anyformer.lab.experiments._language import Language
+from anyformer.lab.experiments._runs import READER, READER_SIZE, WORDS, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.objectives.masked import Masked
@@ -24,39 +25,56 @@ CLAIM = (
     "masking once"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "library": False}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 64, "steps": 200, "batch": 16, "library": False}),
-    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "library": False}),
-}
-RATES, ASKED, LENGTH = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15, 64
+    "tiny": Form(0.2, 0.1, {
+        "depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 20, "text": "made-up", "documents": 40
+    }),
+    "small": Form(2, 0.5, {
+        "depth": 2, "width": 48, "steps": 300, "batch": 32, "length": 20, "text": "made-up", "documents": 80
+    }),
+    "full": Form(90, 3.5, {
+        "depth": 4, "width": 192, "steps": 3000, "batch": 96, "length": 64, "text": "docs", "documents": 0
+    }),
+}  # fmt: skip
+RATES, ASKED = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15
+LANGUAGE = Language(topics=6, words=6)
 
 
-def trials(depth: int, width: int, steps: int, batch: int, library: bool, data: str | None = None) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "library": library, "data": data}
+def trials(
+    depth: int, width: int, steps: int, batch: int, length: int, text: str, documents: int, data: str | None = None,
+    seed: int = 0,
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
+            "documents": documents, "data": data, "seed": seed}  # fmt: skip
     ways = [{"rate": rate, "masking": "dynamic"} for rate in RATES]
     ways += [{"rate": ASKED, "masking": kind} for kind in ("static", "dynamic pieces")]
     return [Trial(f"{way['rate']}-{str(way['masking']).replace(' ', '-')}", {**way, **same}) for way in ways]
 
 
 def work(values: Values, place: Place) -> list[Row]:
+    width, length = values["width"], values["length"]
     pieces = values["masking"] != "dynamic"  # static masking is of fixed pieces; so is what it is compared with
     objective = Masked(
-        rate=values["rate"], length=LENGTH if pieces else None, copies=1 if values["masking"] == "static" else None
+        rate=values["rate"], length=length if pieces else None, copies=1 if values["masking"] == "static" else None
+    )
+    made = values["text"] == "made-up" and values["data"] is None  # then words are tokens, else bytes
+    size = LANGUAGE.size + len(WORDS.special) if made else READER_SIZE
+    described = reader(
+        "bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size, initializer_range=width**-0.5
     )
     run = training(
-        "masking", reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, LENGTH),
-        texts(values["data"], values["library"]), place.device, steps=values["steps"], batch=values["batch"],
-        length=LENGTH, lr=2e-3 if values["width"] < 100 else 1e-3, objective=objective, vocabulary=READER,
+        "masking", described, texts(place, values["text"], values["data"], LANGUAGE, values["documents"]), place.device,
+        steps=values["steps"], batch=values["batch"], length=length, lr=3e-3 if width < 100 else 1e-3,
+        objective=objective, vocabulary=WORDS if made else READER, seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
-    return [{"loss": asked(trainer)}]
+    return [{"loss": asked(trainer, length)}]
 
 
-def asked(trainer: Trainer) -> float:
+def asked(trainer: Trainer, length: int) -> float:
     """The loss of hidden tokens in what was held out, the same ones for all."""
     objective = Masked(rate=ASKED, mask=1.0, random=0.0).ready(trainer.tokenizer)
     packs = trainer.objective.packs
-    plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, packs=packs, once=True)
+    plan = Plan(trainer.splits.valid, seed=1, examples=64, length=length, packs=packs, once=True)
     with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
         found = mean_losses(
             lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16

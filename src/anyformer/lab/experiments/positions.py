@@ -32,9 +32,9 @@ CLAIM = (
     "positions have no answer; schemes of the attention are relative, added vectors are not"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "library": False}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 150, "batch": 16, "length": 32, "library": False}),
-    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "library": True}),
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "text": "made-up"}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 150, "batch": 16, "length": 32, "text": "made-up"}),
+    "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "text": "library"}),
 }
 HEADS, TIMES = 4, (1, 2, 4)
 PROPERTIES = ("unique", "relative", "consistent", "bounded", "extends")
@@ -43,10 +43,10 @@ SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl"
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, library: bool, data: str | None = None
+    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None, seed: int = 0,
 ) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "library": library,
-            "data": data}  # fmt: skip
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
+            "data": data, "seed": seed}  # fmt: skip
     return [Trial(scheme, {"scheme": scheme, **same}) for scheme in SCHEMES]
 
 
@@ -59,7 +59,8 @@ def placed(scheme: str, width: int, depth: int, length: int) -> Model:
         "shaw": RelativeVectors(before=length - 1, after=0), "transformer-xl": RelativeSinusoids(num_heads=HEADS),
     }  # fmt: skip
     changes = {"embedding.position": added.get(scheme), "decoder.layers.attention.op.position": inside.get(scheme)}
-    return writer(width, depth, HEADS, length, changes)
+    # tokens as long as sinusoids, which would drown them otherwise [Vaswani et al. 2017]
+    return writer(width, depth, HEADS, length, changes | {"embedding.scale": width**0.5}, scaled=True)
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -67,8 +68,9 @@ def work(values: Values, place: Place) -> list[Row]:
     model = placed(values["scheme"], values["width"], values["depth"], length)
     rows: list[Row] = [properties(placed(values["scheme"], 32, 1, 32), 32)]
     run = training(
-        values["scheme"], model, texts(values["data"], values["library"]), place.device, steps=values["steps"],
+        values["scheme"], model, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
         batch=values["batch"], length=length, lr=3e-3 if values["width"] < 100 else 1e-3,
+        seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
     ids = held_out(trainer, 16, TIMES[-1] * length)

@@ -1,0 +1,129 @@
+"""Next sentence or not: what BERT learns from being asked whether one sentence follows another.
+
+Two encoders read the same pairs of sentences of a made-up language and learn their hidden words; one is also asked
+whether the second follows the first, and half of the time it does not [Devlin et al. 2019]; the other sees none but
+those that do, as RoBERTa, which found no harm in it [Liu et al. 2019]. Then the loss of hidden words in what was held
+out, and how well each, tuned with few examples, says of two sentences whether they are of one topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.data import Data, Held, JSONLines, Loader, Plan
+from anyformer.evaluate import mean_losses
+from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._language import Language
+from anyformer.lab.experiments._runs import WORDS, mean, reader, training
+from anyformer.lab.trials import Place, Row, Trial, Values
+from anyformer.look import figures
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.sentences import MaskedAndNext
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+from anyformer.train.trainer import Trainer
+
+CLAIM = (
+    "without next-sentence prediction hidden words are guessed better, and after tuning pairs are told apart at least "
+    "as well, in the mean of the seeds"
+)
+FORMS = {
+    "tiny": Form(0.2, 0.1, {
+        "depth": 1, "width": 16, "steps": 2, "batch": 2, "topics": 2, "words": 3, "texts": 80, "tuning": 2, "seeds": 1
+    }),
+    "small": Form(2, 0.5, {
+        "depth": 2, "width": 48, "steps": 300, "batch": 32, "topics": 6, "words": 6, "texts": 4000, "tuning": 60,
+        "seeds": 2,
+    }),
+    "full": Form(120, 3, {
+        "depth": 4, "width": 128, "steps": 3000, "batch": 128, "topics": 16, "words": 20, "texts": 20000,
+        "tuning": 100, "seeds": 3,
+    }),
+}  # fmt: skip
+LENGTH, LABELS = 20, ("other", "same")
+RATES = {"with": 0.5, "without": 1.0}  # how often the second sentence follows the first
+
+
+def trials(
+    depth: int, width: int, steps: int, batch: int, topics: int, words: int, texts: int, tuning: int, seeds: int
+) -> list[Trial]:
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "topics": topics, "words": words,
+            "texts": texts, "tuning": tuning}  # fmt: skip
+    return [Trial(f"{kind}-{seed}", {"kind": kind, "seed": seed, **same}) for seed in range(seeds) for kind in RATES]
+
+
+def work(values: Values, place: Place) -> list[Row]:
+    language = Language(topics=values["topics"], words=values["words"])
+    source = place.texts("texts", lambda: language.texts(values["texts"], 6, 0))
+    width, size = values["width"], language.size + len(WORDS.special)
+    described = reader(
+        "bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, vocab_size=size, initializer_range=width**-0.5
+    )
+    run = training(
+        values["kind"], described, Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device,
+        steps=values["steps"], batch=values["batch"], length=LENGTH, lr=3e-3 if width < 100 else 1e-3,
+        objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=RATES[values["kind"]]),
+        vocabulary=WORDS, seed=values["seed"],
+    )  # fmt: skip
+    found = asked(place.train(run, name="pretrained"))
+    place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
+    told = JSONLines(path=str(place.shared / "pairs.txt"))
+    tune = Run(
+        name="tuned", data=Data(train=Held(source=told, one_in=2), valid=Held(source=told, one_in=2, out=True)),
+        model=Pretrained(
+            path=str(place.folder / "pretrained"), architecture="BertForSequenceClassification", labels=LABELS
+        ),
+        objective=Classify(labels=LABELS, pair=True, length=LENGTH), optimizer=AdamW(lr=run.optimizer.lr / 3),
+        schedule=Linear(warmup=values["tuning"] // 10), batch=Batch(examples=16, length=LENGTH),
+        steps=values["tuning"], keep=Keep(every=values["tuning"], best=False), precision=run.precision,
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), seed=values["seed"],
+    )  # fmt: skip
+    return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
+
+
+def asked(trainer: Trainer) -> float:
+    """The loss of hidden words in pairs that were held out, which follow each other: the same for all."""
+    objective = MaskedAndNext(length=LENGTH, short=0.0, next_rate=1.0, mask=1.0, random=0.0).ready(trainer.tokenizer)
+    plan = Plan(trainer.splits.valid, seed=1, examples=64, length=LENGTH, once=True)
+    with trainer.evaluating(), Loader(plan, objective, pad=trainer.tokenizer.filler) as batches:
+        return mean_losses(
+            lambda batch, _: objective.losses(trainer.model, batch), objective, batches, trainer.device, 16
+        )["masked"]
+
+
+def pairs(language: Language, number: int) -> Iterator[dict[str, str]]:
+    """Two sentences, of one topic or of two."""
+    draw = np.random.default_rng(1)
+    for _ in range(number):
+        first, label = int(draw.integers(language.topics)), int(draw.integers(2))
+        second = first if label else (first + int(draw.integers(1, language.topics))) % language.topics
+        (text,), (pair,) = language.text(draw, 1, first), language.text(draw, 1, second)
+        yield {"text": text, "pair": pair, "label": LABELS[label]}
+
+
+def means(rows: Sequence[Row], what: str) -> dict[str, float]:
+    return {kind: mean([row[what] for row in rows if row["kind"] == kind]) for kind in RATES}
+
+
+def claim(rows: Sequence[Row]) -> Verdict:
+    accuracy, masked = means(rows, "accuracy"), means(rows, "masked")
+    found = {f"accuracy of pairs, {kind}": value for kind, value in accuracy.items()}
+    found |= {f"loss of hidden words, {kind}": value for kind, value in masked.items()}
+    return Verdict(masked["without"] < masked["with"] and accuracy["without"] >= accuracy["with"], found)
+
+
+def plot(rows: Sequence[Row]) -> Any:
+    figure, axes = figures.new(2, 1, 9, 4)
+    titles = {"accuracy": "pairs told apart after tuning", "masked": "loss of hidden words (nats)"}
+    for axis, (what, title) in zip(axes.flat, titles.items()):
+        for number, (kind, value) in enumerate(means(rows, what).items()):
+            axis.bar([number], [value], color=f"C{number}", alpha=0.5)
+            own = [row[what] for row in rows if row["kind"] == kind]
+            axis.plot([number] * len(own), own, "o", color=f"C{number}")
+        axis.set_xticks(range(len(RATES)), [f"{kind} next sentence" for kind in RATES])
+        axis.set_title(title)
+    return figure
