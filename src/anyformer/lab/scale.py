@@ -88,7 +88,7 @@ def work(values: Values, place: Place) -> list[Row]:
     run = training(
         "scale", scaled(spec(values["name"]), values["width"]),
         Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device, steps=values["steps"],
-        batch=values["batch"], length=LENGTH, lr=min(0.032 / math.sqrt(values["width"]), 4e-3),
+        batch=values["batch"], length=LENGTH, lr=min(0.256 / values["width"], 4e-3),
         every=max(values["steps"] // 6, 1), batches=24,
     )  # fmt: skip
     lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]

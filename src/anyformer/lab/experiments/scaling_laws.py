@@ -23,8 +23,8 @@ FORMS = {
         "library": False,
     }),
     "full": Form(600, 4, {
-        "widths": [64, 96, 128, 192, 256], "tokens": [2_500_000, 5_000_000, 10_000_000, 20_000_000],
-        "largest": [384, 40_000_000], "batch": 32,
+        "widths": [64, 96, 128, 192, 256], "tokens": [4_000_000, 8_000_000, 16_000_000, 32_000_000],
+        "largest": [320, 48_000_000], "batch": 32,
     }),
 }  # fmt: skip
 DIVERGES = True  # a training that does is a result here
