@@ -25,17 +25,18 @@ CLAIM = (
     "the largest step of one size to the next is a larger share of that than it is of the fall of the loss"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "digits": 1, "seeds": 1}),
-    "small": Form(2, 0.5, {"widths": [4, 8, 16, 32], "steps": 600, "batch": 12, "digits": 2, "seeds": 2}),
+    "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "base": 10, "digits": 1, "seeds": 1}),
+    "small": Form(2, 0.5, {"widths": [4, 8, 16, 32], "steps": 500, "batch": 12, "base": 4, "digits": 3, "seeds": 2}),
     "full": Form(360, 7, {
-        "widths": [4, 8, 12, 16, 24, 32, 64, 128], "steps": 4000, "batch": 64, "digits": 3, "seeds": 3
+        "widths": [4, 8, 12, 16, 24, 32, 64, 128], "steps": 4000, "batch": 64, "base": 10, "digits": 3,
+        "seeds": 3,
     }),
 }  # fmt: skip
 NUMBER, HELD = 60000, 500
 
 
-def trials(widths: list[int], steps: int, batch: int, digits: int, seeds: int) -> list[Trial]:
-    same = {"steps": steps, "batch": batch, "digits": digits}
+def trials(widths: list[int], steps: int, batch: int, base: int, digits: int, seeds: int) -> list[Trial]:
+    same = {"steps": steps, "batch": batch, "base": base, "digits": digits}
     return [
         Trial(f"width-{width}-{seed}", {
             "width": width, "parameters": count(described(width)).parameters, "seed": seed, **same
@@ -48,20 +49,25 @@ def described(width: int) -> Any:
     return writer(width, 2, max(width // 16, 1), 64, scaled=True)
 
 
-def sums(digits: int, number: int, seed: int) -> list[str]:
-    """Lines such as "47+85=231", of equal length; the answer from its last digit on, as it is added up."""
+def sums(base: int, digits: int, number: int, seed: int) -> list[str]:
+    """Lines such as "47+85=231", of equal length; the answer from its last digit on, as it is added up. In a smaller
+    base there is less to learn."""
     draw = np.random.default_rng(seed)
-    pairs = draw.integers(0, 10**digits, (number, 2)).tolist()
-    return [f"{a:0{digits}}+{b:0{digits}}={f'{a + b:0{digits + 1}}'[::-1]}" for a, b in pairs]
+
+    def shown(value: int, places: int) -> str:
+        return np.base_repr(value, base).zfill(places)
+
+    pairs = draw.integers(0, base**digits, (number, 2)).tolist()
+    return [f"{shown(a, digits)}+{shown(b, digits)}={shown(a + b, digits + 1)[::-1]}" for a, b in pairs]
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    digits = values["digits"]
-    asked = sums(digits, HELD, 1)
+    base, digits = values["base"], values["digits"]
+    asked = sums(base, digits, HELD, 1)
 
     def others() -> list[str]:
         held = set(asked) if digits > 1 else set()
-        return [line for line in sums(digits, NUMBER if values["steps"] > 100 else 500, 0) if line not in held]
+        return [line for line in sums(base, digits, NUMBER if values["steps"] > 100 else 500, 0) if line not in held]
 
     run = training(
         "emergence", described(values["width"]), Data(train=place.texts("sums", others)), place.device,
