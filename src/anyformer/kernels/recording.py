@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 _graphs = 0  # CUDA graphs that are being recorded
 
@@ -14,6 +15,12 @@ def recording() -> bool:
     """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
     nothing may be asked of a tensor but its shape."""
     return _graphs > 0 or torch.compiler.is_compiling()
+
+
+def extremes(values: Tensor) -> tuple[int, int]:
+    """The least and the greatest whole number of a tensor, for which a device is waited for once."""
+    least, greatest = torch.stack(values.aminmax()).tolist()
+    return least, greatest
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import extremes, recording
 from anyformer.mask import first_of_document
 from anyformer.part import Part, Sees, Site, farthest, walk
 from anyformer.parts.given import check_shape, hiding
@@ -94,7 +94,7 @@ class TokensModule(nn.Embedding):
 def check_ids(ids: Tensor, vocab_size: int) -> None:
     if recording() or ids.is_meta:
         return
-    for bad in (int(ids.min()), int(ids.max())):
+    for bad in extremes(ids):
         if not 0 <= bad < vocab_size:
             raise ValueError(f"token id {bad} is outside the vocabulary of {vocab_size}")
 
@@ -217,7 +217,7 @@ class TextEmbeddingModule(nn.Module):
         try:
             return self.segments(kinds)
         except IndexError:
-            low, high = int(kinds.min()), int(kinds.max())
+            low, high = extremes(kinds)
             bad = low if low < 0 else high
             raise ValueError(f"token_type_ids: {bad} is none of the {self.part.segments} kinds of segment") from None
 
