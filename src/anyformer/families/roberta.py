@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyformer.block import Stack
+from anyformer.codec import override
 from anyformer.families import encoder
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, again
 from anyformer.families.heads import encoder_head
@@ -45,15 +46,13 @@ def describe_pre_norm(c: Any) -> Model:
 
 
 def describe_xl(c: Any) -> Model:
-    stack, answer = pre_norm(c), head(c)
-    undropped = stack.layers.steps["feedforward"].replace(dropout=0.0)
-    stack = stack.replace(layers=stack.layers.replace(feedforward=undropped))
+    stack, answer = override(pre_norm(c), {"layers.feedforward.dropout": 0.0}), head(c)
     if isinstance(answer, heads.TagHead):
         answer = answer.replace(counts_pads=False)
     return encoder.model(c, encoder.counted_embedding(c, norm=None), answer, stack)
 
 
-def pre_norm(c: Any) -> Any:
+def pre_norm(c: Any) -> Stack:
     layer = encoder.block(c, None, c.is_decoder, c.add_cross_attention, norm="pre_norm")
     return Stack(layers=layer, depth=c.num_hidden_layers, norm=LayerNorm(eps=c.layer_norm_eps))
 
