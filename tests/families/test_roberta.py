@@ -150,7 +150,7 @@ CAMEMBERT = {**BASE, "architectures": ["CamembertForMaskedLM"], "model_type": "c
 XLM = {**BASE, "architectures": ["XLMRobertaForMaskedLM"], "model_type": "xlm-roberta", "vocab_size": 250002}
 
 
-@pytest.mark.parametrize(("config", "parameters"), [(CAMEMBERT, 110_655_493), (XLM, 278_295_186)], ids=["camembert", "xlm"])
+@pytest.mark.parametrize(("config", "parameters"), [(CAMEMBERT, 110_655_493), (XLM, 278_295_186)], ids=["fr", "xlm"])
 def test_other_vocabularies(config: dict[str, Any], parameters: int) -> None:
     family = families.find(config["model_type"])
     spec = family.read(config)

@@ -86,7 +86,9 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
         lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta-prelayernorm"), ""
     ),
     "pieces of XLM-R": (lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta"), ""),
-    "pieces of XLM-R XL": (lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta-xl"), "XLMRobertaTokenizer"),
+    "pieces of XLM-R XL": (
+        lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta-xl"), "XLMRobertaTokenizer"
+    ),
     "pieces of CamemBERT": (lambda folder: bare(camembert(folder), model_type="camembert"), ""),
     "pieces that are named": (xlm_roberta, ""),
     "pieces without a space first": (lambda folder: camembert(folder, add_prefix_space=False), ""),

@@ -102,11 +102,11 @@ ENDINGS = ("ForMaskedLM", "ForCausalLM", "Model", "ForSequenceClassification", "
            "ForQuestionAnswering", "ForMultipleChoice")  # fmt: skip
 
 
-def family(name: str, classes: str, about: str, sizes: Mapping[str, Size], prefix: str = "roberta.", **own: Any) -> Family:
+def family(name: str, classes: str, about: str, sizes: Mapping[str, Size], **own: Any) -> Family:
     """RoBERTa's classes under other names; `own` is what differs beside them."""
-    usual = {"fields": FIELDS, "describe": describe, "rules": rules}
+    usual = {"fields": FIELDS, "describe": describe, "rules": rules, "prefix": "roberta."}
     return Family(
-        name=name, about=about, sizes=sizes, prefix=prefix, base=(f"{classes}Model",),
+        name=name, about=about, sizes=sizes, base=(f"{classes}Model",),
         architectures=tuple(classes + ending for ending in ENDINGS),
         dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"), **{**usual, **own},
     )  # fmt: skip
@@ -114,7 +114,7 @@ def family(name: str, classes: str, about: str, sizes: Mapping[str, Size], prefi
 
 BASE = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-MANY, FRENCH = {"vocab_size": 250002}, {"vocab_size": 32005}
+MANY, FRENCH = {**BASE, "vocab_size": 250002}, {**BASE, "vocab_size": 32005}
 XXL = {"hidden_size": 4096, "num_hidden_layers": 48, "intermediate_size": 16384}
 
 FAMILIES = (
@@ -124,12 +124,12 @@ FAMILIES = (
     ),
     family(
         "xlm-roberta", "XLMRoberta", "encoders for text in a hundred languages, and decoders made of them",
-        {"xlm-roberta-base": Size({**BASE, **MANY}, 278e6), "xlm-roberta-large": Size({**BASE, **LARGE, **MANY}, 560e6)},
+        {"xlm-roberta-base": Size(MANY, 278e6), "xlm-roberta-large": Size({**MANY, **LARGE}, 560e6)},
         fields=OTHER_WORDS,
     ),
     family(
         "camembert", "Camembert", "encoders for French text, and decoders made of them",
-        {"camembert-base": Size({**BASE, **FRENCH}, 110e6), "camembert-large": Size({**BASE, **LARGE, **FRENCH}, 337e6)},
+        {"camembert-base": Size(FRENCH, 110e6), "camembert-large": Size({**FRENCH, **LARGE}, 337e6)},
         fields=OTHER_WORDS,
     ),
     family(

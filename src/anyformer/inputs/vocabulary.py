@@ -64,6 +64,7 @@ KINDS = {
 END = "<|endoftext|>"
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
             "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+_FAIRSEQ = {**_ROBERTA}  # the same words in a SentencePiece model
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
            "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
@@ -83,7 +84,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
-    **dict.fromkeys(("NllbTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), {**_ROBERTA}),
+    "NllbTokenizer": _FAIRSEQ, "XLMRobertaTokenizer": _FAIRSEQ, "CamembertTokenizer": _FAIRSEQ,
     "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
@@ -330,8 +331,8 @@ def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
 def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     """XLM-R and CamemBERT: before the pieces of a SentencePiece model the first words of fairseq's dictionary, which
     has some of them already, and the mask after them."""
-    name = next(n for n in PIECES if (folder / n).is_file())
-    source = sentencepiece.read(folder / name)
+    special = {**_FAIRSEQ, **special}
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     bos, pad, eos, unknown, mask = (special[f"{n}_token"] for n in ("bos", "pad", "eos", "unk", "mask"))
     first, kept = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unknown, 0.0)], source.pieces[3:]
     if kind == "CamembertTokenizer":  # it was trained on ids that counted them twice
