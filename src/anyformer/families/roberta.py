@@ -140,7 +140,7 @@ FAMILIES = (
     ),
     family(
         "roberta-prelayernorm", "RobertaPreLayerNorm", "pre-norm encoders for text, and decoders made of them",
-        {"efficient-mlm": Size({**BASE, **LARGE}, 355e6)}, prefix="roberta_prelayernorm.", describe=describe_pre_norm,
+        {"efficient-mlm": Size({**BASE, **LARGE})}, prefix="roberta_prelayernorm.", describe=describe_pre_norm,
         rules=pre_norm_rules("LayerNorm", "intermediate.LayerNorm", "~LayerNorm"),
     ),
 )  # fmt: skip
