@@ -93,7 +93,6 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "pieces that are named": (xlm_roberta, ""),
     "pieces without a space first": (lambda folder: camembert(folder, add_prefix_space=False), ""),
     "pieces and a mask that takes its space": (lambda folder: xlm_roberta(folder, mask_token=MASK), ""),
-    "pieces and a mask that leaves it": (lambda folder: camembert(folder, mask_token={**MASK, "lstrip": False}), ""),
     "pieces of other special words": (lambda folder: xlm_roberta(folder, pad_token="<nothing>", unk_token="[?]"), ""),
     "XLM-R's tokenizer.json": (lambda folder: as_json(xlm_roberta(folder), model_type="xlm-roberta"), ""),
     "CamemBERT's tokenizer.json": (lambda folder: as_json(camembert(folder), model_type="camembert"), ""),
@@ -115,7 +114,9 @@ def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> N
         expected = theirs(text, "The fox", return_token_type_ids=True)
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.encode(text, "The fox") == expected["input_ids"], text
-        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)), text
+        for skip in {False, "<new>" not in text}:  # transformers forgets that this one is special
+            read = theirs.decode(theirs.encode(text), skip_special_tokens=skip)
+            assert ours.decode(ours.encode(text), skip_special_tokens=skip) == read, text
         kinds = ours.batch([text], ["The fox"])["token_type_ids"]
         assert kinds[0].tolist() == expected["token_type_ids"], text
 

@@ -338,18 +338,14 @@ def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     if kind == "CamembertTokenizer":  # it was trained on ids that counted them twice
         first = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unknown, 0.0), ("<unk>NOTUSED", -100.0)]
         kept = source.pieces[1:]
-    marked, plain = (sentencepiece.CONTROL, sentencepiece.NORMAL)
+    marked, plain = sentencepiece.CONTROL, sentencepiece.NORMAL
     known = [(text, score, marked if text in special.values() else plain) for text, score in first]
-    core = sentencepiece.build(sentencepiece.SentencePieces(
-        [*known, *kept, (mask, 0.0, plain)], unk_id=3, charsmap=source.charsmap
-    ))  # fmt: skip
+    known += [*kept, (mask, 0.0, marked)]
+    core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=3, charsmap=source.charsmap))
     scheme = "always" if config.get("add_prefix_space", True) else "never"
     space = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    given = config.get("mask_token")
-    strip = given.get("lstrip", False) if isinstance(given, dict) else kind == "CamembertTokenizer"
-    core.add_special_tokens([tokenizers.AddedToken(mask, lstrip=bool(strip), normalized=False, special=True)])
     core.post_processor = processors.TemplateProcessing(
         single=[bos, "$A", eos], pair=[bos, "$A", eos, eos, "$B", eos],
         special_tokens=[(token, core.token_to_id(token)) for token in (bos, eos)],
