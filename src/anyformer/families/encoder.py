@@ -95,7 +95,7 @@ def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, nor
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
 
     def step(op: Any) -> Sublayer:
-        return Sublayer(op=op, dropout=c.hidden_dropout_prob, **{norm: LayerNorm(eps=c.layer_norm_eps)})
+        return Sublayer(op=op, dropout=c.hidden_dropout_prob).replace(**{norm: LayerNorm(eps=c.layer_norm_eps)})
 
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=c.num_attention_heads, dropout=c.attention_probs_dropout_prob, **kind))
