@@ -104,6 +104,16 @@ def t5(folder: Path, **config: Any) -> Path:
     return pieces(folder, "spiece.model", "unigram", {"tokenizer_class": "T5Tokenizer", **config}, **T5)
 
 
+def xlm_roberta(folder: Path, **config: Any) -> Path:
+    """sentencepiece.bpe.model alone, as XLM-R and CamemBERT have it."""
+    config = {"tokenizer_class": "XLMRobertaTokenizer", **config}
+    return pieces(folder, "sentencepiece.bpe.model", "unigram", config, vocab_size=180)
+
+
+def camembert(folder: Path, **config: Any) -> Path:
+    return xlm_roberta(folder, tokenizer_class="CamembertTokenizer", **config)
+
+
 def m2m(folder: Path, kind: str = "unigram", **config: Any) -> Path:
     """vocab.json + sentencepiece.bpe.model + the two configs, as M2M-100 has them; some pieces have no id, some words
     no piece."""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
+from anyformer.part import walk
 from anyformer.state import State
 
 BY_ID = {case.id: case for case in (*CASES, *TRANSLATORS)}
@@ -76,7 +77,9 @@ def test_a_padding_token_that_was_written_takes_up_no_position_later(id: str) ->
             close(model(**{name: new}, past_key_values=joined).logits[:, 0], expected)
 
 
-@pytest.mark.parametrize("id", ["RobertaForMaskedLM", "RobertaModel-odd", "RobertaForCausalLM"])
+@pytest.mark.parametrize(
+    "id", ["RobertaForMaskedLM", "RobertaModel-odd", "RobertaForCausalLM", "XLMRobertaXLModel-odd", "CamembertModel"]
+)
 def test_given_positions_are_rows_of_the_published_table(id: str) -> None:
     case = BY_ID[id]
     inputs, places = make_inputs(case), torch.randint(0, 96, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -137,3 +140,78 @@ def test_dropout_is_where_the_published_classes_have_it() -> None:
     assert spec_of(BY_ID["RobertaForTokenClassification-odd"]).head.dropout == 0.2
     assert spec_of(BY_ID["RobertaForTokenClassification"]).head.dropout == 0.1
     assert spec_of(BY_ID["RobertaModel-odd"]).head.pool.dropout == 0
+
+
+# -- the families that are RoBERTa with other values -------------------------------------------------------------------
+
+# config.json of almanach/camembert-base: the first ids are those of its own dictionary
+CAMEMBERT = {**BASE, "architectures": ["CamembertForMaskedLM"], "model_type": "camembert", "vocab_size": 32005,
+             "bos_token_id": 5, "eos_token_id": 6}  # fmt: skip
+XLM = {**BASE, "architectures": ["XLMRobertaForMaskedLM"], "model_type": "xlm-roberta", "vocab_size": 250002}
+
+
+@pytest.mark.parametrize(("config", "parameters"), [(CAMEMBERT, 110_655_493), (XLM, 278_295_186)], ids=["fr", "xlm"])
+def test_other_vocabularies(config: dict[str, Any], parameters: int) -> None:
+    family = families.find(config["model_type"])
+    spec = family.read(config)
+    assert family.write(spec).items() >= config.items() and af.count(spec).parameters == parameters
+    body = families.find("roberta").read({**BASE, "vocab_size": config["vocab_size"]})
+    unnamed = {"family": "", "architecture": "", "source": {}}
+    assert spec.replace(**unnamed) == body.replace(**unnamed)
+
+
+def test_norms_and_dropouts_of_the_pre_norm_ones() -> None:
+    large, small = (spec_of(BY_ID[f"{name}Model-odd"]) for name in ("XLMRobertaXL", "RobertaPreLayerNorm"))
+    assert large.embedding.norm is None and small.embedding.norm.eps == 1e-3
+    for spec, dropout in ((large, 0.0), (small, 0.3)):
+        steps = spec.encoder.layers.steps
+        assert all(step.out_norm is None and step.pre_norm.eps == 1e-3 for step in steps.values())
+        assert (steps["attention"].dropout, steps["feedforward"].dropout, spec.embedding.dropout) == (0.3, dropout, 0.3)
+        assert spec.encoder.norm.eps == 1e-3
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaXL", "RobertaPreLayerNorm", "Roberta"])
+def test_there_are_as_many_dropouts_as_published(name: str) -> None:
+    case = BY_ID[f"{name}ForTokenClassification-odd"]
+    theirs = published(case)[0]
+    rates = sorted(module.p for module in theirs.modules() if isinstance(module, torch.nn.Dropout) and module.p)
+    found = []
+    for path, part in walk(spec_of(case)):
+        copies = spec_of(case).encoder.depth if ".layers." in path else 1
+        found += [part.dropout] * copies if getattr(part, "dropout", 0) else []
+    assert sorted(found) == rates
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaXL", "RobertaPreLayerNorm"])
+def test_labels_of_pads(name: str) -> None:
+    """XLM-R XL ignores them, the others do not unless they are -100."""
+    case = BY_ID[f"{name}ForTokenClassification"]
+    inputs = make_inputs(case, labels=True)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, 9:], mask[1, 14:] = 0, 0
+    for more in ({}, {"attention_mask": mask}):
+        model, theirs = ours(case), published(case)[0]
+        theirs.zero_grad()
+        found, expected = model(**inputs, **more).loss, theirs(**inputs, **more).loss
+        close(found, expected)
+        found.backward()
+        expected.backward()
+        close(model.head.out.weight.grad, theirs.classifier.weight.grad)
+    with pytest.raises(ValueError, match="labels"):
+        model(**{**inputs, "labels": inputs["labels"][:, 1:]}, attention_mask=mask)
+    theirs.zero_grad()
+
+
+def test_an_old_folder_of_either_is_roberta_unless_named(tmp_path) -> None:
+    """The tensors of a folder that names nothing cannot say which of them it is; what it computes is the same."""
+    case = BY_ID["CamembertForMaskedLM"]
+    config = json.loads((folder(case) / "config.json").read_text())
+    plain = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    (tmp_path / "model.safetensors").write_bytes((folder(case) / "model.safetensors").read_bytes())
+    assert af.load(tmp_path).spec.family == "roberta"
+    model = af.load(tmp_path, architecture="CamembertForMaskedLM")
+    assert model.spec == shared(case).spec
+    inputs = make_inputs(case)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, af.load(tmp_path)(**inputs).logits)

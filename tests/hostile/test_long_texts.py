@@ -20,7 +20,8 @@ from anyformer.inputs.text import Tokenizer
 
 KINDS = {
     "gpt2": vocabularies.gpt2, "bert": vocabularies.bert, "llama": vocabularies.llama, "t5": vocabularies.t5,
-    "m2m": vocabularies.m2m, "whole": vocabularies.whole,
+    "m2m": vocabularies.m2m, "whole": vocabularies.whole, "xlm-roberta": vocabularies.xlm_roberta,
+    "camembert": vocabularies.camembert,
     "prefix": lambda folder: vocabularies.gpt2(folder, add_prefix_space=True),
     "roberta": lambda folder: vocabularies.gpt2(folder, tokenizer_class="RobertaTokenizer"),
     "qwen": lambda folder: vocabularies.gpt2(folder, tokenizer_class="Qwen2Tokenizer"),

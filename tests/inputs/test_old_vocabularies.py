@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from anyformer.inputs.text import Tokenizer
-from vocabularies import TEXTS, bert, gpt2, pieces, t5, words, write
+from vocabularies import TEXTS, bert, camembert, gpt2, pieces, t5, words, write, xlm_roberta
 
 transformers = pytest.importorskip("transformers")
 
 ROBERTA = {"tokenizer_class": "RobertaTokenizer"}
+MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False,
+        "normalized": False, "special": True}  # fmt: skip
 
 
 def bare(folder: Path, **config: Any) -> Path:
@@ -56,6 +58,14 @@ def perceiver(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def as_json(folder: Path, **config: Any) -> Path:
+    """What transformers makes of a model file, and the words in it alone."""
+    made = transformers.AutoTokenizer.from_pretrained(folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    made.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return bare(folder, **config)
+
+
 OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class that transformers must be told
     "vocab.txt": (lambda folder: bare(bert(folder)), "BertTokenizer"),
     "vocab.txt of BERT": (lambda folder: bare(bert(folder), model_type="bert"), ""),
@@ -72,12 +82,29 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "no words of the Perceiver": (perceiver, ""),
     "bytes with another mask": (lambda folder: perceiver(folder, mask_token="<hidden>"), ""),
     "vocab.json of Longformer": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="longformer"), ""),
+    "vocab.json of a pre-norm RoBERTa": (
+        lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta-prelayernorm"), ""
+    ),
+    "pieces of XLM-R": (lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta"), ""),
+    "pieces of XLM-R XL": (
+        lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta-xl"), "XLMRobertaTokenizer"
+    ),
+    "pieces of CamemBERT": (lambda folder: bare(camembert(folder), model_type="camembert"), ""),
+    "pieces that are named": (xlm_roberta, ""),
+    "pieces without a space first": (lambda folder: camembert(folder, add_prefix_space=False), ""),
+    "pieces and a mask that takes its space": (lambda folder: xlm_roberta(folder, mask_token=MASK), ""),
+    "pieces of other special words": (lambda folder: xlm_roberta(folder, pad_token="<nothing>", unk_token="[?]"), ""),
+    "XLM-R's tokenizer.json": (lambda folder: as_json(xlm_roberta(folder), model_type="xlm-roberta"), ""),
+    "CamemBERT's tokenizer.json": (lambda folder: as_json(camembert(folder), model_type="camembert"), ""),
 }
 
 
 @pytest.mark.parametrize("form", OLD)
 def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> None:
     make, name = OLD[form]
+    if "pieces" in form or "tokenizer.json" in form:
+        pytest.importorskip("sentencepiece")
+        pytest.importorskip("google.protobuf", reason="transformers reads model files with it")
     folder = make(tmp_path / "words")
     theirs = getattr(transformers, name or "AutoTokenizer").from_pretrained(folder)
     ours = Tokenizer.load(folder)
@@ -87,7 +114,9 @@ def test_old_files_are_read_as_transformers_does(tmp_path: Path, form: str) -> N
         expected = theirs(text, "The fox", return_token_type_ids=True)
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.encode(text, "The fox") == expected["input_ids"], text
-        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)), text
+        for skip in {False, "<new>" not in text}:  # transformers forgets that this one is special
+            read = theirs.decode(theirs.encode(text), skip_special_tokens=skip)
+            assert ours.decode(ours.encode(text), skip_special_tokens=skip) == read, text
         kinds = ours.batch([text], ["The fox"])["token_type_ids"]
         assert kinds[0].tolist() == expected["token_type_ids"], text
 

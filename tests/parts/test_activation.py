@@ -19,6 +19,7 @@ ORACLE = {
     "relu6": lambda x: x.clamp(0, 6),
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_10": lambda x: (x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))).clamp(max=10),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": lambda x: x * torch.sigmoid(x),
     "elu": lambda x: torch.where(x > 0, x, torch.expm1(x.clamp(max=0))),
@@ -28,6 +29,8 @@ ORACLE = {
     "mish": lambda x: x * torch.tanh(F.softplus(x)),
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     "softplus": lambda x: torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20)))),
+    "sqrtsoftplus": lambda x: torch.where(x > 20, x.clamp(min=1e-9), torch.log1p(torch.exp(x.clamp(max=20)))).sqrt(),
+    "laplace": lambda x: torch.special.ndtr((x - 0.707107) / 0.282095),
     "tanh": lambda x: (torch.exp(2 * x.clamp(-40, 40)) - 1) / (torch.exp(2 * x.clamp(-40, 40)) + 1),
     "identity": lambda x: x,
 }

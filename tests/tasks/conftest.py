@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anyformer.inputs.text import Tokenizer
-from vocabularies import gpt2, t5, words
+from vocabularies import camembert, gpt2, t5, words, xlm_roberta
 
 Folders = Callable[..., Path]
 
@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
                           "max_position_embeddings": 48}),
     "roberta": (lambda folder: gpt2(folder, tokenizer_class="RobertaTokenizer"),
                 {**SMALL, "vocab_size": 401, "max_position_embeddings": 50, "type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": (xlm_roberta, {**SMALL, "vocab_size": 130, "max_position_embeddings": 50}),
+    "camembert": (camembert, {**SMALL, "vocab_size": 130, "max_position_embeddings": 50}),
     "longformer": (lambda folder: gpt2(folder, tokenizer_class="RobertaTokenizer"),
                    {**SMALL, "vocab_size": 401, "max_position_embeddings": 50, "type_vocab_size": 1, "pad_token_id": 1,
                     "attention_window": 8, "sep_token_id": 2}),

@@ -13,7 +13,8 @@ import anyformer as af
 Folders = Callable[..., Path]
 CLASSES = {"BertForMaskedLM": "[MASK]", "RobertaForMaskedLM": "<mask>", "DistilBertForMaskedLM": "[MASK]",
            "ElectraForMaskedLM": "[MASK]", "BartForConditionalGeneration": "<mask>",
-           "LongformerForMaskedLM": "<mask>"}  # fmt: skip
+           "LongformerForMaskedLM": "<mask>", "XLMRobertaForMaskedLM": "<mask>",
+           "CamembertForMaskedLM": "<mask>"}  # fmt: skip
 
 
 def same(ours: Any, theirs: Any) -> None:

@@ -89,13 +89,13 @@ def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more:
 COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.embedding.position.offset)
 
 
-def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False) -> Block:
-    """Attention (or `op` in its place) and feed-forward, each normed after the add."""
+def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
+    """Attention (or `op` in its place) and feed-forward, each normed after the add, or in another place of a step."""
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
 
     def step(op: Any) -> Sublayer:
-        return Sublayer(op=op, out_norm=LayerNorm(eps=c.layer_norm_eps), dropout=c.hidden_dropout_prob)
+        return Sublayer(op=op, dropout=c.hidden_dropout_prob).replace(**{norm: LayerNorm(eps=c.layer_norm_eps)})
 
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=c.num_attention_heads, dropout=c.attention_probs_dropout_prob, **kind))

@@ -46,17 +46,20 @@ def choose(
     """The one of `open` that fits a checkpoint with tensors called `names`; `load` reports how a description fits.
 
     Of several, those that drop the fewest tensors and whose fields differ least from the config's. Classes of one
-    family that take the same tensors compute the same: the first stands for all. Several families are refused.
+    family that take the same tensors compute the same, and so do those that are described alike (RoBERTa's and
+    XLM-R's): the first stands for all. Several families are refused.
     """
-    fits: list[tuple[tuple[int, int], Choice]] = []
+    fits: list[tuple[tuple[int, int], Choice, Model]] = []
     for family, architecture in open:
         spec = described(family, architecture, config)
         if spec is not None and takes(family, spec, names) and (report := load(family, spec)).clean:
             own = {name for name, field in family.fields.items() if isinstance(field, Field)}
             given = {family.aliases.get(name, name) for name in config}
-            fits.append(((len(report.dropped), len(own ^ given)), (family, architecture)))
-    least = min((score for score, _ in fits), default=None)
-    best = [choice for score, choice in fits if score == least]
+            nameless = spec.replace(family="", architecture="", source={})
+            fits.append(((len(report.dropped), len(own ^ given)), (family, architecture), nameless))
+    least = min((score for score, _, _ in fits), default=None)
+    alike = {spec: choice for score, choice, spec in reversed(fits) if score == least}
+    best = [choice for _, choice, _ in fits if choice in alike.values()]
     if not best and config.get("model_type"):
         return open[0]  # a load will say what does not fit
     if len({family.name for family, _ in best}) == 1:

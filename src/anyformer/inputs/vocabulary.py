@@ -56,13 +56,15 @@ KINDS = {
     "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
     "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
-    "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer",
+    "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
     **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
 
 END = "<|endoftext|>"
 _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
             "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+_FAIRSEQ = {**_ROBERTA}  # the same words in a SentencePiece model
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
            "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
@@ -82,7 +84,8 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"), _ROBERTA),
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
-    "NllbTokenizer": {**_ROBERTA}, "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES,
+    "NllbTokenizer": _FAIRSEQ, "XLMRobertaTokenizer": _FAIRSEQ, "CamembertTokenizer": _FAIRSEQ,
+    "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
@@ -146,7 +149,8 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     model = next((name for name in PIECES if there(name)), None)
     ways: list[tuple[str, Make]] = []
     if model is not None:
-        ways.append((model, m2m if there("sentencepiece.bpe.model", "vocab.json") else pieces))
+        many = m2m if there("sentencepiece.bpe.model", "vocab.json") else pieces
+        ways.append((model, fairseq if kind in SUPPORTED[fairseq] else many))
     if there("vocab.json", "merges.txt"):
         ways.append(("vocab.json", byte_pairs))
     elif there("vocab.json"):
@@ -324,6 +328,31 @@ def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, s
     return Words(core, config, special, doubles_space=sentencepiece.doubles(core))
 
 
+def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """XLM-R and CamemBERT: before the pieces of a SentencePiece model the first words of fairseq's dictionary, which
+    has some of them already, and the mask after them."""
+    special = {**_FAIRSEQ, **special}
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    bos, pad, eos, unknown, mask = (special[f"{n}_token"] for n in ("bos", "pad", "eos", "unk", "mask"))
+    first, kept = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unknown, 0.0)], source.pieces[3:]
+    if kind == "CamembertTokenizer":  # it was trained on ids that counted them twice
+        first = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unknown, 0.0), ("<unk>NOTUSED", -100.0)]
+        kept = source.pieces[1:]
+    marked, plain = sentencepiece.CONTROL, sentencepiece.NORMAL
+    known = [(text, score, marked if text in special.values() else plain) for text, score in first]
+    known += [*kept, (mask, 0.0, marked)]
+    core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=3, charsmap=source.charsmap))
+    scheme = "always" if config.get("add_prefix_space", True) else "never"
+    space = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    core.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A", eos], pair=[bos, "$A", eos, eos, "$B", eos],
+        special_tokens=[(token, core.token_to_id(token)) for token in (bos, eos)],
+    )  # fmt: skip
+    return Words(core, config, special)
+
+
 def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
     """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
     if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
@@ -453,5 +482,6 @@ SUPPORTED: dict[Make, set[str]] = {
     | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
     word_pieces: {""} | {k for k, v in DEFAULTS.items() if v in (_BERT, _FUNNEL)},
     m2m: {"M2M100Tokenizer"},
+    fairseq: {"XLMRobertaTokenizer", "CamembertTokenizer"},
     pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, cast
 
@@ -17,6 +18,11 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def _laplace(x: Tensor) -> Tensor:
+    """The distribution of a normal variable that comes closest to relu2 [Ma et al. 2022]."""
+    return 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2))))
+
+
 def _identity(x: Tensor) -> Tensor:
     return x
 
@@ -27,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu6": F.relu6,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "gelu_10": lambda x: F.gelu(x).clamp(-10, 10),
     "quick_gelu": _quick_gelu,
     "silu": F.silu,
     "elu": F.elu,
@@ -36,13 +43,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mish": F.mish,
     "sigmoid": torch.sigmoid,
     "softplus": F.softplus,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+    "laplace": _laplace,
     "tanh": torch.tanh,
     "identity": _identity,  # the bilinear gate, LiGLU [Shazeer 2020]
 }
 
 Activation = Literal[
-    "relu", "relu2", "relu6", "gelu", "gelu_tanh", "quick_gelu", "silu", "elu", "selu", "leaky_relu", "hardswish",
-    "mish", "sigmoid", "softplus", "tanh", "identity",
+    "relu", "relu2", "relu6", "gelu", "gelu_tanh", "gelu_10", "quick_gelu", "silu", "elu", "selu", "leaky_relu",
+    "hardswish", "mish", "sigmoid", "softplus", "sqrtsoftplus", "laplace", "tanh", "identity",
 ]  # fmt: skip
 
 # the names that published configs use for the same functions

@@ -369,6 +369,7 @@ class TagHead(Head, called=("token classification", "NER")):
 
     num_labels: int
     dropout: float = 0.0
+    counts_pads: bool = True  # their labels, where they are not -100; or they are ignored (XLM-R XL)
 
     def build(self, site: Site) -> nn.Module:
         return TagModule(self, site.width)
@@ -377,11 +378,17 @@ class TagHead(Head, called=("token classification", "NER")):
 class TagModule(HeadModule):
     def __init__(self, part: TagHead, width: int) -> None:
         super().__init__()
-        self.dropout = part.dropout
+        self.dropout, self.counts_pads = part.dropout, part.counts_pads
         self.out = nn.Linear(width, part.num_labels)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        if not self.counts_pads and ctx.tokens is not None:
+            check_labels("labels", labels, tuple(logits.shape[:2]))
+            labels = labels.masked_fill(~ctx.tokens.to(labels.device), IGNORED)
+        return class_loss(logits, labels)
 
 
 class SpanHead(Head, called=("question answering", "extractive QA")):

@@ -9,22 +9,37 @@ ODD = {
     "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0, "type_vocab_size": 3, "pad_token_id": 4,
     "classifier_dropout": 0.2, "use_cache": False, "chunk_size_feed_forward": 1, "max_position_embeddings": 101,
 }  # fmt: skip
-CLASSES = ("RobertaForMaskedLM", "RobertaModel", "RobertaForQuestionAnswering", "RobertaForMultipleChoice")
-LABELLED = ("RobertaForSequenceClassification", "RobertaForTokenClassification")
+CLASSES = ("ForMaskedLM", "Model", "ForQuestionAnswering", "ForMultipleChoice")
+LABELLED = ("ForSequenceClassification", "ForTokenClassification")
 WARNS = "the published class warns whenever it is made without is_decoder, and works"
 DECODER, CROSS = {"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}
+# those with a body of their own, and those with RoBERTa's
+BODIES = {"roberta": "Roberta", "xlm-roberta-xl": "XLMRobertaXL", "roberta-prelayernorm": "RobertaPreLayerNorm"}
+WORDS = {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 
-CASES = [
-    *[Case("roberta", name, SMALL) for name in CLASSES],
-    *[Case("roberta", name, {**SMALL, "num_labels": 5, "pad_token_id": 0}) for name in LABELLED],
-    *[Case("roberta", name, {**SMALL, **ODD}, "odd") for name in (*CLASSES, *LABELLED)],
-    Case("roberta", LABELLED[0], {**SMALL, "num_labels": 1, "hidden_act": "relu"}, "regression"),
-    Case("roberta", "RobertaForMaskedLM", {**SMALL, "tie_word_embeddings": False}, "untied"),
-    Case("roberta", "RobertaForCausalLM", {**SMALL, **DECODER}),
-    Case("roberta", "RobertaForCausalLM", {**SMALL, **ODD, **CROSS}, "cross"),
-    Case("roberta", "RobertaForCausalLM", {**SMALL, **DECODER, "tie_word_embeddings": False}, "untied"),
-    Case("roberta", "RobertaForCausalLM", SMALL, "both-sides", skip={"L5": WARNS}),
-    Case("roberta", "RobertaModel", {**SMALL, **DECODER, "hidden_act": "quick_gelu"}, "decoder"),
-    Case("roberta", "RobertaModel", {**SMALL, **CROSS}, "cross"),
-    Case("roberta", "RobertaForTokenClassification", {**SMALL, **DECODER, "num_labels": 7}, "decoder"),
-]
+
+def every_class(family: str, classes: str) -> list[Case]:
+    def case(ending: str, config: dict, name: str = "", **more) -> Case:
+        return Case(family, classes + ending, {**SMALL, **config}, name, **more)
+
+    first = [
+        *[case(ending, {}) for ending in CLASSES],
+        *[case(ending, {"num_labels": 5, "pad_token_id": 0}) for ending in LABELLED],
+        case("ForMaskedLM", ODD, "odd"),
+        case("ForCausalLM", DECODER),
+        case("ForCausalLM", {**ODD, **CROSS}, "cross"),
+    ]
+    return first if family in WORDS else [
+        *first,
+        *[case(ending, ODD, "odd") for ending in (*CLASSES[1:], *LABELLED)],
+        case(LABELLED[0], {"num_labels": 1, "hidden_act": "relu"}, "regression"),
+        case("ForMaskedLM", {"tie_word_embeddings": False}, "untied"),
+        case("ForCausalLM", {**DECODER, "tie_word_embeddings": False}, "untied"),
+        case("ForCausalLM", {}, "both-sides", skip={"L5": WARNS}),
+        case("Model", {**DECODER, "hidden_act": "quick_gelu"}, "decoder"),
+        case("Model", CROSS, "cross"),
+        case("ForTokenClassification", {**DECODER, "num_labels": 7}, "decoder"),
+    ]  # fmt: skip
+
+
+CASES = [case for names in {**BODIES, **WORDS}.items() for case in every_class(*names)]
