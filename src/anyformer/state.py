@@ -2,7 +2,7 @@
 
 A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
 row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
-lengthens with the text, all rows ending at the same column; a static one is allocated once, and each row is written in
+lengthens with the text, all rows ending at the same column (pads behind a row are moved before it); a static one is allocated once, and each row is written in
 place at its own length, so that a step keeps its shapes and addresses and can be recorded. Pages would be one more
 class of the same interface. Stores know names and shapes, and no architecture.
 
@@ -118,9 +118,12 @@ class Store:
         else:
             self.tensors[name] = tensor
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Something of T tokens at row places `index` (T,) or (B, T) in; all that can be seen, and where it stands in
-        the rows, (S,) or (B, S), out."""
+        the rows, (S,) or (B, S), out. `behind` (B,): pads that these end in, which a growing store moves before its
+        rows once they were seen."""
         raise TypeError(f"{', '.join(self.declared.shapes)}: not declared as something that each token has (PerToken)")
 
     def reorder(self, rows: Tensor) -> None:
@@ -172,13 +175,17 @@ class Growing(Store):
     def can_truncate(self) -> bool:  # type: ignore[override]
         return self.declared.window is None  # what a window dropped is gone
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         if self.tensors:
             new = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
         self.tensors = new
         T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
-        window = self.declared.window or S
-        if window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
+        window = min(self.declared.window or S, S)
+        if behind is not None:
+            self.tensors = {n: realigned(t, self.axes[n], behind, window) for n, t in new.items()}
+        elif window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
         if S == T:
             return new, index
@@ -209,7 +216,9 @@ class Static(Store):
         self.room = next(t.shape[self.axes[name]] for name, t in tensors.items())
         self.alike = {name: f"lines of {tuple(t.shape[1 : self.axes[name] + 1])}" for name, t in tensors.items()}
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         self.write(new, index, once)
         return self.tensors, once("places", lambda: torch.arange(self.room, device=index.device))
 
@@ -261,7 +270,9 @@ class Ring(Static):
         last = lengths - 1
         return last - (last - torch.arange(self.room, device=lengths.device)) % self.room
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
             self.write(new, once(f"ring columns {L}", lambda: index % L), once)
@@ -312,6 +323,13 @@ def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
     return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
 
 
+def realigned(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
+    """The last `count` places of each row, whose last `behind` (B,) are pads and go before it, as 0."""
+    size = tensor.shape[dim]
+    column = torch.arange(size - count, size, device=tensor.device) - behind[:, None]
+    return picked(tensor, dim, column, column >= 0)
+
+
 # -- of a whole model --------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +341,8 @@ class State:
         self.past = past  # of every row, pads counted, where growing; of each (B,) where static
         self.capacity = capacity
         self.padding: Tensor | None = None  # (B, past) where growing, (B, capacity) where static; None: all are real
+        self.behind: Tensor | None = None  # (B,) while a step is taken: pads that its tokens end in
+        self.realigned = False  # whether such pads were moved before their rows, which all end at the last column again
         self.memory: Tensor | None = None  # what the encoder said, for encoder-decoders
         self.memory_padding: Tensor | None = None
 
@@ -348,6 +368,9 @@ class State:
     def advance(self, num_tokens: int) -> None:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
         self.past += num_tokens
+        if self.behind is not None and self.padding is not None:
+            self.padding = realigned(self.padding, 1, self.behind, self.padding.shape[1])
+            self.behind, self.realigned = None, True
 
     @property
     def length(self) -> int:
@@ -430,6 +453,7 @@ class State:
         """A copy that goes its own way: two texts after one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
         copy, static = State(stores, past=self.past, capacity=self.capacity), self.capacity is not None
+        copy.realigned = self.realigned
         for name in PER_ROW:
             value = getattr(self, name)
             setattr(copy, name, value.clone() if static and isinstance(value, Tensor) else value)
@@ -477,7 +501,7 @@ class State:
         device = next(out.tensors()).device
         real = [known(state.padding, (state.rows, state.length), device) for state in states]
         padding = stacked(real, 1, left=True)
-        out.padding = None if bool(padding.all()) else padding
+        out.padding, out.realigned = None if bool(padding.all()) else padding, any(s.realigned for s in states)
         if out.memory is not None:
             read = [(state.memory, state.memory_padding) for state in states if state.memory is not None]
             out.memory = stacked([memory for memory, _ in read], 1)
