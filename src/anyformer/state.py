@@ -2,9 +2,9 @@
 
 A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
 row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
-lengthens with the text, all rows ending at the same column (pads behind a row are moved before it); a static one is allocated once, and each row is written in
-place at its own length, so that a step keeps its shapes and addresses and can be recorded. Pages would be one more
-class of the same interface. Stores know names and shapes, and no architecture.
+lengthens with the text, all rows ending at the same column (pads behind a row are moved before it); a static one is
+allocated once, and each row is written in place at its own length, so that a step keeps its shapes and addresses and
+can be recorded. Pages would be one more class of the same interface. Stores know names and shapes, and no architecture.
 
 B rows, S tokens held, L room for tokens, T new tokens.
 """
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from anyformer.kernels.rows import grid, known, lines, picked, realigned, reordered, stacked
 
 Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
 
@@ -285,51 +287,6 @@ class Ring(Static):
         return seen, places
 
 
-def reordered(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
-    """In place where static and as many rows stay. What holds nothing has no rows of its own."""
-    new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if tensor.numel() == 0 else tensor.index_select(0, rows)
-    return tensor.copy_(new) if static and new.shape == tensor.shape else new
-
-
-def longer(tensor: Tensor, dim: int, length: int, left: bool = False) -> Tensor:
-    """Zeros behind (or on the left), to so many places along a dimension."""
-    missing = max(length - tensor.shape[dim], 0)
-    return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *((missing, 0) if left else (0, missing))))
-
-
-def stacked(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
-    """Rows of several tensors in one, the shorter made longer along a dimension."""
-    longest = max(tensor.shape[dim] for tensor in tensors)
-    return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
-
-
-def grid(shape: torch.Size, columns: Tensor) -> tuple[Tensor, ...]:
-    """Indices, one a dimension, of the columns (T,) or (B, T) in all rows of a table (B, ..., L)."""
-    sizes = shape[:-1]
-    at = [torch.arange(n, device=columns.device).view(n, *[1] * (len(sizes) - i)) for i, n in enumerate(sizes)]
-    return (*at, columns.view(-1, *[1] * (len(sizes) - 1), columns.shape[-1]))
-
-
-def lines(shape: torch.Size, columns: Tensor) -> Tensor:
-    """Of a table (B, ..., L) whose last dimension is cut into lines: where the columns (T,) or (B, T) of all are."""
-    first = torch.arange(0, math.prod(shape), shape[-1], device=columns.device).view(*shape[:-1], 1)
-    return (first + columns.view(-1, *[1] * (len(shape) - 2), columns.shape[-1])).flatten()
-
-
-def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
-    """What stands at `column` (B, N) of a dimension of each row, 0 where not `real` (B, N)."""
-    rows = torch.arange(column.shape[0], device=column.device)[:, None]
-    found = tensor.movedim(dim, 1)[rows, column.clamp(0, tensor.shape[dim] - 1)]
-    return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
-
-
-def realigned(tensor: Tensor, dim: int, behind: Tensor, count: int) -> Tensor:
-    """The last `count` places of each row, whose last `behind` (B,) are pads and go before it, as 0."""
-    size = tensor.shape[dim]
-    column = torch.arange(size - count, size, device=tensor.device) - behind[:, None]
-    return picked(tensor, dim, column, column >= 0)
-
-
 # -- of a whole model --------------------------------------------------------------------------------------------------
 
 
@@ -510,11 +467,6 @@ class State:
 
 
 PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
-
-
-def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """A mask also where there is none, for all are real."""
-    return torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask.bool()
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.kernels.rows import known
 from anyformer.mask import first_of_document
 from anyformer.part import Part, Sees, Site, farthest, walk
 from anyformer.parts.given import check_shape, hiding
@@ -21,7 +22,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.numbering import ByPlace, Numbering
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.tree import Tree
-from anyformer.state import PerToken, State, known
+from anyformer.state import PerToken, State
 
 
 class Embedding(Part):
@@ -280,7 +281,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
         raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
-    if state is not None and state.capacity is not None:
+    if state is not None and isinstance(state.past, Tensor):
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
