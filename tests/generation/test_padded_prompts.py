@@ -148,6 +148,26 @@ def test_what_a_mask_says_of_a_past_that_was_moved() -> None:
 
 
 @torch.no_grad()
+def test_writing_goes_on_from_a_padded_past() -> None:
+    """What stands between two real tokens of a prompt is left out there too; a past that is no beginning is refused."""
+    model = model_with_a_window()
+    prompts, state = Prompts(model), model.new_state()
+    mask = prompts.read("right", state)
+    ids = torch.zeros(len(LENGTHS), WIDEST + 2, dtype=torch.long)
+    for row, (text, n) in enumerate(zip(prompts.texts, LENGTHS, strict=True)):
+        ids[row, :n], ids[row, WIDEST:] = text[0, :n], text[0, n : n + 2]
+    whole: Any = torch.cat((mask, mask.new_ones(len(LENGTHS), 2)), dim=1).long()
+    how: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": [], "do_sample": False}
+    found = af.generate(model, input_ids=ids, attention_mask=whole, past_key_values=state.fork(), **how)
+    for row, (text, n) in enumerate(zip(prompts.texts, LENGTHS, strict=True)):
+        alone = af.generate(model, input_ids=text[:, : n + 2], **how)
+        assert found[row, -3:].tolist() == alone[0, -3:].tolist()
+    whole[1, -1] = 0
+    with pytest.raises(ValueError, match="^past_key_values holds other tokens than the prompt begins with"):
+        af.generate(model, input_ids=ids, attention_mask=whole, past_key_values=state, **how)
+
+
+@torch.no_grad()
 def test_a_static_state_takes_no_pads_behind_a_prompt() -> None:
     model = model_with_a_window()
     prompts, state = Prompts(model), model.new_state(len(LENGTHS), capacity=24)
