@@ -72,8 +72,8 @@ class Stepper:
         self.state = state if state is not None else self.model.new_state()
         self.length = self.state.length
         if mask is not None and self.state.capacity is None:  # rows were moved to end together: does what is known fit?
-            read = known(self.state.padding, (self.rows, self.length), mask.device)
-            if not torch.equal(read, mask[:, : self.length].bool()):
+            before = known(self.state.padding, (self.rows, self.length), mask.device)
+            if not torch.equal(before, mask[:, : self.length].bool()):
                 raise ValueError("past_key_values holds other tokens than the prompt begins with, its pads left out")
         T = ids.shape[1] if embeds is None else embeds.shape[1]
         hidden: list[Any] = []
