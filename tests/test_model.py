@@ -24,9 +24,10 @@ from anyformer.parts.init import Normal
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Alibi, Integer, RelativeVectors, Rope, TreeDepth
+from anyformer.parts.position import Alibi, Integer, RelativeVectors, TreeDepth
 from anyformer.parts.question import QuestionHead
 from anyformer.parts.relative import InputRope
+from anyformer.parts.rotary import Rope
 from anyformer.parts.shorten import Halve
 from anyformer.parts.sparse import BlockSparseAttention
 from anyformer.parts.trajectory import TrajectoryEmbedding

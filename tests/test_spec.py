@@ -22,7 +22,7 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm
-from anyformer.parts.position import Rope, YarnScaling
+from anyformer.parts.rotary import Rope, YarnScaling
 
 
 def model(**more: Any) -> DecoderModel:

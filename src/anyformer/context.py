@@ -101,7 +101,7 @@ class Context:
         their row places (S,) or (B, S), out."""
         if self.state is None:
             return new, self.places()
-        return self.state.stores[address].extend(new, self.index, self.once)
+        return self.state.stores[address].extend(new, self.index, self.once, self.state.behind)
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
 row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
-lengthens with the text, all rows ending at the same column; a static one is allocated once, and each row is written in
-place at its own length, so that a step keeps its shapes and addresses and can be recorded. Pages would be one more
-class of the same interface. Stores know names and shapes, and no architecture.
+lengthens with the text, all rows ending at the same column (pads behind a row are moved before it); a static one is
+allocated once, and each row is written in place at its own length, so that a step keeps its shapes and addresses and
+can be recorded. Pages would be one more class of the same interface. Stores know names and shapes, and no architecture.
 
 B rows, S tokens held, L room for tokens, T new tokens.
 """
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from anyformer.kernels.rows import grid, known, lines, picked, realigned, reordered, stacked
 
 Once = Callable[[str, Callable[[], Any]], Any]  # does what many stores share for the first of them
 
@@ -118,9 +120,12 @@ class Store:
         else:
             self.tensors[name] = tensor
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Something of T tokens at row places `index` (T,) or (B, T) in; all that can be seen, and where it stands in
-        the rows, (S,) or (B, S), out."""
+        the rows, (S,) or (B, S), out. `behind` (B,): pads that these end in, which a growing store moves before its
+        rows once they were seen."""
         raise TypeError(f"{', '.join(self.declared.shapes)}: not declared as something that each token has (PerToken)")
 
     def reorder(self, rows: Tensor) -> None:
@@ -172,13 +177,17 @@ class Growing(Store):
     def can_truncate(self) -> bool:  # type: ignore[override]
         return self.declared.window is None  # what a window dropped is gone
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         if self.tensors:
             new = {name: torch.cat((self.tensors[name], t), dim=self.axes[name]) for name, t in new.items()}
         self.tensors = new
         T, S = index.shape[-1], next(t.shape[self.axes[name]] for name, t in new.items())
-        window = self.declared.window or S
-        if window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
+        window = min(self.declared.window or S, S)
+        if behind is not None:
+            self.tensors = {n: realigned(t, self.axes[n], behind, window) for n, t in new.items()}
+        elif window < S:  # only now, for the queries of this call still see `window` back; a copy, so that it is freed
             self.tensors = {n: t.narrow(self.axes[n], S - window, window).clone() for n, t in new.items()}
         if S == T:
             return new, index
@@ -209,7 +218,9 @@ class Static(Store):
         self.room = next(t.shape[self.axes[name]] for name, t in tensors.items())
         self.alike = {name: f"lines of {tuple(t.shape[1 : self.axes[name] + 1])}" for name, t in tensors.items()}
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         self.write(new, index, once)
         return self.tensors, once("places", lambda: torch.arange(self.room, device=index.device))
 
@@ -261,7 +272,9 @@ class Ring(Static):
         last = lengths - 1
         return last - (last - torch.arange(self.room, device=lengths.device)) % self.room
 
-    def extend(self, new: dict[str, Tensor], index: Tensor, once: Once) -> tuple[dict[str, Tensor], Tensor]:
+    def extend(
+        self, new: dict[str, Tensor], index: Tensor, once: Once, behind: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         L, T, begun = self.room, index.shape[-1], index[..., :1]
         if T == 1:
             self.write(new, once(f"ring columns {L}", lambda: index % L), once)
@@ -272,44 +285,6 @@ class Ring(Static):
         last = {name: t.narrow(self.axes[name], T - kept, kept) for name, t in new.items()}
         self.write(last, once(f"ring columns {L}", lambda: index[..., -L:] % L), once)
         return seen, places
-
-
-def reordered(tensor: Tensor, rows: Tensor, static: bool) -> Tensor:
-    """In place where static and as many rows stay. What holds nothing has no rows of its own."""
-    new = tensor.new_zeros(len(rows), *tensor.shape[1:]) if tensor.numel() == 0 else tensor.index_select(0, rows)
-    return tensor.copy_(new) if static and new.shape == tensor.shape else new
-
-
-def longer(tensor: Tensor, dim: int, length: int, left: bool = False) -> Tensor:
-    """Zeros behind (or on the left), to so many places along a dimension."""
-    missing = max(length - tensor.shape[dim], 0)
-    return F.pad(tensor, (*[0, 0] * (tensor.dim() - 1 - dim), *((missing, 0) if left else (0, missing))))
-
-
-def stacked(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
-    """Rows of several tensors in one, the shorter made longer along a dimension."""
-    longest = max(tensor.shape[dim] for tensor in tensors)
-    return torch.cat([longer(tensor, dim, longest, left) for tensor in tensors])
-
-
-def grid(shape: torch.Size, columns: Tensor) -> tuple[Tensor, ...]:
-    """Indices, one a dimension, of the columns (T,) or (B, T) in all rows of a table (B, ..., L)."""
-    sizes = shape[:-1]
-    at = [torch.arange(n, device=columns.device).view(n, *[1] * (len(sizes) - i)) for i, n in enumerate(sizes)]
-    return (*at, columns.view(-1, *[1] * (len(sizes) - 1), columns.shape[-1]))
-
-
-def lines(shape: torch.Size, columns: Tensor) -> Tensor:
-    """Of a table (B, ..., L) whose last dimension is cut into lines: where the columns (T,) or (B, T) of all are."""
-    first = torch.arange(0, math.prod(shape), shape[-1], device=columns.device).view(*shape[:-1], 1)
-    return (first + columns.view(-1, *[1] * (len(shape) - 2), columns.shape[-1])).flatten()
-
-
-def picked(tensor: Tensor, dim: int, column: Tensor, real: Tensor) -> Tensor:
-    """What stands at `column` (B, N) of a dimension of each row, 0 where not `real` (B, N)."""
-    rows = torch.arange(column.shape[0], device=column.device)[:, None]
-    found = tensor.movedim(dim, 1)[rows, column.clamp(0, tensor.shape[dim] - 1)]
-    return found.masked_fill(~real.view(*real.shape, *[1] * (found.dim() - 2)), 0).movedim(1, dim)
 
 
 # -- of a whole model --------------------------------------------------------------------------------------------------
@@ -323,6 +298,8 @@ class State:
         self.past = past  # of every row, pads counted, where growing; of each (B,) where static
         self.capacity = capacity
         self.padding: Tensor | None = None  # (B, past) where growing, (B, capacity) where static; None: all are real
+        self.behind: Tensor | None = None  # (B,) while a step is taken: pads that its tokens end in
+        self.realigned = False  # whether such pads were moved before their rows, which all end at the last column again
         self.memory: Tensor | None = None  # what the encoder said, for encoder-decoders
         self.memory_padding: Tensor | None = None
 
@@ -348,6 +325,9 @@ class State:
     def advance(self, num_tokens: int) -> None:
         """The step is done: its tokens are past now. In place where static: a recorded step counts on."""
         self.past += num_tokens
+        if self.behind is not None and self.padding is not None:
+            self.padding = realigned(self.padding, 1, self.behind, self.padding.shape[1])
+            self.behind, self.realigned = None, True
 
     @property
     def length(self) -> int:
@@ -430,6 +410,7 @@ class State:
         """A copy that goes its own way: two texts after one prompt."""
         stores = {address: store.fork() for address, store in self.stores.items()}
         copy, static = State(stores, past=self.past, capacity=self.capacity), self.capacity is not None
+        copy.realigned = self.realigned
         for name in PER_ROW:
             value = getattr(self, name)
             setattr(copy, name, value.clone() if static and isinstance(value, Tensor) else value)
@@ -477,7 +458,7 @@ class State:
         device = next(out.tensors()).device
         real = [known(state.padding, (state.rows, state.length), device) for state in states]
         padding = stacked(real, 1, left=True)
-        out.padding = None if bool(padding.all()) else padding
+        out.padding, out.realigned = None if bool(padding.all()) else padding, any(s.realigned for s in states)
         if out.memory is not None:
             read = [(state.memory, state.memory_padding) for state in states if state.memory is not None]
             out.memory = stacked([memory for memory, _ in read], 1)
@@ -486,11 +467,6 @@ class State:
 
 
 PER_ROW = ("past", "padding", "memory", "memory_padding")  # what a state itself has of each row
-
-
-def known(mask: Tensor | None, size: tuple[int, ...], device: torch.device) -> Tensor:
-    """A mask also where there is none, for all are real."""
-    return torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask.bool()
 
 
 def declarations(model: nn.Module, modules: Iterable[tuple[str, Any]] | None = None) -> Iterator[tuple[str, Declared]]:

@@ -354,6 +354,7 @@ FIELDS: dict[str, Any] = {
     "Distance.tree": st.sampled_from((False, False, False, True)), "Tokens.width": st.sampled_from((None, 8)),
     "Tokens.scale": st.sampled_from((None, 2.0)), "TextEmbedding.position": absolute, "Vectors.position": absolute,
     "WaveformEmbedding.position": absolute, "SegmentEmbedding.position": absolute,
+    "SegmentEmbedding.size": st.integers(2, 6),  # of one sample each there would be more than ROOM
     "TextEmbedding.segments": st.sampled_from((0, 2)),
     "Numbering.first": KEPT, "WithoutToken.token": st.just(1), "TextEmbedding.order": st.permutations(STEPS),
     "TextEmbedding.unseen": KEPT, "GlobalTextEmbedding.global_tokens": st.sampled_from(("none", "first")),

@@ -248,6 +248,26 @@ def n4_pads_change_nothing(model: Any) -> None:
                     T = value.shape[1]
                     found = found[:, -T:] if where == "left" else found[:, :T]
                 close(found, value)
+    if model.remembers and not lives(spec) and not isinstance(spec.head, MultipleChoiceHead):
+        padded_prompts_go_on(model)
+
+
+def padded_prompts_go_on(model: Any) -> None:
+    """Three tokens after prompts of 4, 7 and 6, padded on either side, say what they do in each whole text."""
+    inputs, name = inputs_of(model.spec), written(model.spec)
+    along = {n: inputs.pop(n) for n in (name, *beside(model.spec, inputs))}
+    full = run(model, {**inputs, **along})
+    rows, lengths = torch.arange(3)[:, None], torch.tensor([[4], [7], [6]])
+    for before in (0, 7 - lengths):  # pads
+        places, state = torch.arange(7) - before + 0 * lengths, model.new_state()
+        mask = (places >= 0) & (places < lengths)
+        for at, real in ((places, mask), (lengths + torch.arange(3), torch.ones(3, 3, dtype=torch.bool))):
+            part = {n: v[rows, at.clamp(min=0)] for n, v in along.items()}
+            part["decoder_attention_mask" if is_encoder_decoder(model.spec) else "attention_mask"] = real.long()
+            step = run(model, {**inputs, **part}, past_key_values=state, use_cache=True)
+            for key, (value, per_token) in full.items():
+                if per_token:
+                    close(step[key][0][real], value[rows, at][real])
 
 
 def n7_packed_documents_are_texts(model: Any) -> None:

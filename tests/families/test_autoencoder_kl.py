@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import Case, close, every_case, folder, make_inputs, over, published, randomise, shared
+from diffusing import WEIGHTS, diffusers, round_trips
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
@@ -19,10 +19,8 @@ from anyformer import families
 from anyformer.families.family import Field
 from anyformer.generation.diffusion import denoise
 
-diffusers = pytest.importorskip("diffusers")
 FAMILY = families.find("autoencoder_kl")
 CASES = [case for case in every_case() if case.model_type == "autoencoder_kl"]
-WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @torch.no_grad()
@@ -44,23 +42,7 @@ def test_both_halves_equal_published(case: Case) -> None:
 
 @over(CASES)
 def test_l5_round_trips(case: Case, tmp_path: Path, caplog: Any) -> None:
-    model = shared(case)
-    af.save(model, tmp_path / "ours")
-    again = af.load(tmp_path / "ours")
-    assert again.spec.replace(source={}) == model.spec.replace(source={})
-    af.save(again, tmp_path / "hf", format="hf")
-    with caplog.at_level(logging.WARNING, logger="diffusers"):
-        diffusers.utils.logging.enable_propagation()
-        opened, info = diffusers.AutoencoderKL.from_pretrained(tmp_path / "hf", output_loading_info=True)
-        diffusers.utils.logging.disable_propagation()
-    assert not caplog.records and not any(info.values()), (caplog.records, info)
-    stored = [load_file(each / WEIGHTS) for each in (folder(case), tmp_path / "hf")]
-    assert stored[0].keys() == stored[1].keys() and all(torch.equal(stored[0][n], stored[1][n]) for n in stored[0])
-    with torch.no_grad():
-        assert torch.equal(opened(**make_inputs(case)).sample, published(case)[0](**make_inputs(case)).sample)
-    before, after = (json.loads((each / "config.json").read_text()) for each in (folder(case), tmp_path / "hf"))
-    assert {name: value for name, value in before.items() if after.get(name, value) != value} == {}
-    assert before.keys() - after.keys() <= {"_name_or_path"}
+    round_trips(case, diffusers.AutoencoderKL, tmp_path, caplog)
 
 
 def test_every_config_field_is_accounted_for() -> None:

@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, close, every_case, folder, make_inputs, over, published, randomise, shared
-from safetensors.torch import load_file
+from catalogue import Case, close, every_case, make_inputs, over, published, randomise, shared
+from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
 from anyformer.families.family import Field, Only
 
-diffusers = pytest.importorskip("diffusers")
 FAMILY = families.find("dit")
 CASES = [case for case in every_case() if case.model_type == "dit"]
 
 
 @over(CASES)
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
-    model, theirs = shared(case), published(case)[0]
-    af.save(model, tmp_path / "ours")
-    again = af.load(tmp_path / "ours")
-    assert again.spec.replace(source={}) == model.spec.replace(source={})
-    af.save(again, tmp_path / "hf", format="hf")
-    with caplog.at_level(logging.WARNING, logger="diffusers"):
-        diffusers.utils.logging.enable_propagation()
-        opened, info = diffusers.DiTTransformer2DModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
-        diffusers.utils.logging.disable_propagation()
-    assert not caplog.records and not any(info.values()), (caplog.records, info)
-    stored = [load_file(each / "diffusion_pytorch_model.safetensors") for each in (folder(case), tmp_path / "hf")]
-    assert stored[0].keys() == stored[1].keys() and all(torch.equal(stored[0][n], stored[1][n]) for n in stored[0])
-    with torch.no_grad():
-        assert torch.equal(opened(**make_inputs(case)).sample, theirs(**make_inputs(case)).sample)
-    before, after = (json.loads((each / "config.json").read_text()) for each in (folder(case), tmp_path / "hf"))
-    assert {name: value for name, value in before.items() if after.get(name, value) != value} == {}
-    assert before.keys() - after.keys() <= {"_name_or_path"}
+    model = shared(case)
+    round_trips(case, diffusers.DiTTransformer2DModel, tmp_path, caplog)
     af.save(model, tmp_path / "hf")  # over it: what is read then is what was written last
     assert [each.name for each in sorted((tmp_path / "hf").glob("*.safetensors"))] == ["model.safetensors"]
     assert torch.equal(af.load(tmp_path / "hf").head.out.weight, model.head.out.weight)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.codec import override
+from anyformer.kernels.rows import grid, lines
 from anyformer.mask import CAUSAL, Causal, Mask, Window
 from anyformer.parts.attention import Attention
-from anyformer.parts.position import Rope
-from anyformer.state import Ring, State, axis, grid, lines, placed
+from anyformer.parts.rotary import Rope
+from anyformer.state import Ring, State, axis, placed
 from small import close
 from writers import ids as words
 from writers import pair

@@ -19,7 +19,8 @@ from anyformer.parts.compressed import BlockAttention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm, UnitNorm
-from anyformer.parts.position import BucketedBias, Rope
+from anyformer.parts.position import BucketedBias
+from anyformer.parts.rotary import Rope
 from small import Weights, close, compiled_equals_eager, context, filled, made
 
 D, H, T = 24, 4, 9

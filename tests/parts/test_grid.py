@@ -29,6 +29,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.pooling import GridPool, PooledAttention, Skip
 from anyformer.parts.window import Windows
 from anyformer.stages import Stages
+from small import close
 
 GRID = Grid(4, 3)
 
@@ -101,6 +102,18 @@ def test_pooled_attention_place_by_place(added: Any) -> None:
     out = out + q * torch.tensor([added == "all"] + [added != "none"] * 4)[:, None]
     expected = op.o(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(op(x, ctx), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("added", ["none", "rest", "all"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
+    """A stream without a grid is a text: pads on either side are seen by no one, and the first token is a real one."""
+    op = made(PooledAttention(num_heads=2, add_queries=added))
+    x, index = torch.randn(2, 7, 8), torch.arange(7)
+    alone = op(x[:, 2:5], Context(index=index[:3], positions=index[None, :3], kernel=kernel))
+    padding = ((index >= 2) & (index < 5)).expand(2, 7)
+    close(op(x, Context(index=index, positions=index[None], padding=padding, kernel=kernel))[:, 2:5], alone)
 
 
 @torch.no_grad()

@@ -8,8 +8,9 @@ from torch import nn
 
 from anyformer.mask import Causal
 from anyformer.parts.latent import LatentAttention
-from anyformer.parts.position import Alibi, Rope
+from anyformer.parts.position import Alibi
 from anyformer.parts.relative import InputRope
+from anyformer.parts.rotary import Rope
 from anyformer.state import PerToken, State
 from small import Weights, close, context, made
 

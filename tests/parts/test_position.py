@@ -27,20 +27,16 @@ from anyformer.parts.position import (
     Computed,
     Convolutional,
     DistanceBias,
-    DynamicScaling,
     Integer,
     Learned,
-    LinearScaling,
-    Llama3Scaling,
     RelativeVectors,
-    Rope,
     Sinusoidal,
     Sinusoidal2D,
     Summed,
     TreeDepth,
-    YarnScaling,
     add_position,
-)  # fmt: skip
+)
+from anyformer.parts.rotary import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 from anyformer.parts.window import GridBias, Windows
 from small import close, compiled_equals_eager, context, filled, made
 

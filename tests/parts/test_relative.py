@@ -15,8 +15,8 @@ from anyformer.parts.attention import Attention
 from anyformer.parts.bias import Alibi, BucketedBias, DistanceBias, RelativeVectors
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
-from anyformer.parts.position import Rope
 from anyformer.parts.relative import RelativeSinusoids
+from anyformer.parts.rotary import Rope
 from anyformer.parts.segments import SegmentedSinusoids
 from anyformer.transforms.recompute import recompute
 from small import close

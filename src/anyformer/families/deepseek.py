@@ -18,7 +18,7 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position import YarnScaling
+from anyformer.parts.rotary import YarnScaling
 from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 

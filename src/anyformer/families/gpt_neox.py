@@ -18,7 +18,7 @@ from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.head import LMHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Rope
+from anyformer.parts.rotary import Rope
 from anyformer.weights.rules import Interleave, Rename, Rule
 
 OLD = "a name of old configs that the published class does not honour"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.part import nearest
-from anyformer.parts.position import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
+from anyformer.parts.rotary import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 ROPE = frozenset({

@@ -26,6 +26,15 @@ ATTENTION, MLP_OP = "encoder.layers.attention", "encoder.layers.feedforward.op"
 ADAPTER = "encoder.neck.adapter"
 KINDS = ("ForCTC", "ForSequenceClassification", "ForAudioFrameClassification", "ForXVector", "ForPreTraining")
 CLASSIFIERS = ("ForSequenceClassification", "ForAudioFrameClassification", "ForXVector")
+# what training hides of frames and channels
+HIDDEN: dict[str, ConfigField] = {
+    "mask_time_prob": Field(0.05, f"{AUGMENT}.time"),
+    "mask_time_length": Field(10, f"{AUGMENT}.time_span"),
+    "mask_time_min_masks": Field(2, f"{AUGMENT}.time_least"),
+    "mask_feature_prob": Field(0.0, f"{AUGMENT}.channels"),
+    "mask_feature_length": Field(10, f"{AUGMENT}.channel_span"),
+    "mask_feature_min_masks": Field(0, f"{AUGMENT}.channel_least"),
+}
 
 
 def of(kind: type, path: str) -> Callable[[Any], Any]:
@@ -72,12 +81,7 @@ FIELDS: dict[str, ConfigField] = {
     "conv_bias": Field(False, f"{STEM}.bias"),
     "num_feat_extract_layers": Field(None, lambda spec: len(spec.embedding.stem.widths)),
     "apply_spec_augment": Field(True, f"{AUGMENT}.active"),
-    "mask_time_prob": Field(0.05, f"{AUGMENT}.time"),
-    "mask_time_length": Field(10, f"{AUGMENT}.time_span"),
-    "mask_time_min_masks": Field(2, f"{AUGMENT}.time_least"),
-    "mask_feature_prob": Field(0.0, f"{AUGMENT}.channels"),
-    "mask_feature_length": Field(10, f"{AUGMENT}.channel_span"),
-    "mask_feature_min_masks": Field(0, f"{AUGMENT}.channel_least"),
+    **HIDDEN,
     "vocab_size": Field(None, "head.vocab_size"),
     "final_dropout": Field(0.1, of(CTCHead, "head.dropout")),
     "ctc_loss_reduction": Field("sum", "head.reduction"),
@@ -107,6 +111,15 @@ LEGACY = {
 }
 
 
+def augment(c: Any, learned: bool = True) -> SpecAugment:
+    """As a config says; what is hidden becomes a learned vector, or zeros."""
+    return SpecAugment(
+        time=c.mask_time_prob, time_span=c.mask_time_length, time_least=c.mask_time_min_masks,
+        channels=c.mask_feature_prob, channel_span=c.mask_feature_length, channel_least=c.mask_feature_min_masks,
+        learned=learned, active=c.apply_spec_augment,
+    )  # fmt: skip
+
+
 def waveform(c: Any, position: Part | None, out_norm: Norm | None = None) -> WaveformEmbedding:
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):
         raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, conv_dim has {len(c.conv_dim)}")
@@ -114,13 +127,8 @@ def waveform(c: Any, position: Part | None, out_norm: Norm | None = None) -> Wav
         widths=c.conv_dim, kernels=c.conv_kernel, strides=c.conv_stride, bias=c.conv_bias, norm=c.feat_extract_norm,
         activation=activation_named(c.feat_extract_activation),
     )  # fmt: skip
-    augment = SpecAugment(
-        time=c.mask_time_prob, time_span=c.mask_time_length, time_least=c.mask_time_min_masks,
-        channels=c.mask_feature_prob, channel_span=c.mask_feature_length, channel_least=c.mask_feature_min_masks,
-        active=c.apply_spec_augment,
-    )  # fmt: skip
     return WaveformEmbedding(
-        stem=stem, norm=LayerNorm(eps=c.layer_norm_eps), projection_dropout=c.feat_proj_dropout, augment=augment,
+        stem=stem, norm=LayerNorm(eps=c.layer_norm_eps), projection_dropout=c.feat_proj_dropout, augment=augment(c),
         position=position, out_norm=out_norm, dropout=c.hidden_dropout,
     )  # fmt: skip
 

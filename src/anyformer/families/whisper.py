@@ -8,11 +8,12 @@ from typing import Any
 
 from anyformer.families import transformer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.speech import AUGMENT, HIDDEN, augment
 from anyformer.families.transformer import check_padding, stack, target
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.part import at
 from anyformer.parts.activation import published_name
-from anyformer.parts.audio import SpecAugment, SpectrogramEmbedding
+from anyformer.parts.audio import SpectrogramEmbedding
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import ClassifyHead, LMHead, Pool
 from anyformer.parts.init import Normal, Value
@@ -20,7 +21,7 @@ from anyformer.parts.neck import LayerMix
 from anyformer.parts.position import Learned, Sinusoidal
 from anyformer.weights.rules import Rename, Rule
 
-AUGMENT, CLASSIFIER = "embedding.augment", "WhisperForAudioClassification"
+CLASSIFIER = "WhisperForAudioClassification"
 TIE = ("head.out.weight", "decoder_embedding.tokens.weight")
 
 
@@ -58,12 +59,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(50256, "decoder_embedding.tokens.padding_index"),
     "decoder_start_token_id": Field(50257, "start_token"),
     "apply_spec_augment": Field(False, f"{AUGMENT}.active"),
-    "mask_time_prob": Field(0.05, f"{AUGMENT}.time"),
-    "mask_time_length": Field(10, f"{AUGMENT}.time_span"),
-    "mask_time_min_masks": Field(2, f"{AUGMENT}.time_least"),
-    "mask_feature_prob": Field(0.0, f"{AUGMENT}.channels"),
-    "mask_feature_length": Field(10, f"{AUGMENT}.channel_span"),
-    "mask_feature_min_masks": Field(0, f"{AUGMENT}.channel_least"),
+    **HIDDEN,
     "use_weighted_layer_sum": Field(False, mixes),
     "classifier_proj_size": Field(256, "head.pool.width"),
     "scale_embedding": Inert(False, "the published class computes the factor and does not use it"),
@@ -77,13 +73,8 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     classifies = c.architecture == CLASSIFIER
     encoder, init = stack(c, "encoder", pre_norm=True, bias="qvo"), {"*": Normal(std=c.init_std)}
-    augment = SpecAugment(
-        time=c.mask_time_prob, time_span=c.mask_time_length, time_least=c.mask_time_min_masks,
-        channels=c.mask_feature_prob, channel_span=c.mask_feature_length, channel_least=c.mask_feature_min_masks,
-        learned=False, active=c.apply_spec_augment,
-    )  # fmt: skip
     embedding = SpectrogramEmbedding(
-        channels=c.num_mel_bins, augment=None if classifies else augment, whole=True, dropout=c.dropout,
+        channels=c.num_mel_bins, whole=True, dropout=c.dropout, augment=None if classifies else augment(c, False),
         position=Sinusoidal(length=c.max_source_positions, inclusive=True, stored=True),
     )  # fmt: skip
     if classifies:

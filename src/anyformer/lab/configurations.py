@@ -25,8 +25,9 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.init import deepnorm as deepnorm_start
 from anyformer.parts.norm import LayerNorm, Norm, RMSNorm
-from anyformer.parts.position import Rope, Sinusoidal
+from anyformer.parts.position import Sinusoidal
 from anyformer.parts.residual import ADD, Scaled, deepnorm
+from anyformer.parts.rotary import Rope
 
 # the slots of a residual step that have the norm; before the head one more, where the stream itself has none
 PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}

@@ -28,7 +28,8 @@ def positions(length: int = 48, width: int = 32) -> Any:
     from anyformer.look.figures import heat_maps
     from anyformer.part import Site
     from anyformer.parts.bias import Alibi, BucketedBias
-    from anyformer.parts.position import Binary, Rope, Sinusoidal
+    from anyformer.parts.position import Binary, Sinusoidal
+    from anyformer.parts.rotary import Rope
 
     places, site = torch.arange(length), Site(width=width, address="position")
     sines = Sinusoidal(length=length).build(site)(places[None])[0]

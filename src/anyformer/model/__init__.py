@@ -2,8 +2,9 @@
 autoencoder of pictures."""
 
 from anyformer.model.autoencoder import AutoencoderModel, AutoencoderModule
-from anyformer.model.base import Model, Output, TransformerModule, position_limit
+from anyformer.model.base import Model, TransformerModule, position_limit
 from anyformer.model.one import DecoderModel, EncoderModel, OneStackModule
+from anyformer.model.output import Output
 from anyformer.model.pair import EncoderDecoderModel, EncoderDecoderModule
 from anyformer.model.spans import HiddenSpansModel, HiddenSpansModelModule
 from anyformer.model.tower_decoder import (

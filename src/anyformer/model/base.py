@@ -1,4 +1,4 @@
-"""What every model shape shares: the description, its module, and named outputs.
+"""What every model shape shares: the description and its module.
 
 A shape is a Part like any other; its module takes the keyword inputs and gives the output fields of the published class
 it stands for.
@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import MappingKey, register_pytree_node
 
 from anyformer.block import Stack
 from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
+from anyformer.model.output import Output
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
@@ -31,35 +31,6 @@ from anyformer.parts.init import Initializer, initialise, owner_of, within
 from anyformer.parts.moe import MoE
 from anyformer.state import State
 from anyformer.taps import OUTPUTS, Shown, Taps
-
-
-class Output(dict[str, Any]):
-    """Named results, by attribute or key, in order; `out[0]` is the first. Fields that are None are left out. A dict,
-    and a tree for torch: DDP, export and other people's trainers find the tensors in it."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        super().__init__({name: value for name, value in fields.items() if value is not None})
-
-    def __getitem__(self, key: str | int | slice) -> Any:
-        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self.get(name)  # as published classes do: a field that was not asked for is None
-
-    def __repr__(self) -> str:
-        shown = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for k, v in self.items()}
-        return f"Output({', '.join(f'{k}: {v}' for k, v in shown.items())})"
-
-
-register_pytree_node(
-    Output,
-    lambda out: ([*out.values()], [*out]),
-    lambda values, names: Output(dict(zip(names, values, strict=True))),
-    serialized_type_name="anyformer.Output",
-    flatten_with_keys_fn=lambda out: ([(MappingKey(name), value) for name, value in out.items()], [*out]),
-)
 
 
 class Model(Part):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.model.base import Model, Output, TransformerModule
+from anyformer.model.base import Model, TransformerModule
 from anyformer.model.one import EncoderModel, OneStackModule
+from anyformer.model.output import Output
 from anyformer.part import Site
 from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Outputs

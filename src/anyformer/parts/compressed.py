@@ -18,12 +18,13 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
+from anyformer.kernels.rows import longer, stacked
 from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
 from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
-from anyformer.state import PerRow, Store, longer, stacked
+from anyformer.state import PerRow, Store
 from anyformer.taps import MIXER, Declared
 
 # -- inside blocks -----------------------------------------------------------------------------------------------------

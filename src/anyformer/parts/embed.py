@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context, leading_pads
+from anyformer.context import Context, at_places, leading_pads
 from anyformer.kernels.recording import extremes, recording
+from anyformer.kernels.rows import known
 from anyformer.mask import first_of_document
 from anyformer.part import Part, Sees, Site, farthest, walk
 from anyformer.parts.given import check_shape, hiding
@@ -280,23 +281,35 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
         raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
-    if state is not None and state.capacity is not None:
+    if state is not None and isinstance(state.past, Tensor):
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
+        if mask is not None and not recording() and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
+            why = "a row ends in pads, and a static state goes on behind them"
+            raise ValueError(f"attention_mask: {why}; pad on the left")
         return state.padding if mask is None else mask.bool()
     past = 0 if state is None else state.length
     if mask is None:
         if state is None or state.padding is None:
             return None
         mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
-    if past and mask.shape[1] == T:  # these tokens alone: the past is remembered
-        before = state.padding if state is not None else None
-        before = torch.ones(B, past, dtype=torch.bool, device=mask.device) if before is None else before
-        mask = torch.cat((before.to(mask.dtype), mask), dim=1)
-    if mask.shape != (B, past + T):
+    if mask.shape not in ((B, past + T), (B, T)):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
+    if state is not None and past and (mask.shape[1] == T or state.realigned):
+        before = known(state.padding, (B, past), mask.device)
+        if mask.shape[1] > T and not recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
+            why = "hides other tokens of the past than before; give that of the new ones alone"
+            raise ValueError(f"attention_mask {why}")
+        mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
     mask = hiding(mask)
     if state is not None:
-        state.padding = mask
+        state.padding, state.behind = mask, None if mask is None else pads_behind(mask[:, -T:])
     return mask
+
+
+def pads_behind(mask: Tensor) -> Tensor | None:
+    """(B,) how many pads rows (B, T) end in; None where none does."""
+    if not recording() and bool(mask[:, -1].all()):
+        return None
+    return (mask.flip(1).cumsum(1) == 0).sum(1)

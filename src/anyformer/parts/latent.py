@@ -20,8 +20,8 @@ from anyformer.part import Site
 from anyformer.parts import bias
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
-from anyformer.parts.position import Rope
 from anyformer.parts.relative import InputRope
+from anyformer.parts.rotary import Rope
 from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared, Listener, through
 

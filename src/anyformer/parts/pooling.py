@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
-from anyformer.context import Context
+from anyformer.context import Context, leading_pads
 from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.mask import FULL
 from anyformer.part import Part, Site
 from anyformer.parts.grid import NEEDS, GridVectors, KeyGrid, Layout, Sides, laid_out, layout, on_grid, with_stride
 from anyformer.parts.init import Initializer, Kaiming
@@ -145,7 +146,7 @@ class PooledAttentionModule(InHeads):
         self.tapped: Declared = {**MIXER, **({"position": None} if part.position else {})}
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        if ctx.padding is not None:
+        if ctx.padding is not None and self.part.sides:
             raise ValueError("places of a grid that are pooled cannot be hidden one by one: give no attention_mask")
         if ctx.documents is not None:
             raise ValueError(f"{self.address}: every place sees the whole row: nothing can be packed")
@@ -159,15 +160,17 @@ class PooledAttentionModule(InHeads):
         if self.position is not None:
             looking = self.looking(ctx)
             bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
+        visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
-            q, k, v, EVERYTHING, bias=bias, scale=scale, kernel=ctx.kernel, weights=ctx.weights(self.address),
+            q, k, v, visible, bias=bias, scale=scale, kernel=ctx.kernel, weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
         )  # fmt: skip
         out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
         if self.part.add_queries == "all":
             out = out + q
         elif self.part.add_queries == "rest":
-            out = torch.cat((out[:, :1], out[:, 1:] + q[:, 1:]), dim=1)
+            start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+            out = out + q.masked_fill((torch.arange(q.shape[1], device=q.device) == start)[..., None], 0)
         return self.o(out)
 
     def looking(self, ctx: Context) -> Context:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from anyformer.context import Context, at_places
 from anyformer.part import Site
 from anyformer.parts.bias import distance
-from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Rope, RopeModule, frequencies
+from anyformer.parts.position import AttentionPosition, AttentionPositionModule
+from anyformer.parts.rotary import Rope, RopeModule, frequencies
 
 
 class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):

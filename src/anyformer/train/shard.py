@@ -22,7 +22,7 @@ from anyformer.parts.attention import AttentionModule
 from anyformer.parts.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
 from anyformer.parts.feedforward import GatedMLPModule, MLPModule
 from anyformer.parts.moe import ExpertsModule, Routing
-from anyformer.parts.position import RopeModule
+from anyformer.parts.rotary import RopeModule
 
 # kind of module -> its layers whose outputs, and whose inputs, are dealt out
 SPLIT: dict[type, tuple[str, str]] = {

@@ -24,8 +24,9 @@ from anyformer.look.trace import trace
 from anyformer.model import Model
 from anyformer.parts.bias import Alibi, BucketedBias, RelativeVectors
 from anyformer.parts.init import Normal
-from anyformer.parts.position import Binary, Integer, Learned, Rope, Sinusoidal
+from anyformer.parts.position import Binary, Integer, Learned, Sinusoidal
 from anyformer.parts.relative import RelativeSinusoids
+from anyformer.parts.rotary import Rope
 
 CLAIM = (
     "at four times the length it learnt from ALiBi loses 3 % at most, sinusoids lose 10 % or more, and learned "
