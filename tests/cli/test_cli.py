@@ -257,6 +257,20 @@ def test_count_at_a_length(run, tmp_path: Path) -> None:
     assert {row["formula"] for row in found["lecture"]} >= {"2 d 4d", "4 d^2", "2 V d", "2 2 n d", "x 3", "x 4"}
 
 
+def test_what_is_drawn_is_what_is_shown(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pair, with the length that its encoder reads; of several sizes, too."""
+    from anyformer.counting import picture
+
+    drawn: list[dict[str, int]] = []
+    monkeypatch.setattr(picture, "by_part", lambda path, title, parts, flops: drawn.append(flops))
+    given = ("--length", "5", "--source-length", "50", "--json")
+    code, out, err = run("count", "t5-small", *given, "--picture", tmp_path / "t5.svg")
+    assert (code, err) == (0, "") and drawn == [json.loads(out)["flops_parts"]]
+    code, out, err = run("count", "t5-s", "--by", "size", *given)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["sizes"][0]["flops"] == af.count(af.spec("t5-small")).flops(5, source_length=50)
+
+
 def test_count_by_size(run, tmp_path: Path) -> None:
     code, out, err = run("count", "gpt3-1", "--by", "size", "--json", "--picture", tmp_path / "sizes.png")
     sizes = json.loads(out)["sizes"]

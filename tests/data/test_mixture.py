@@ -163,6 +163,8 @@ def test_rates_by_size_limit_and_temperature() -> None:
     rooted = source.replace(limit=900, temperature=2.0)
     assert rooted.rates(sizes) == pytest.approx({"a": 1 / 6, "b": 2 / 6, "c": 3 / 6})
     assert mixture(a=3.0, b=1.0, c=0.0).rates(sizes) == {"a": 0.75, "b": 0.25, "c": 0.0}
+    assert source.replace(temperature=1e-9).rates(sizes) == {"a": 0.0, "b": 0.0, "c": 1.0}  # no power is too large
+    assert mixture(a=1e308, b=1e308).rates(sizes) == {"a": 0.5, "b": 0.5}
 
 
 def test_a_mixture_is_a_source_and_a_description(tmp_path: Path) -> None:

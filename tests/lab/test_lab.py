@@ -19,7 +19,9 @@ from anyformer import cli
 from anyformer.codec import to_json
 from anyformer.lab.experiment import chosen, perform
 from anyformer.lab.experiments import experiment, experiments
+from anyformer.lab.grid import Grid, labelled
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
+from anyformer.train.run import read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 import runs
@@ -136,6 +138,15 @@ def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("grid/results.jsonl").read_bytes() == before and written("grid") == weights
 
 
+def test_values_of_a_grid_are_told_apart(place: Path) -> None:
+    """Parts of one kind with other fields, and texts that begin alike."""
+    wide = [{"kind": "MLP", "width": width} for width in (8, 16)]
+    settings = {"model.decoder.layers.feedforward.op": [*wide, {"kind": "GatedMLP", "width": 8}]}
+    names = [trial.name for trial in Grid(read_run(place / "run.json"), settings).trials]
+    assert names == ["op=_kind_MLP_width_8_,seed=0", "op=_kind_MLP_width_16_,seed=0", "op=GatedMLP,seed=0"]
+    assert list(labelled("x", ["a" * 70 + "b", "a" * 70 + "c"]).values()) == ["a" * 60 + "-1", "a" * 60 + "-2"]
+
+
 def written(folder: str) -> dict[str, bytes]:
     found = {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("model.safetensors")}
     assert found
@@ -162,7 +173,12 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("grid", *GRID, "--set", "model.width=0"), "width is 0"),
     (("grid", *GRID, "--seeds", "0"), "--seeds is 0; there is nothing to see without any"),
     (("grid", *GRID, "--set", "optimizer.lr=1"), "one address is given twice"),
-    (("grid", "run.json", "--set", "steps=2,2"), "two trials are called steps=2,seed=0"),
+    (("grid", "run.json", "--set", "steps=2,2"), "--set steps: 2 is there twice"),
+    (("grid", "run.json", "--set", "seed=1,2"), "--seeds N trains every combination with the seeds from 0 on"),
+    (("grid", "run.json", "--seeds", "1000000000"), "1,000,000,000 trainings; a grid has at most 100,000"),
+    (("grid", "run.json", "--set", 'objective={"kind": "Masked"}'), "a model that sees both sides"),
+    (("run", "masking-rate", "--form", "tiny", "--data", "nothing.txt"), "nothing.txt: no such file or folder"),
+    (("run", "masking-rate", "--form", "tiny", "--data", "empty.txt"), "--data empty.txt: there is no text in it"),
     (("grid", "run.json", "--set", "steps"), "--set takes PATH=VALUE,VALUE,..., got 'steps'"),
     (("grid", "shakespear"), "did you mean 'shakespeare'?"),
     (("grid", *GRID, "--on", "rays"), "did you mean 'ray'?"),
@@ -175,6 +191,7 @@ def test_many_workers_write_the_files_of_one(place: Path) -> None:
     (("rn",), "no action 'rn'"), ((), "give an action"),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
 def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "empty.txt").touch()
     assert cli.main(["lab", *arguments]) == 2
     err = capsys.readouterr().err
     assert line in err and err.count("\n") == 1

@@ -85,6 +85,11 @@ def test_scaled(name: str) -> None:
     (("--largest", "5"), "--largest takes a width and a number of tokens"),
     (("--budget", "0"), "--budget is 0 minutes"),
     (("bert-base",), "a family of sizes is made from a decoder"),
+    (("t5-small",), "a family of sizes is made from a decoder alone"),
+    (("--widths", ""), "--widths takes whole numbers with commas between, got ''"),
+    (("--widths", "16", "--tokens", "4e4"), "a law needs runs of two sizes and two numbers of tokens"),
+    (("--widths", "16,32", "--tokens", "1000,2000"), "have 2,048 tokens, 1 steps of 16 texts of 128"),
+    (("--data", "nothing.txt"), "nothing.txt: no such file or folder"),
     (("--on", "rays"), "did you mean 'ray'?"),
 ], ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")  # fmt: skip
 def test_mistakes(arguments: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

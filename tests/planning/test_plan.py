@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,18 @@ def test_a_model_that_needs_more_devices(run) -> None:
 def test_many_machines() -> None:
     assert command(Way(), Path("run.json")) == "python -m anyformer train run.json"
     assert "--nnodes 4 --nproc-per-node 8 " in command(Way(replicate=4, tensor=8), Path("run.json"))
+    assert command(Way(), Path("my runs/run.json")) == "python -m anyformer train 'my runs/run.json'"
+    for way in (Way(replicate=9), Way(shard=11), Way(replicate=6, tensor=3), Way(replicate=20), Way(shard=3, tensor=4)):
+        nodes, each = map(int, re.findall(r"--n\S+ (\d+)", command(way, Path("run.json"))))
+        assert nodes * each == way.devices and each <= 8 and each % way.tensor == 0
+
+
+def test_pictures_are_as_long_as_they_are(run) -> None:
+    """A DiT sees 256 patches of its latents, whatever the usual length of a text."""
+    code, text, err = run("plan", "dit-xl-2", "--tokens", "1e12", "--json")
+    plan = json.loads(text)
+    assert (code, err) == (0, "") and plan["length"] == 256
+    assert 0.5 < plan["compute"] / plan["estimate"] < 1
 
 
 @pytest.mark.parametrize(
@@ -192,7 +205,13 @@ def test_many_machines() -> None:
      (["gpt2", "--layout", "pipeline=8"], "12 layers cannot be split into pipeline=8"),
      (["gpt2", "--utilisation", "40"], "at most 1"), (["gtp2"], "did you mean 'gpt2'?"),
      (["gpt2", "--devices", "0"], "--devices is 0"), (["gpt2", "--length", "4096"], "takes at most 1,024"),
-     (["bert-base", "--out", "run.json"], "--recipe"),
+     (["bert-base", "--out", "run.json"], "--recipe"), (["gpt2", "--layout", ""], "made of replicate="),
+     (["gpt2", "--layout", "shard=2,shard=4"], "shard is there twice"), (["gpt2", "--tokens", "inf"], "is inf"),
+     (["gpt2", "--recipe", "gpt2-124m"], "--recipe is for the run.json that --out FILE writes"),
+     (["gpt2", "--recipe", "bert-base-pretraining", "--out", "run.json"], "a model with a PretrainingHead"),
+     (["bert-base", "--recipe", "gpt2-124m", "--out", "run.json"], "reads from left to right"),
+     (["gpt2", "--batch", "7"], "no layout of 8 devices divides this: a batch of 7 texts is no multiple of 1 at once"),
+     (["vit-b16", "--length", "8"], "--length: this model reads pixel_values of 3 x 224 x 224, no others"),
      (["gpt2", "--layout", "pipeline=4,replicate=2", "--out", "run.json"], "no pipelines")],
 )  # fmt: skip
 def test_mistakes_are_one_line(run, arguments: list[str], line: str, tmp_path: Path, monkeypatch: Any) -> None:

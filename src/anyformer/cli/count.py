@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--by {options.by}; {nearest(options.by, ['size'])}")
     if options.picture is not None:
         check_picture(options.picture)
+    needs_length(options)
     if options.by is not None:
         by_size(options)
         return
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace) -> None:
         from anyformer.counting import count
 
         spec = override(described(options.name), changes)
+        check_source(spec, options.source_length)
         counted = count(spec)
         stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
         dtype = options.dtype or (stored if stored in BYTES else "float32")
@@ -73,8 +75,7 @@ def run(options: argparse.Namespace) -> None:
     if options.picture is not None:
         from anyformer.counting.picture import by_part
 
-        flops = counted.flops_table(options.length, options.depth, options.causal) if options.length else {}
-        by_part(Path(options.picture), options.name, parts, flops)
+        by_part(Path(options.picture), options.name, parts, used.get("flops_parts", {}))
     if options.json:
         result: dict[str, Any] = {
             "name": options.name, "family": spec.family, "architecture": spec.architecture,
@@ -192,7 +193,10 @@ def by_size(options: argparse.Namespace) -> None:
         if not names:
             raise ValueError(f"no description begins with {prefix!r}; {nearest(prefix, known)}")
         counts = sorted(((name, count(find(name))) for name in names), key=lambda pair: pair[1].parameters)
-        found = [(name, each.parameters, shares(each, length, options.causal)) for name, each in counts]
+        source, found = options.source_length, []
+        for name, each in counts:
+            check_source(each.spec, source)
+            found.append((name, each.parameters, shares(each, length, options.causal, source)))
     if options.picture is not None:
         from anyformer.counting.picture import by_size as draw
 
@@ -212,6 +216,36 @@ def by_size(options: argparse.Namespace) -> None:
     ]  # fmt: skip
     print(f"FLOPs of texts of {length:,} tokens; the products are q k^T and weights v")
     table(("name", "parameters", *kinds, "outside the products"), rows, right=range(1, len(kinds) + 3))
+
+
+def needs_length(options: argparse.Namespace) -> None:
+    """What a flag asks for is shown, or the flag refused."""
+    if options.by is not None:
+        unused = {"set": bool(options.set), "dtype": options.dtype is not None, "batch": options.batch != 1}
+        why = "is about one description, and --by size about several"
+    else:
+        unused = {"source-length": options.source_length is not None, "causal": options.causal,
+                  "batch": options.batch != 1}  # fmt: skip
+        unused = {} if options.length is not None else unused
+        why = "is about texts: give their --length"
+    for name in (name for name, given in unused.items() if given):
+        raise ValueError(f"--{name} {why}")
+
+
+def check_source(spec: Any, source_length: int | None) -> None:
+    """ValueError where nothing reads so many tokens before."""
+    if source_length is None:
+        return
+
+    from anyformer.part import walk
+
+    looks = spec.pair or any(getattr(part, "memory", False) for _, part in walk(spec))
+    if not looks:
+        raise ValueError("--source-length: this model has no encoder whose tokens a decoder looks at")
+    shapes = [spec.embedding.row(length, spec.width) for length in (source_length, source_length + 1)]
+    if spec.pair and shapes[0] == shapes[1]:
+        name, shape = next(iter(shapes[0].items()))
+        raise ValueError(f"--source-length: this encoder reads {name} of {' x '.join(map(str, shape))}, no others")
 
 
 def check_picture(name: str) -> None:

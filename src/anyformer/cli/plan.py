@@ -13,6 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from anyformer.cli.count import check_there, described
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
@@ -43,30 +44,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     check(options)
     device = device_of(options)
-    path = Path(options.name).expanduser()
+    check_there(options.name)
 
     from anyformer.cli.terminal import working
 
     with working(f"planning {options.name}"):
         from anyformer.codec import override
         from anyformer.counting import count
-        from anyformer.model import position_limit
-        from anyformer.names import spec as find
         from anyformer.planning.layout import Job, way_of
 
-        spec = override(find(path if path.exists() else options.name), dict(map(setting, options.set)))
+        spec = override(described(options.name), dict(map(setting, options.set)))
         counted = count(spec)
-        length = options.length or min(position_limit(spec) or 2048, 2048)
+        length = length_of(spec, options.length)
         groups = options.devices * options.micro
         job = Job(counted, length, options.batch or max(round(2**19 / length / groups), 1) * groups, options.micro)
         token = counted.training_flops(length, causal=True) / length
         tokens = options.tokens or (options.compute / token if options.compute else 20.0 * counted.parameters)
         steps = max(round(tokens / (job.batch * length)), 1)
-        asked = way_of(options.layout, options.devices) if options.layout else None
+        asked = way_of(options.layout, options.devices) if options.layout is not None else None
         if asked is not None:
             job.check(asked)
         needs, refused = layouts(job, options.devices, asked)
         chosen = job.need(asked) if asked is not None else job.smallest(options.devices, device)
+        if chosen is None and not needs:
+            raise ValueError(f"no layout of {options.devices} devices divides this: {next(iter(refused.values()))}")
     result = {
         "name": options.name, "parameters": counted.parameters, "active": counted.active, "tokens": tokens,
         "length": length, "batch": job.batch, "steps": steps, **compute(options, counted, tokens, token),
@@ -89,11 +90,25 @@ def check(options: argparse.Namespace) -> None:
                  "link", "price"):  # fmt: skip
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name} is {value:g}; there is nothing to plan without any")
+            raise ValueError(f"--{name} is {value:g}; there is nothing to plan unless it is some number above 0")
     if options.tokens is not None and options.compute is not None:
         raise ValueError("give --tokens or --compute, one of them")
     if not 0 < options.utilisation <= 1:
         raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
+    if options.recipe is not None and options.out is None:
+        raise ValueError("--recipe is for the run.json that --out FILE writes")
+
+
+def length_of(spec: Any, given: int | None) -> int:
+    """Tokens of a text: as many as are asked for, else as the model takes, up to 2048; of a picture, its own."""
+    from anyformer.model import position_limit
+
+    if spec.pair or len(spec.readers) > 1 or spec.embedding.row(1, spec.width) != spec.embedding.row(2, spec.width):
+        return given or min(position_limit(spec) or 2048, 2048)
+    if given is not None:
+        name, shape = next(iter(spec.embedding.row(1, spec.width).items()))
+        raise ValueError(f"--length: this model reads {name} of {' x '.join(map(str, shape))}, no others")
+    return spec.embedding.vectors(1)
 
 
 def device_of(options: argparse.Namespace) -> Any:

@@ -43,14 +43,15 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     if options.batch is not None and options.batch < 1:
         raise ValueError(f"--batch is {options.batch}; it must be at least 1")
-    given = {name: numbers(name, text) for name in ("widths", "tokens", "largest") if (text := getattr(options, name))}
+    given = {name: numbers(name, text) for name in ("widths", "tokens", "largest")
+             if (text := getattr(options, name)) is not None}  # fmt: skip
     if len(given.get("largest", (1, 1))) != 2:
         raise ValueError("--largest takes a width and a number of tokens: --largest 512,24000000")
 
     from anyformer import machine
     from anyformer.cli.terminal import table
     from anyformer.lab import scale
-    from anyformer.lab.experiment import at_once, chosen, draw
+    from anyformer.lab.experiment import at_once, check_data, chosen, draw
     from anyformer.lab.experiments.scaling_laws import FORMS
     from anyformer.lab.trials import Trials
 
@@ -61,7 +62,10 @@ def run(options: argparse.Namespace) -> None:
     if ("widths" in given or "tokens" in given) and "largest" not in given:
         values["largest"] = [max(values["widths"]) * 2, max(values["tokens"]) * 2]
     folder = Path(options.out or f"runs/scale/{options.name}")
-    trials = Trials(scale.trials(**values), scale.work, folder, str(device))
+    largest, *others = scale.trials(**values)  # the dearest first
+    scale.check_number([(trial.values["parameters"], trial.values["tokens"]) for trial in others])
+    check_data(options.data)
+    trials = Trials([largest, *others], scale.work, folder, str(device))
     tell(f"{len(trials.trials)} trainings in {folder}; sizes and budgets of the {form} form unless given")
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
     rows = trials.perform(at_once(device.type, options.jobs), options.on, until, tell)

@@ -71,9 +71,12 @@ class Count:
         """Parameters that one token uses."""
         return self.parameters - self.idle
 
-    def state(self, batch: int, length: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
-        """Bytes of the decoding state of `batch` texts of `length` tokens (after so many read by an encoder)."""
-        return sum(each.nbytes(batch, length, dtype, source_length) for each in self.remembered)
+    def state(self, batch: int, tokens: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
+        """Bytes of the decoding state of `batch` texts of `tokens` (after so many read by an encoder)."""
+        places = source_length
+        if places and self.spec is not None and self.spec.pair:  # an encoder of sound gives fewer than it reads
+            places = self.work(1, source_length).places
+        return sum(each.nbytes(batch, tokens, dtype, places) for each in self.remembered)
 
     def flops(
         self, length: int, batch: int = 1, causal: bool = False, source_length: int | None = None
@@ -173,14 +176,21 @@ def _step(
     spec: Model, batch: int, length: int, source_length: int | None, half: torch.dtype | None, recompute: bool
 ) -> Step:
     check_lengths(spec, length, source_length)
+    if batch > MOST:
+        raise ValueError(f"batch is at most {MOST:,}, got {batch:,}")
     row = inputs_of(spec, length, source_length)
     return run_step(skeleton(spec), {n: v.expand(batch, *v.shape[1:]) for n, v in row.items()}, half, recompute)
+
+
+MOST = 2**26  # tokens of a text, and texts: beyond, the bytes of a square of them are no number of torch's
 
 
 def check_lengths(spec: Model, length: int, source_length: int | None) -> None:
     for name, size in (("length", length), ("source_length", source_length)):
         if size is not None and size < 1:
             raise ValueError(f"{name} is at least 1, got {size}")
+        if size is not None and size > MOST:
+            raise ValueError(f"{name} is at most {MOST:,}, got {size:,}")
     limit = position_limit(spec)
     if limit is not None and length > limit and any(hasattr(part, "tokens") for _, part in parts_in(spec)):
         raise ValueError(f"{length:,} tokens, and this model takes at most {limit:,}")

@@ -40,6 +40,7 @@ class Work:
     later: dict[str, int]  # of those, what attention to later tokens takes where each sees its past alone
     kept: int = 0  # bytes that the backward pass needs, without weights and their copies
     layers: tuple[tuple[int, int], ...] = ()  # of each layer as it ran: bytes of its input, and kept inside it
+    places: int = 0  # that a pair's encoder gives its decoder to look at
 
     def by_address(self, causal: bool = False) -> dict[str, int]:
         """With `causal`, without the products that a mask of the past throws away, as kernels that skip them do."""
@@ -94,8 +95,9 @@ def measure(
             past = {"past_key_values": model(**{**inputs, name: ids[:, 1:]}, use_cache=True).past_key_values}
             inputs = {name: ids[:, :1]}
         with ledger.watching(), ledger, device:
-            model(**inputs, **past)
-    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers))
+            said = model(**inputs, **past)
+    read = said.get("encoder_last_hidden_state") if model.spec.pair else None
+    return Work(*ledger.sums, ledger.kept, tuple(ledger.layers), 0 if read is None else read.shape[1])
 
 
 # -- products ---------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Mixture(Source):
         given = [weight for weight in weights if weight is not None]
         if given and len(given) < len(weights):
             raise ValueError(f"Mixture: {names[weights.index(None)]!r} has no weight, and others have one")
-        if given and not sum(given):
+        if given and not any(given):
             raise ValueError("Mixture: all weights are 0, so there is nothing to learn from")
         if given and (self.limit is not None or self.temperature != 1):
             raise ValueError("Mixture: limit and temperature are for shares without weights")
@@ -74,9 +74,10 @@ class Mixture(Source):
         """Which part of everything each share is to be; together 1."""
         most = math.inf if self.limit is None else self.limit
         weights = {
-            share.name: min(sizes[share.name], most) ** (1 / self.temperature) if share.weight is None else share.weight
-            for share in self.shares
+            share.name: min(sizes[share.name], most) if share.weight is None else share.weight for share in self.shares
         }
+        largest = max(weights.values())  # of which they are shares, so that no power of them is too large a number
+        weights = {name: (weight / largest) ** (1 / self.temperature) for name, weight in weights.items()}
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items()}
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from anyformer.data import TextFiles
 from anyformer.lab.experiments import experiment
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
 from anyformer.machine import device as device_of
@@ -94,6 +95,7 @@ def perform(
     each = experiment(name)
     if data is not None and "data" not in inspect.signature(each.trials).parameters:
         raise ValueError(f"--data: {name} learns from no text but its own")
+    check_data(data)
     given = each.FORMS[form].values | ({} if data is None else {"data": data})
     every = Trials(each.trials(**given), each.work, folder, str(place))
     larger = list(each.FORMS)[list(each.FORMS).index(form) + 1 :]
@@ -119,6 +121,12 @@ def perform(
     if done == total and not failed:
         draw(each.plot, rows, folder / "plot.png", tell)
     return outcome
+
+
+def check_data(path: str | None) -> None:
+    """ValueError where there are no such texts: said once, before each trial would find out."""
+    if path is not None and not any(row.example for row in TextFiles(path=path, unit="paragraph").raw()):
+        raise ValueError(f"--data {path}: there is no text in it")
 
 
 def at_once(kind: str, jobs: int | None) -> int:

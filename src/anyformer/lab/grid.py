@@ -24,8 +24,10 @@ from anyformer.recipes import recipe
 from anyformer.recipes._own import writing
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run
+from anyformer.train.start import check_suits
 
 BASE = "run.json"  # in the grid's folder: what every trial changes
+MOST = 100_000  # trainings of a grid
 
 
 def described(name: str, data: str = "data") -> Run:
@@ -69,14 +71,25 @@ class Grid:
             raise ValueError(f"--seeds is {seeds}; there is nothing to see without any")
         self.base = base if steps is None else override(base, {"steps": steps})
         self.settings, self.seeds = dict(settings), seeds
+        if "seed" in settings:
+            raise ValueError("--set seed: --seeds N trains every combination with the seeds from 0 on")
+        number = math.prod(map(len, settings.values())) * seeds
+        if number > MOST:
+            raise ValueError(f"these values and seeds are {number:,} trainings; a grid has at most {MOST:,}")
+        self.labels = {path: labelled(path, values) for path, values in settings.items()}
         self.trials: list[Trial] = []
         for values in itertools.product(*settings.values()):
             changes = dict(zip(settings, values))
-            shown = ",".join(f"{path.rpartition('.')[2]}={_short(value)}" for path, value in changes.items()) or "as-is"
+            shown = ",".join(f"{path.rpartition('.')[2]}={label}" for path, label in self.shown(changes)) or "as-is"
             run = changed(self.base, {**changes, "seed": 0})  # a change that does not apply is told before any training
+            check_suits(run)
             size = count(run.model).parameters if isinstance(run.model, Model) else None
             for seed in range(seeds):
                 self.trials.append(Trial(f"{shown},seed={seed}", {**changes, "seed": seed, "parameters": size}))
+
+    def shown(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Each address, and what its value is called."""
+        return [(path, self.labels[path][json.dumps(values[path])]) for path in self.settings]
 
     def perform(
         self, folder: Path, device: str = "auto", jobs: int | None = None, on: str = "here",
@@ -98,7 +111,7 @@ class Grid:
         last = {row["trial"]: row for row in rows if "failed" not in row}
         found: dict[tuple[str, ...], list[Row]] = {}
         for row in last.values():
-            found.setdefault(tuple(_short(row[path]) for path in self.settings), []).append(row)
+            found.setdefault(tuple(label for _, label in self.shown(row)), []).append(row)
         return found
 
     def summary(self, rows: Sequence[Row]) -> list[list[Any]]:
@@ -156,8 +169,19 @@ def work(values: Values, place: Place) -> list[Row]:
     return rows
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else value["kind"] if isinstance(value, dict) and "kind" in value else (
-        json.dumps(value)
-    )  # fmt: skip
-    return re.sub(r"[^\w.+-]+", "_", text)[:60]
+def labelled(path: str, values: Sequence[Any]) -> dict[str, str]:
+    """A short name for each value, by its JSON: the kind of a Part where that says which it is, else all of it;
+    numbered where that is too long to differ."""
+    texts = [json.dumps(value) for value in values]
+    if twice := next((text for text in texts if texts.count(text) > 1), None):
+        raise ValueError(f"--set {path}: {twice} is there twice")
+    kinds = [value["kind"] if isinstance(value, dict) and "kind" in value else value for value in values]
+    whole = [value if isinstance(value, str) else text for value, text in zip(values, texts)]
+    found: list[str] = []
+    for kind, text in zip(kinds, whole):
+        own = kind if isinstance(kind, str) and kinds.count(kind) == 1 else text
+        found.append(re.sub(r"[^\w.+-]+", "_", own)[:60])
+    return {
+        text: label if found.count(label) == 1 else f"{label}-{number}"
+        for number, (text, label) in enumerate(zip(texts, found), 1)
+    }

@@ -37,9 +37,9 @@ def scaled(base: Model, width: int) -> Model:
     heads, changes = max(width // HEAD, 1), dict[str, Any]()
     ops = {step: f"decoder.layers.{step}.op" for step in ("attention", "feedforward")}
     found = dict(walk(base))
-    for step, path in ops.items():
-        if path not in found:
-            raise ValueError(f"a family of sizes is made from a decoder whose layers have a {step}; this has none")
+    if base.pair or not base.writes or not set(ops.values()) <= found.keys():
+        wanted = "a decoder alone, whose layers have an attention and a feedforward"
+        raise ValueError(f"a family of sizes is made from {wanted}")
     old: Any = found[ops["attention"]]
     new = {"num_heads": heads, "head_width": width // heads}
     if getattr(old, "num_kv_heads", None) is not None:
@@ -76,7 +76,11 @@ def trials(
             "name": name, "width": width, "parameters": N, "tokens": D, "steps": steps, "batch": batch,
             "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH), "data": data, "library": library,
         }  # fmt: skip
-        found.append(Trial(f"width-{width}-tokens-{D}", values))
+        name_of = f"width-{width}-tokens-{D}"
+        if any(trial.name == name_of for trial in found):
+            steps_of = f"{steps:,} steps of {batch} texts of {LENGTH}"
+            raise ValueError(f"two runs of width {width} have {D:,} tokens, {steps_of}: give other --tokens or --batch")
+        found.append(Trial(name_of, values))
     return sorted(found, key=lambda trial: -trial.values["flops"])
 
 
@@ -222,11 +226,16 @@ class Measured:
         return self.predicted / self.largest.L - 1
 
 
+def check_number(sizes: Sequence[tuple[float, float]]) -> None:
+    """ValueError where so few runs, each (N, D), say nothing; the largest is not among them."""
+    if len(sizes) < 4 or any(len(set(each)) < 2 for each in zip(*sizes)):
+        raise ValueError("a law needs runs of two sizes and two numbers of tokens at least, beside the largest run")
+
+
 def measured(rows: Sequence[Row]) -> Measured:
     every = sorted(points(rows), key=lambda point: point.C)
     *found, largest = every
-    if len({point.N for point in found}) < 2 or len({point.D for point in found}) < 2 or len(found) < 4:
-        raise ValueError("a law needs runs of two sizes and two numbers of tokens at least, beside the largest run")
+    check_number([(point.N, point.D) for point in found])
     law = both(found)
     decades = math.log10(largest.C / every[0].C)
     return Measured(law, fits(found), intervals(found), largest, float(law(largest.N, largest.D)), decades)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from anyformer.codec import override
 from anyformer.planning.layout import MACHINE, Job, Way
 from anyformer.train.parallel import Mesh
 from anyformer.train.run import Batch
+from anyformer.train.start import check_suits
 
 if TYPE_CHECKING:
     from anyformer.train.run import Run
@@ -28,18 +30,20 @@ def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
     tokens = getattr(dict(job.spec.items())["embedding"], "tokens", None)
     if tokens is not None and hasattr(base.vocabulary, "size"):
         changes["vocabulary.size"] = tokens.vocab_size
-    return override(base, changes)
+    described = override(base, changes)
+    check_suits(described)
+    return described
 
 
 def command(way: Way, run: Path) -> str:
-    """The line that starts it on every machine of up to eight devices."""
-    last = f"-m anyformer train {run}"
+    """The line that starts it on every machine of up to eight devices; layers in pieces stay on one."""
+    last = f"-m anyformer train {shlex.quote(str(run))}"
     if way.devices == 1:
         return f"python {last}"
     if way.devices <= MACHINE:
         return f"torchrun --nproc-per-node {way.devices} {last}"
-    machines = -(-way.devices // MACHINE)
+    each = max(n for n in range(way.tensor, MACHINE + 1) if n % way.tensor == 0 and way.devices % n == 0)
     return (
-        f"torchrun --nnodes {machines} --nproc-per-node {way.devices // machines} --rdzv-backend c10d"
+        f"torchrun --nnodes {way.devices // each} --nproc-per-node {each} --rdzv-backend c10d"
         f" --rdzv-endpoint HOST:29500 {last}"
     )

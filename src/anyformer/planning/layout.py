@@ -194,6 +194,8 @@ def way_of(text: str, devices: int) -> Way:
     sizes: dict[str, Any] = {}
     for piece in text.split(","):
         name, equals, value = piece.strip().partition("=")
+        if name in sizes:
+            raise ValueError(f"--layout {text!r}: {name} is there twice")
         if name == "recompute" and not equals:
             sizes[name] = True
         elif name in ("replicate", "shard", "tensor", "pipeline") and value.isdecimal() and int(value) > 0:

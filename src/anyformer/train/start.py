@@ -20,7 +20,7 @@ from anyformer import families, machine
 from anyformer._version import __version__
 from anyformer.checkpoint import copy_tokenizer, load, load_as, read_spec
 from anyformer.codec import override, to_json
-from anyformer.construct import build
+from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.evaluate import check
@@ -218,6 +218,13 @@ def read_by(model: TransformerModule, objective: Objective, folder: Path) -> Pat
         return None
     copy_tokenizer(model, folder)
     return objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
+
+
+def check_suits(run: Run) -> None:
+    """ValueError where the objective cannot teach this model, by its description alone; what needs a second model (a
+    teacher) or begins from one that is saved shows it when it begins."""
+    if isinstance(run.model, Model) and not hasattr(run.objective, "beside"):
+        run.objective.module(skeleton(run.model))
 
 
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
