@@ -1,9 +1,11 @@
 """Fixtures for all tests. Imports torch and pytest only, so that a bare GPU machine can run them too."""
 
+import gc
 import os
 import tempfile
 import zlib
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
         # two processes that compile into one cache can read each other's half-written files
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"anyformer-inductor-{worker}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Modules and tests stay to the end: Python does not look through them again and again for what is unused."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
