@@ -383,7 +383,7 @@ ONE_PER_KIND = {"GPT2LMHeadModel", "ViTForImageClassification", "MambaForCausalL
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine
 @pytest.mark.compiler
-@pytest.mark.parametrize("case", [c for c in cases() if c.id in ONE_PER_KIND], ids=lambda case: case.id)
+@over([c for c in cases() if c.id in ONE_PER_KIND], group="inductor")
 def test_n9_inductor_for_one_of_each_kind(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "inductor")
 
