@@ -1,9 +1,13 @@
 """Fixtures for all tests. Imports torch and pytest only, so that a bare GPU machine can run them too."""
 
+import functools
+import gc
+import json
 import os
 import tempfile
 import zlib
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,56 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
         # two processes that compile into one cache can read each other's half-written files
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"anyformer-inductor-{worker}")
+
+
+# xdist tells its scheduler of groups by writing them into node ids, which pytest 9.2 keeps as they are: a worker writes
+# them down instead, for the process that distributes.
+GROUPS = Path(tempfile.gettempdir()) / f"anyformer-groups-{os.getpid()}.json"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["groups"] = str(GROUPS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    worker = getattr(session.config, "workerinput", {})
+    if worker.get("workerid") == "gw0":
+        marks = {item.nodeid: item.get_closest_marker("xdist_group") for item in session.items}
+        groups = {test: mark.args[0] for test, mark in marks.items() if mark is not None}
+        Path(worker["groups"]).write_text(json.dumps(groups))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What a group makes once is made by one worker; tests that are in no group are in that of their file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroupOrFile(LoadScopeScheduling):
+        @functools.cached_property
+        def groups(self) -> dict[str, str]:
+            return json.loads(GROUPS.read_text())
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self.groups.get(nodeid) or nodeid.partition("::")[0]
+
+    return ByGroupOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_unconfigure() -> None:
+    GROUPS.unlink(missing_ok=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Modules and tests stay to the end: Python does not look through them again and again for what is unused."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -275,6 +275,7 @@ class Sieve(Work):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> bool:
         functions: dict[tuple[str, int, str], list[types.FunctionType]] = {}
+        gc.unfreeze()  # conftest.py keeps what was imported out of sight
         for each in gc.get_objects():
             if isinstance(each, types.FunctionType):
                 functions.setdefault(where(each.__code__), []).append(each)

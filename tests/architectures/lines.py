@@ -324,8 +324,9 @@ def gradients(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Ten
 def n8_seeds_recomputation_and_gradients(model: Any) -> None:
     spec, inputs = model.spec, inputs_of(model.spec, labels=True)
     first, again = copy.deepcopy(fresh_model(spec)).train(), af.build(spec, seed=3).train()
+    same = again.state_dict()
     for name, tensor in first.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs for one seed"
+        assert torch.equal(tensor, same[name]), f"{name} differs for one seed"
         assert tensor.isfinite().all(), f"{name} starts at infinity or NaN"
     if not learns(model):
         return
@@ -391,8 +392,9 @@ def l5_saved_is_loaded(model: Any, folder: Path) -> None:
     af.save(model, folder)
     loaded = af.load(folder)
     assert loaded.spec.replace(source=spec.source) == spec  # which says the dtype now
+    read = loaded.state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), f"{name} changed"
+        assert torch.equal(read[name], tensor), f"{name} changed"
     ours, theirs = run(model, inputs), run(loaded, inputs)
     assert all(torch.equal(theirs[key][0], value) for key, (value, _) in ours.items())
 

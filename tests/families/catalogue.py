@@ -378,9 +378,9 @@ def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] |
     return over(chosen, everyday)
 
 
-def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None = None) -> Any:
+def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None = None, group: str = "") -> Any:
     """Parametrises a test over cases. Where `everyday` says what of a case matters here, a case with anything new is an
-    everyday matter, and the others are for `make test-all`."""
+    everyday matter, and the others are for `make test-all`. What is dear and of no case is made once in a `group`."""
     import pytest
 
     seen: set[Any] = set()
@@ -389,7 +389,7 @@ def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None 
         news = set(everyday(case)) if everyday is not None else {case.id}
         later = news <= seen
         seen |= news
-        marks = [pytest.mark.xdist_group(case.id)]  # one worker makes the published model of a case, once
+        marks = [pytest.mark.xdist_group(group or case.id)]  # one worker makes the published model of a case, once
         parameters.append(pytest.param(case, marks=marks + [pytest.mark.slow] * later, id=case.id))
     return pytest.mark.parametrize("case", parameters)
 

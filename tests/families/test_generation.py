@@ -386,7 +386,7 @@ def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine
 @pytest.mark.compiler
-@over([c for c in WRITERS if c.id in ONE_WRITER_PER_KIND], lambda case: ("inductor",))
+@over([c for c in WRITERS if c.id in ONE_WRITER_PER_KIND], lambda case: ("inductor",), group="inductor")
 def test_g5_inductor_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_equals_eager(case, "inductor", monkeypatch, {"greedy": {}})
 

@@ -166,8 +166,9 @@ def test_l4_ties_hold(case: Case, tmp_path) -> None:
     save_file(tensors, file)
     again = af.load(tmp_path / "anyformer")
     check(again)
+    read = again.state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        assert torch.equal(tensor, read[name]), name
     if is_text(spec):
         model.resize_token_embeddings(spec.embedding.tokens.vocab_size + 7)
         check(model)
@@ -190,8 +191,9 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     af.save(model, tmp_path / "ours")
     again = af.load(tmp_path / "ours")
     assert again.spec.replace(source={}) == model.spec.replace(source={})
+    read = again.state_dict()
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        assert torch.equal(tensor, read[name]), name
     af.save(again, tmp_path / "hf", format="hf")
     with caplog.at_level(logging.WARNING, logger="transformers"):
         transformers.logging.enable_propagation()
@@ -234,8 +236,9 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
         write_checkpoint(tmp_path, stored, shard_bytes=20_000, stem=stem)
     shutil.copyfile(folder(case) / "config.json", tmp_path / "config.json")
     assert (tmp_path / f"{stem}.safetensors.index.json").is_file()
+    expected = whole.state_dict()
     for name, tensor in af.load(tmp_path, offline=True).state_dict().items():
-        assert torch.equal(tensor, whole.state_dict()[name]), name
+        assert torch.equal(tensor, expected[name]), name
 
 
 @over_catalogue("L7", published_class)

@@ -291,10 +291,11 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     with filled_with_nan():
         first = af.build(spec, seed=3)
     again, other = af.build(spec, seed=3), af.build(spec, seed=4)
-    for name, tensor in first.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+    drawn, same, others = first.state_dict(), again.state_dict(), other.state_dict()
+    for name, tensor in drawn.items():
+        assert torch.equal(tensor, same[name]), name
         assert tensor.isfinite().all(), name
-    assert any(not torch.equal(v, other.state_dict()[n]) for n, v in first.state_dict().items())
+    assert any(not torch.equal(tensor, others[name]) for name, tensor in drawn.items())
     runs = []
     for model in (first.train(), again.train()):
         torch.manual_seed(5)
@@ -383,7 +384,7 @@ ONE_PER_KIND = {"GPT2LMHeadModel", "ViTForImageClassification", "MambaForCausalL
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine
 @pytest.mark.compiler
-@pytest.mark.parametrize("case", [c for c in cases() if c.id in ONE_PER_KIND], ids=lambda case: case.id)
+@over([c for c in cases() if c.id in ONE_PER_KIND], group="inductor")
 def test_n9_inductor_for_one_of_each_kind(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "inductor")
 

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 
 @functools.cache
+def _files() -> tuple[str, ...]:
+    return tuple(module.name for module in pkgutil.iter_modules(__path__))
+
+
+@functools.cache
 def catalogue() -> dict[str, Family]:
     """model_type -> Family, for every family file."""
-    return {each.name: each for module in pkgutil.iter_modules(__path__) for each in _in_file(module.name)}
+    return {each.name: each for file in _files() for each in _in_file(file)}
 
 
 def _in_file(module: str) -> tuple[Family, ...]:
@@ -27,7 +32,7 @@ def _in_file(module: str) -> tuple[Family, ...]:
 
 def find(model_type: str) -> Family:
     file = model_type.replace("-", "_")  # most files are called like their family: then no other is imported
-    if file in {module.name for module in pkgutil.iter_modules(__path__)}:
+    if file in _files():
         for each in _in_file(file):
             if each.name == model_type:
                 return each
