@@ -35,7 +35,7 @@ FORMS = {
     }),
 }  # fmt: skip
 LENGTH = 64
-LANGUAGES = Language(topics=8, words=30)  # a text is of one
+LANGUAGES = Language(topics=8, words=6)  # a text is of one
 
 
 def trials(
