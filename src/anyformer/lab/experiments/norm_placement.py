@@ -31,7 +31,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "lr": 3e-3, "text": "made-up"}),
-    "small": Form(2, 0.5, {"depth": 8, "width": 32, "steps": 150, "batch": 4, "lr": 3e-3, "text": "made-up"}),
+    "small": Form(2, 0.5, {"depth": 6, "width": 32, "steps": 200, "batch": 8, "lr": 3e-3, "text": "made-up"}),
     "full": Form(90, 3.5, {"depth": 16, "width": 192, "steps": 1200, "batch": 64, "lr": 2e-3, "text": "library"}),
 }
 DIVERGES = True  # a training that does is a result here
@@ -59,8 +59,10 @@ def placed(placement: str, width: int, depth: int) -> Model:
              "deepnorm": ("out_norm",)}[placement]  # fmt: skip
     if placement == "deepnorm":
         alpha, beta = deepnorm(decoder=depth)["decoder"]
-    init = {**scaled_down(decoder=beta), "*": Normal(std=0.02)}
-    changes: dict[str, Any] = {"init": init, "decoder.norm": None if "out_norm" in where else norm}
+    init = {**scaled_down(decoder=beta), "*": Normal(std=width**-0.5)}
+    changes: dict[str, Any] = {
+        "init": init, "embedding.scale": width**0.5, "decoder.norm": None if "out_norm" in where else norm
+    }  # fmt: skip
     for step in ("attention", "feedforward"):
         for slot in ("pre_norm", "post_norm", "out_norm"):
             changes[f"decoder.layers.{step}.{slot}"] = norm if slot in where else None
