@@ -65,7 +65,7 @@ def trials(
     for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
         if not sizes or min(sizes) < 1:
             raise ValueError(f"--{what}: give some, each at least 1")
-    base, found = spec(name), []
+    base, found = spec(name), list[Trial]()
     for width, D in [*((width, D) for width in widths for D in tokens), *([tuple(largest)] if largest else [])]:
         model = scaled(base, width)
         counted = count(model)
