@@ -81,15 +81,11 @@ class Recorder:
 
     def try_to_record(self, shape: Any, batch: Batch, divisors: Terms, step: int) -> None:
         kept = [buffer.clone() for buffer in self.module.buffers()]  # passes on trial must leave nothing behind
-        draws = torch.cuda.default_generators[torch.cuda.current_device()] if torch.cuda.is_available() else None
-        unused = draws.clone_state() if draws is not None else None
         try:
             recording = self.record(batch, divisors)
             why = self.unlike(recording, batch, divisors, step)
         except RuntimeError as error:
             why = str(error).strip().splitlines()[0]
-            if draws is not None:  # one that was given up in the middle of a recording draws nothing any more
-                draws.graphsafe_set_state(unused)
         for buffer, before in zip(self.module.buffers(), kept, strict=True):
             buffer.copy_(before)
         self.forget()
@@ -104,14 +100,20 @@ class Recorder:
         batch = {name: tensor.clone() for name, tensor in batch.items()}
         divisors = {name: tensor.clone() for name, tensor in divisors.items()}
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        draws = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = draws.clone_state()
         stream.wait_stream(torch.cuda.current_stream())
         with recorded():
             with torch.cuda.stream(stream):  # once where nothing is asked of a tensor: other kernels may be chosen
                 self.do(batch, divisors)
             torch.cuda.current_stream().wait_stream(stream)
             self.forget()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # batches are made ready meanwhile
-                terms = self.do(batch, divisors)
+            try:
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # batches are made ready meanwhile
+                    terms = self.do(batch, divisors)
+            except RuntimeError:
+                draws.graphsafe_set_state(before)  # one that was left in the middle draws nothing any more
+                raise
         return Recording(graph, batch, divisors, terms, [p.grad for p in self.parameters])
 
     def unlike(self, recording: Recording, batch: Batch, divisors: Terms, step: int) -> str:
