@@ -28,7 +28,7 @@ CLAIM = "with more experts the loss is lower at the same steps, and what a token
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "made-up"}),
     "small": Form(2, 0.5, {
-        "depth": 2, "width": 24, "steps": 300, "batch": 16, "experts": [1, 4, 16], "text": "made-up"
+        "depth": 2, "width": 16, "steps": 500, "batch": 16, "experts": [1, 4, 16], "text": "made-up"
     }),
     "full": Form(90, 3.5, {
         "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 2, 4, 8, 16, 32], "text": "library"

@@ -34,7 +34,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "text": "made-up"}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 150, "batch": 16, "length": 32, "text": "made-up"}),
+    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 400, "batch": 16, "length": 32, "text": "made-up"}),
     "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "text": "library"}),
 }
 HEADS, TIMES = 4, (1, 2, 4)
