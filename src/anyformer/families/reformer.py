@@ -237,7 +237,22 @@ def rules(spec: Any) -> list[Rule]:
     })  # fmt: skip
 
 
-SIZES: dict[str, Size] = {}
+WRITER = {"architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
+CRIME = {
+    "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 524288,
+    "num_buckets": [64, 128],
+}  # fmt: skip
+ENWIK8 = {
+    "vocab_size": 258, "hidden_size": 1024, "num_attention_heads": 8, "attention_head_size": 128,
+    "attn_layers": ["local", "local", "lsh", "local"] * 3, "feed_forward_size": 4096, "hidden_dropout_prob": 0.2,
+    "axial_pos_shape": [128, 512], "axial_pos_embds_dim": [256, 768], "max_position_embeddings": 65536,
+    "num_buckets": 512, "num_hashes": 4, "local_attn_chunk_length": 128, "lsh_attn_chunk_length": 256,
+    "local_attention_probs_dropout_prob": 0.2, "lsh_attention_probs_dropout_prob": 0.1,
+}  # fmt: skip
+SIZES = {
+    "reformer-crime-and-punishment": Size({**WRITER, **CRIME}),
+    "reformer-enwik8": Size({**WRITER, **ENWIK8}, 149e6),
+}
 
 FAMILIES = (
     Family(

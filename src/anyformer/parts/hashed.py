@@ -123,14 +123,16 @@ class BucketsModule(InHeads):
         mine = F.pad(order, (0, n * c - T)).reshape(B, H, R * n, c)
         slot = torch.arange(n * c, device=device).view(n, c).expand(R, n, c).reshape(1, 1, R * n, c)  # in its round
         steps = torch.arange(-self.before, self.after + 1, device=device)
-        chunk, turn = torch.arange(n, device=device)[:, None] + steps, torch.arange(R, device=device)[:, None, None]
+        own, turn = torch.arange(n, device=device)[:, None], torch.arange(R, device=device)[:, None, None]
         real = torch.full((1,), T, device=device) if ctx.tokens is None else ctx.tokens.sum(-1)
         real, inside = real.view(-1, 1, 1, 1), None
         if self.ring:  # before the first chunk of a round stands the last of the round before, of those that are held
             held = (-(-real // c)).clamp(min=1) if self.multiple is None else torch.full_like(real, n)
-            number = (turn * held + chunk) % (R * held)
+            steps = steps.where(steps.abs() < R * held, 0)  # farther than once around leads nowhere (as published)
+            number = (turn * held + own + steps) % (R * held)
             chunk = number // held * n + number % held
         else:
+            chunk = own + steps
             inside = ((chunk >= 0) & (chunk < n)).expand(R, -1, -1)
             chunk = (turn * n + chunk.clamp(0, n - 1))[None]
         chunk = chunk.reshape(-1, 1, chunk[0].numel(), 1)  # (1 or B, 1, R n (1 + before + after), 1)
