@@ -60,7 +60,9 @@ def test_an_odd_number_of_steps_goes_on_where_the_last_ended() -> None:
     close(stack(x, ctx)[0], torch.cat((one, two), -1))
 
 
-def gradients(stack: Any, x: Tensor, monkeypatch: Any, keep: bool, half: bool = False) -> tuple[Tensor, list[Tensor], int]:
+def gradients(
+    stack: Any, x: Tensor, monkeypatch: Any, keep: bool, half: bool = False
+) -> tuple[Tensor, list[Tensor], int]:
     """The result, the gradients of x and of every parameter, and the bytes that autograd kept beside the weights."""
     held = {p.untyped_storage().data_ptr() for p in stack.parameters()}
     sizes: dict[int, int] = {}
@@ -138,18 +140,19 @@ def test_where_states_are_kept() -> None:
     assert memory.states.grad is not None and float(memory.states.grad.abs().max()) > 0
     alone = cross(x, ctx)[0]  # a decoder used alone passes over its cross-attention
     alone.sum().backward()
-    experts = stack_of(layers=Reversible(**steps(ATTENTION, MoE(num_experts=2, router=TopK(top_k=1), expert=FEED)))).train()
+    experts = MoE(num_experts=2, router=TopK(top_k=1), expert=FEED)
+    experts = stack_of(layers=Reversible(**steps(ATTENTION, experts))).train()
     assert not experts.rewinds(x, ctx)  # what routers say is part of the loss
     mixed = made(Stack(layers=Reversible(**steps()), depth=2, neck=LayerMix(count=2)), D).train()
     assert not mixed.rewinds(x, ctx)
 
 
 @pytest.mark.parametrize("build, line", [
-    (lambda: Reversible(a=Sublayer(op=FEED, out_norm=LayerNorm())), "Reversible.a: what it adds to must be found again"),
-    (lambda: Reversible(a=Sublayer(op=FEED, residual=Activated())), r"Reversible.a.residual: .* cannot be undone; Add\(\)"),
+    (lambda: Reversible(a=Sublayer(op=FEED, out_norm=LayerNorm())), "Reversible.a: what it adds to must be found"),
+    (lambda: Reversible(a=Sublayer(op=FEED, residual=Activated())), r"a.residual: .* cannot be undone; Add\(\)"),
     (lambda: Reversible(a=Sublayer(op=FEED, residual=Scaled(skip=0.0))), "cannot be undone"),
     (lambda: Reversible(a=Block(b=Sublayer(op=FEED))), "Reversible.a: steps between two streams are Sublayers"),
-    (lambda: Stack(layers={"a": Reversible(**steps()), "b": Block(**steps())}, pattern=("a", "b"), depth=2), "some are"),
+    (lambda: Stack(layers={"a": Reversible(**steps()), "b": Block(**steps())}, pattern=("a", "b"), depth=2), "some"),
     (lambda: Stack(layers=Block(**steps()), depth=2, shows="last"), "Stack.shows is 'last'"),
 ])  # fmt: skip
 def test_refused(build: Any, line: str) -> None:

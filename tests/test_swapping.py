@@ -84,7 +84,8 @@ RESIDUALS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
 POSITIONS: dict[str, dict[str, Any]] = {
-    "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]}, "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
+    "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
+    "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
     "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
@@ -131,8 +132,8 @@ GROUND: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
-    "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer", "Tokens",
-    "Transform",
+    "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
+    "Tokens", "Transform",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",

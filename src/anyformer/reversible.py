@@ -28,7 +28,8 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
         super().__init__(**steps)
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
-                raise ValueError(f"Reversible.{name}: steps between two streams are Sublayers, got a {type(step).__name__}")
+                kind = type(step).__name__
+                raise ValueError(f"Reversible.{name}: steps between two streams are Sublayers, got a {kind}")
             if step.normed_skip or step.out_norm is not None or step.reshapes:
                 line = "no normed_skip, no out_norm and no op that changes width or grid; pre_norm stands in the branch"
                 raise ValueError(f"Reversible.{name}: what it adds to must be found again, so it has {line}")

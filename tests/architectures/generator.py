@@ -483,7 +483,7 @@ def stack(draw: Draw, place: Place) -> dict[str, Any]:
         made["layers"] = block(draw, place, cross)
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
-    if (place.reshapes or place.writes) and draw(st.integers(0, 5)) == 5:  # others follow inner stacks, and pairs' first
+    if (place.reshapes or place.writes) and draw(st.integers(0, 5)) == 5:  # others follow inner stacks
         kinds = made["layers"] if made.get("pattern") else {"": made["layers"]}
         twice = {name: reversible(each) for name, each in kinds.items()}
         if all(each["kind"] == "Reversible" for each in twice.values()):

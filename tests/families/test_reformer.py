@@ -87,7 +87,8 @@ def test_pads_as_published(name: str) -> None:
 def test_several_rounds_of_a_writer(config: dict[str, Any]) -> None:
     """In double precision: in fp32 the published class rounds a score of -1e5 where a token sees itself alone, as the
     first does, and its weights add up to 0.998."""
-    case = Case("reformer", "ReformerModelWithLMHead", {**SMALL, **MIXED, **WRITER, **config}, f"{config['num_hashes']}")
+    name = f"rounds-{config['num_hashes']}"
+    case = Case("reformer", "ReformerModelWithLMHead", {**SMALL, **MIXED, **WRITER, **config}, name)
     theirs, mine, ids = published(case)[0].double(), ours(case).double(), ids_of(2, 29)
     for module in mine.modules():
         if hasattr(module, "by_seed"):
@@ -100,7 +101,8 @@ def test_several_rounds_of_a_writer(config: dict[str, Any]) -> None:
 
 def test_gradients_of_the_published_backward_pass() -> None:
     """Both find the states of layers again. The published class trains on rows of one length, its grid's."""
-    case = Case("reformer", "ReformerModelWithLMHead", {**SMALL, **MIXED, **WRITER, "axial_pos_shape": [4, 12]}, "taught")
+    config = {**SMALL, **MIXED, **WRITER, "axial_pos_shape": [4, 12]}
+    case = Case("reformer", "ReformerModelWithLMHead", config, "taught")
     ids = ids_of(2, 48)
     theirs, mine = published(case)[0].train(), ours(case).train()
     theirs(ids, labels=ids).loss.backward()
@@ -151,7 +153,7 @@ def test_chunks_alone_write_with_a_memory() -> None:
 
 
 def test_seeds_of_the_hash() -> None:
-    """A seed is honoured; without one each pass of training draws its rotations, and what is read is always the same."""
+    """A seed is honoured; without one each pass of training draws its own, and what is read is always the same."""
     config = {**SMALL, **MIXED, "architectures": ["ReformerModel"]}
     family, ids = families.find("reformer"), ids_of(2, 48)
 
@@ -174,7 +176,8 @@ def test_seeds_of_the_hash() -> None:
 def test_fewer_states_are_kept_in_training() -> None:
     """Nothing of the layers: with three times as many as much is kept, by autograd's own account."""
     def kept(layers: int) -> int:
-        config = {**SMALL, **WRITER, "attn_layers": ["local", "lsh"] * layers, "architectures": ["ReformerModelWithLMHead"]}
+        config = {**SMALL, **WRITER, "attn_layers": ["local", "lsh"] * layers}
+        config["architectures"] = ["ReformerModelWithLMHead"]
         model, sizes = af.build(families.find("reformer").read(config)).train(), {}
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -212,12 +215,14 @@ def test_kinds_of_layers() -> None:
 
 
 @pytest.mark.parametrize("config, line", [
-    ({"attn_layers": ["lsh", "global"]}, "attn_layers is a list of 'lsh' and 'local'"), ({"attn_layers": []}, "attn_layers"),
+    ({"attn_layers": ["lsh", "global"]}, "attn_layers is a list of 'lsh' and 'local'"),
+    ({"attn_layers": []}, "attn_layers is a list"),
     ({"num_buckets": 7}, "buckets are even"), ({"axial_pos_embds_dim": [10, 20]}, "do not add up to hidden_size 32"),
-    ({"lsh_attn_chunk_length": 0}, "a chunk holds at least one token"), ({"lsh_attn_chunk_length": None}, "a chunk holds"),
+    ({"lsh_attn_chunk_length": 0}, "a chunk holds at least one token"),
+    ({"lsh_attn_chunk_length": None}, "a chunk holds at least one token"),
     ({"architectures": ["ReformerModelWithLMHead"]}, "is_decoder is false"),
     ({"is_decoder": True, "architectures": ["ReformerForMaskedLM"]}, "is_decoder is true"),
-    ({"is_decoder": True, "architectures": ["ReformerModelWithLMHead"], "lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
+    ({**WRITER, "architectures": ["ReformerModelWithLMHead"], "lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
     ({"architectures": ["ReformerForQuestionAnswering"], "num_labels": 3}, "an answer has two ends"),
 ])  # fmt: skip
 def test_refused(config: dict[str, Any], line: str) -> None:

@@ -139,7 +139,7 @@ def describe(c: Any) -> Model:
         raise ValueError("is_decoder is true, and ReformerForMaskedLM sees both sides: load ReformerModelWithLMHead")
     for name in dict.fromkeys(layers):
         if writes and getattr(c, f"{name}_num_chunks_after"):
-            raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind its own")
+            raise ValueError(f"{name}_num_chunks_after is above 0: a model that writes looks at no chunk behind")
     shared = {"num_heads": c.num_attention_heads, "head_width": c.attention_head_size, "causal": c.is_decoder}
 
     def local() -> ChunkAttention:
@@ -166,7 +166,7 @@ def describe(c: Any) -> Model:
     # published before the activation, which for a ReLU is the same
     inner = MLP(width=c.feed_forward_size, activation=activation_named(c.hidden_act), dropout=dropout)
     makers = {"local": local, "lsh": lsh}
-    kinds = {name: Reversible(attention=step(makers[name]()), feedforward=step(inner)) for name in dict.fromkeys(layers)}
+    kinds = {name: Reversible(attention=step(makers[name]()), feedforward=step(inner)) for name in sorted({*layers})}
     one = len(kinds) == 1
     built = Stack(
         layers=kinds[layers[0]] if one else kinds, pattern=() if one else tuple(layers), depth=len(layers),

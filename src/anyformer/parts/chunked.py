@@ -29,8 +29,8 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
     def check(self) -> None:
         super().check()
         if not self.ring and (self.loose or self.multiple):
-            raise ValueError("ChunkAttention.ring: without one the length of a row changes nothing, so set no loose and "
-                             "no multiple")  # fmt: skip
+            raise ValueError("ChunkAttention.ring: without one the length of a row changes nothing, so set no loose "
+                             "and no multiple")  # fmt: skip
 
     def reaches(self) -> Sees | None:
         return "past" if self.causal and (self.loose or not self.ring) else "all"

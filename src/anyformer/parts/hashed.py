@@ -254,7 +254,7 @@ class LSHAttention(InChunks, sees="past", called=("Reformer", "hashing attention
         elif math.prod(self.buckets) >= 2**31:
             raise ValueError(f"LSHAttention.buckets {self.buckets}: their product is above 2^31")
         if self.own_bucket and (self.loose or self.multiple):
-            raise ValueError("LSHAttention.own_bucket: rows are not sorted into a ring, so set no loose and no multiple")
+            raise ValueError("LSHAttention.own_bucket: chunks are no ring then, so set no loose and no multiple")
         if self.causal and self.own_bucket and self.after:
             raise ValueError("LSHAttention.after is 0 where a token sees what comes before it in its own bucket alone")
 

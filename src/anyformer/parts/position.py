@@ -101,9 +101,10 @@ class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",))
         chance(self, "dropout")
         at_least(self, 0, "std")
         if not self.shape or len(self.shape) != len(self.widths) or min(*self.shape, *self.widths) < 1:
-            raise ValueError(f"AxialLearned.widths is {self.widths}: one for each side of the grid, whose shape is {self.shape}")
+            raise ValueError(f"AxialLearned.widths is {self.widths}: one for each side of a grid of {self.shape}")
         if self.length is not None and not 1 <= self.length <= math.prod(self.shape):
-            raise ValueError(f"AxialLearned.length is {self.length}, and a grid of {self.shape} has {math.prod(self.shape)}")
+            most = math.prod(self.shape)
+            raise ValueError(f"AxialLearned.length is {self.length}, and a grid of {self.shape} has {most}")
 
     def build(self, site: Site) -> nn.Module:
         if sum(self.widths) != site.width:

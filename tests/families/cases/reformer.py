@@ -22,6 +22,8 @@ SORTED = {
     "N1": "where a chunk begins the whole text decides, later tokens too [published]",
     "G1": "where a chunk begins the whole text decides: nothing is remembered, the text is read again",
 }
+LOCAL = {"is_decoder": True, "attn_layers": ["local"]}
+CHOSEN, WHOLE = {"num_buckets": None, "lsh_attn_chunk_length": 2}, {"lsh_attn_chunk_length": 64}
 
 
 def reformer(name: str, config: dict, kind: str = "", skip: dict = RING) -> Case:
@@ -33,10 +35,10 @@ CASES = [
     reformer(LABELLED, {"num_labels": 5}),
     reformer(WRITER, {"is_decoder": True}, skip=SORTED),
     *[reformer(name, ODD, "odd") for name in (*CLASSES, LABELLED)],
-    reformer(WRITER, {"is_decoder": True, "attn_layers": ["local", "local"], "local_attn_chunk_length": 8}, "local", PACKED),
-    reformer(WRITER, {"is_decoder": True, "attn_layers": ["local"], "local_num_chunks_before": 2}, "ring", SORTED),
+    reformer(WRITER, {**LOCAL, "attn_layers": ["local", "local"], "local_attn_chunk_length": 8}, "local", PACKED),
+    reformer(WRITER, {**LOCAL, "local_num_chunks_before": 2}, "ring", SORTED),
     reformer("ReformerModel", {"is_decoder": True, "num_buckets": None, "lsh_attn_chunk_length": 4}, "chosen", SORTED),
-    reformer("ReformerForMaskedLM", {"num_buckets": None, "lsh_attn_chunk_length": 2, "local_attn_chunk_length": 16}, "factored"),
+    reformer("ReformerForMaskedLM", {**CHOSEN, "local_attn_chunk_length": 16}, "factored"),
     # no seed, and nothing to hash: a chunk holds the text
-    reformer("ReformerForMaskedLM", {"hash_seed": None, "lsh_attn_chunk_length": 64, "tie_word_embeddings": True}, "dense"),
+    reformer("ReformerForMaskedLM", {**WHOLE, "hash_seed": None, "tie_word_embeddings": True}, "dense"),
 ]
