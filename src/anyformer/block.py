@@ -269,7 +269,7 @@ class Stack(Part, sees="itself"):
         for kind in self.pattern:
             if kind not in kinds:
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
-        if len({block.streams for block in (kinds or {"": self.layers}).values()}) > 1:
+        if len({block.streams for block in kinds.values()}) > 1:
             raise ValueError("Stack.layers: some are Reversible and have two streams; make all of them so, or none")
         if self.shows == "last" and self.streams == 1:
             raise ValueError("Stack.shows is 'last', which is one of two streams, and there is one; set 'stream'")
@@ -416,7 +416,8 @@ class StackModule(nn.Module):
         states = [] if states is None else states
         states.append(x)
         if self.rewinds(x, ctx):
-            states.append(rewound([self.layers[i] for i in self.part.steps], x, ctx))
+            layers: list[Any] = [self.layers[i] for i in self.part.steps]
+            states.append(rewound(layers, x, ctx))
             return self.finish(states, ctx)
         for step, i in enumerate(self.part.steps):
             if self.timing is not None:
