@@ -88,12 +88,15 @@ class SublayerModule(nn.Module):
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
+        """The branch of x joins x, or another stream that is given."""
         if self.passed_over(ctx):
             return x
         if self.normed_skip and self.pre_norm is not None:
             x = through(self.pre_norm, ctx, x)
-        x = through(self.residual, ctx, x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
+        if onto is None:
+            onto = x if self.skip is None else self.skip(x, ctx)
+        x = through(self.residual, ctx, onto, self.branch(x, ctx))
         return x if self.out_norm is None else through(self.out_norm, ctx, x)
 
     def passed_over(self, ctx: Context) -> bool:

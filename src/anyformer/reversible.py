@@ -51,7 +51,7 @@ class ReversibleModule(BlockModule):
             if self.dice is not None:
                 self.dice.append(Dice.noted(x))
             joined, read = x.chunk(2, -1)
-            x = torch.cat((read, through(step.residual, ctx, joined, step.branch(read, ctx))), -1)
+            x = torch.cat((read, step(read, ctx, joined)), -1)
         return x
 
     def taken(self, ctx: Context) -> list[SublayerModule]:

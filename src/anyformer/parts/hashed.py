@@ -297,8 +297,8 @@ class LSHAttentionModule(BucketsModule):
             self.register_buffer("rotations", torch.empty(self.shape(part.buckets or ())))
         else:
             lengths = (1,) if part.buckets else (2**n for n in range((2 * (part.longest or 1)).bit_length()))
-            kinds = dict.fromkeys(map(part.factors, lengths))
-            self.by_seed = nn.ModuleDict({named(kind): Computed(self.drawn(kind)) for kind in kinds})
+            self.numbers = {kind: i for i, kind in enumerate(dict.fromkeys(map(part.factors, lengths)))}
+            self.by_seed = nn.ModuleList(Computed(self.drawn(kind)) for kind in self.numbers)
 
     def shape(self, buckets: tuple[int, ...]) -> tuple[int, ...]:
         return (self.part.num_heads, self.head_width, self.rounds, sum(buckets) // 2)
@@ -319,7 +319,7 @@ class LSHAttentionModule(BucketsModule):
             return self.rotations
         if self.part.rotations == "fresh" and self.training:
             return torch.randn(self.shape(buckets), device=x.device)
-        return self.by_seed[named(buckets)]()
+        return self.by_seed[self.numbers[buckets]]()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None and not self.own_bucket:
@@ -343,7 +343,3 @@ class LSHAttentionModule(BucketsModule):
             found = found + step * torch.cat((part, -part), -1).argmax(-1)
             step *= count
         return found
-
-
-def named(buckets: tuple[int, ...]) -> str:
-    return " ".join(map(str, buckets))
