@@ -35,7 +35,7 @@ T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
 MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-          "anyformer.perceiver", "anyformer.mask",
+          "anyformer.perceiver", "anyformer.reversible", "anyformer.mask",
           "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
@@ -71,6 +71,7 @@ OPS: dict[str, dict[str, Any]] = {
     "LightweightConvolution": {"num_heads": 4, "kernel": 3}, "Gate": {}, "LSTM": {},
     "AdditiveAttention": {}, "InducedAttention": {"num_heads": 4, "points": {"kind": "Seeds", "num_heads": 2}},
     "LunaAttention": {"num_heads": 4, "tokens": 3}, "LSHAttention": {"num_heads": 4, "chunk": 4, "buckets": [4]},
+    "ChunkAttention": {"num_heads": 4, "chunk": 3},
     "SinkhornAttention": {"num_heads": 4, "length": 16, "block": 3},
     "RoutingAttention": {"num_heads": 4, "clusters": 2, "window": 4, "decay": 1.0},
     "RecurrentAttention": {"num_heads": 4, "segment": 2, "kept": 2, "compressed": 2, "rate": 2},
@@ -83,7 +84,8 @@ RESIDUALS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROUTERS: dict[str, dict[str, Any]] = {"TopK": {}, "Switch": {"capacity": 3}, "NoisyTopK": {"top_k": 2}}
 POSITIONS: dict[str, dict[str, Any]] = {
-    "Learned": {"length": 32}, "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
+    "Learned": {"length": 32}, "AxialLearned": {"shape": [4, 8], "widths": [6, 10]},
+    "SeparableLearned": {"length": 32, "frames": 4}, "Sinusoidal": {"length": 32},
     "Sinusoidal2D": {"rows": 6, "columns": 6}, "Integer": {},
     "Binary": {"bits": 6}, "Convolutional": {"kernel": 4, "groups": 4},
     "TreeDepth": {"scheme": {"kind": "Learned", "length": 32}},
@@ -130,8 +132,8 @@ GROUND: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those say "all" or stand in no text
     "Stages", "Funnel", "Merge", "PatchEmbedding", "WaveformEmbedding", "ConvolutionStem", "SpecAugment", "Vectors",
-    "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Stack", "Sublayer", "Tokens",
-    "Transform",
+    "GridBias", "SegmentedSinusoids", "ConvolutionAdapter", "Block", "Parallel", "Reversible", "Stack", "Sublayer",
+    "Tokens", "Transform",
     "ContinuousGridBias", "SpectrogramEmbedding", "Quantizer", "TrajectoryEmbedding", "VideoEmbedding", "GridPool",
     "GridVectors", "Skip", "SubsampledSpectrogram", "Convolution", "Convolutions", "ResidualDown",
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",

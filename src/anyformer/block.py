@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.context import Context
+from anyformer.kernels.rewind import can_rewind, rewound
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
 from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
 from anyformer.parts.grid import Layout, strided, with_stride
@@ -87,12 +88,15 @@ class SublayerModule(nn.Module):
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
+        """The branch of x joins x, or another stream that is given."""
         if self.passed_over(ctx):
             return x
         if self.normed_skip and self.pre_norm is not None:
             x = through(self.pre_norm, ctx, x)
-        x = through(self.residual, ctx, x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
+        if onto is None:
+            onto = x if self.skip is None else self.skip(x, ctx)
+        x = through(self.residual, ctx, onto, self.branch(x, ctx))
         return x if self.out_norm is None else through(self.out_norm, ctx, x)
 
     def passed_over(self, ctx: Context) -> bool:
@@ -158,6 +162,8 @@ class Steps(Part):
 
 class Block(Steps, sees="itself", called=("layer",)):
     """Steps in order."""
+
+    streams: ClassVar[int] = 1  # side by side in what it reads and leaves
 
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
@@ -240,8 +246,9 @@ class Stack(Part, sees="itself"):
     project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
     dropout: float = 0.0  # after that
     layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
-    # as hidden states: inputs or outputs of each layer and what the norm made, or all of the stream before the norm
-    shows: Literal["inputs", "outputs", "stream"] = "inputs"
+    # as hidden states: inputs or outputs of each layer and what the norm made, all of the stream before the norm, or of
+    # two streams the one that was written last
+    shows: Literal["inputs", "outputs", "stream", "last"] = "inputs"
     neck: Neck | None = None  # what the states go through once they are shown, before a head reads them
 
     def check(self) -> None:
@@ -265,6 +272,10 @@ class Stack(Part, sees="itself"):
         for kind in self.pattern:
             if kind not in kinds:
                 raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
+        if len({block.streams for block in kinds.values()}) > 1:
+            raise ValueError("Stack.layers: some are Reversible and have two streams; make all of them so, or none")
+        if self.shows == "last" and self.streams == 1:
+            raise ValueError("Stack.shows is 'last', which is one of two streams, and there is one; set 'stream'")
         if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
             raise ValueError("Stack.neck reads the states of all layers, so none can have another width or grid")
         for name in ("order", "layer_drop", "position") if self.reshapes else ():
@@ -294,8 +305,8 @@ class Stack(Part, sees="itself"):
 
     def check_inner(self, address: str) -> None:
         """A stack that others follow leaves the stream as wide as it was."""
-        if self.project is not None or self.neck is not None or self.reshapes:
-            line = "no project, no neck and no layer that changes its width or grid"
+        if self.project is not None or self.neck is not None or self.reshapes or self.streams > 1:
+            line = "no project, no neck, no Reversible layers and none that changes its width or grid"
             raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
         if (part := led_by_the_first(self.layers)) is not None:
             raise ValueError(f"{address}: the first layer of one Stack holds what all share; set {part.alone}")
@@ -305,9 +316,14 @@ class Stack(Part, sees="itself"):
         """Whether a layer leaves a wider stream, or one on a coarser grid, than comes."""
         return any(self.layer(i).reshapes for i in range(min(self.depth, len(self.pattern) or 1)))
 
+    @property
+    def streams(self) -> int:
+        """How many run side by side through the layers; each begins as what the stack is given."""
+        return (self.layers if isinstance(self.layers, Block) else next(iter(self.layers.values()), Block())).streams
+
     def widths(self, width: int) -> list[int]:
         """That of the stream before each layer, and after the last."""
-        found = [width]
+        found = [width * self.streams]
         for layer in map(self.layer, range(self.depth)):
             found.append(layer.out_width(found[-1]))
         return found
@@ -382,7 +398,7 @@ class StackModule(nn.Module):
         )
         if part.timed and len({*widths}) > 1:
             raise ValueError(f"{site.address}: layers of several widths share no vectors of steps; set timed=False")
-        self.timing = nn.Parameter(torch.empty(len(part.steps), site.width)) if part.timed else None
+        self.timing = nn.Parameter(torch.empty(len(part.steps), widths[0])) if part.timed else None
         self.position = part.position.build(site.child("position")) if part.position else None
         self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
         self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
@@ -397,9 +413,15 @@ class StackModule(nn.Module):
         each are put into `states`, where they are wanted."""
         if self.position is not None:
             ctx = ctx.having(bias=self.position(*ctx.apart()).to(x.dtype))
+        if self.part.streams > 1:
+            x = x.repeat(1, 1, self.part.streams)
         x = ctx.tap(self.address, "input", x)
         states = [] if states is None else states
         states.append(x)
+        if self.rewinds(x, ctx):
+            layers: list[Any] = [self.layers[i] for i in self.part.steps]
+            states.append(rewound(layers, x, ctx))
+            return self.finish(states, ctx)
         for step, i in enumerate(self.part.steps):
             if self.timing is not None:
                 x = x + self.timing[step]
@@ -409,6 +431,17 @@ class StackModule(nn.Module):
             x = ctx.tap(self.address, f"layers.{i}", x)
             states.append(x)
         return self.finish(states, ctx)
+
+    def rewinds(self, x: Tensor, ctx: Context) -> bool:
+        """Whether the backward pass finds the states of layers again, so that none is kept: in training, where they can
+        be undone and nothing else depends on what happens in them."""
+        part = self.part
+        if part.streams == 1 or not self.training or not part.depth or part.layer_drop or part.timed:
+            return False
+        if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
+            return False
+        alone = not any(getattr(p, "routes", False) or getattr(p, "from_the_first", False) for _, p in walk(part))
+        return alone and can_rewind(x, ctx, self.layers)
 
     @property
     def last(self) -> StackModule:
@@ -436,5 +469,6 @@ class StackModule(nn.Module):
         if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
             last, end = len(self.part.steps) + 1, states[-1:]
             kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}
+            kinds["last"] = [state.chunk(self.part.streams, -1)[-1] for state in states[:last]]
             found["hidden_states"] = kinds[self.part.shows]
         return found

@@ -29,7 +29,7 @@ every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
 PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-         "anyformer.perceiver", "anyformer.mask",
+         "anyformer.perceiver", "anyformer.reversible", "anyformer.mask",
          "anyformer.model")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
@@ -204,6 +204,7 @@ def absolute(draw: Draw, place: Place) -> dict[str, Any]:
     """A position scheme of the embedding; sums and trees hold plain ones."""
     base = Part.kinds["AbsolutePosition"]
     names = [name for name in fitting(kinds(base), place) if not place.nested or not _mentions(name, base)]
+    names = [name for name in names if name not in NEVER_DRAWN]
     return fields(draw, choose(draw, names), dataclasses.replace(place, nested=place.nested + 1))
 
 
@@ -312,6 +313,7 @@ UNFIT = {("Convolutional", "groups"), ("Binary", "bits"), ("SpecAugment", "time_
          ("ProductKeyMemory", "query_width"), ("AdaptiveTokens", "cutoffs"), ("AdaptiveHead", "cutoffs"),
          ("ConvEmbedding", "widths"), ("KLEmbedding", "widths"), ("KLEmbedding", "groups"), ("LSHAttention", "chunk"),
          ("LSHAttention", "buckets"), ("LSHAttention", "causal"), ("LSHAttention", "own_bucket"),
+         ("ChunkAttention", "chunk"), ("ChunkAttention", "causal"),
          ("RecurrentAttention", "segment"), ("RecurrentAttention", "kept"), ("RecurrentAttention", "rate"),
          ("RoutingAttention", "decay"), ("RoutingAttention", "window"), ("RoutingAttention", "causal"),
          ("SinkhornAttention", "block")}  # fmt: skip
@@ -413,6 +415,11 @@ FIELDS: dict[str, Any] = {
     "LSHAttention.chunk": st.sampled_from((2, 4, 16)), "LSHAttention.buckets": st.sampled_from(([4], [2, 2])),
     "LSHAttention.causal": causal, "LSHAttention.own_bucket": causal, "LSHAttention.bias": st.booleans(),
     "LSHAttention.after": lambda draw, place: 0 if place.writes else draw(st.integers(0, 1)),
+    "LSHAttention.longest": KEPT, "LSHAttention.rotations": st.sampled_from(("saved", 3)),
+    "loose": KEPT, "multiple": KEPT,  # as published, in tests/families/test_reformer.py
+    "ChunkAttention.chunk": st.sampled_from((2, 4, 16)), "ChunkAttention.causal": causal,
+    "ChunkAttention.ring": lambda draw, place: not place.writes and draw(st.booleans()),
+    "Stack.shows": st.sampled_from(("inputs", "outputs", "stream")),
     "RoutingAttention.clusters": st.sampled_from((2, 4)), "RoutingAttention.window": st.sampled_from((2, 3, 16)),
     # every pass of training moves the centres, and lines compare several: tests/parts/test_routing.py
     "RoutingAttention.decay": st.just(1.0), "RoutingAttention.causal": causal,
@@ -458,6 +465,14 @@ def block(draw: Draw, place: Place, cross: bool = False) -> dict[str, Any]:
     return {"kind": "Block", **steps}
 
 
+def reversible(made: dict[str, Any]) -> dict[str, Any]:
+    """The same block on two streams, where its steps can be undone."""
+    steps = {name: without(step, "out_norm", "normed_skip") if isinstance(step, dict) else step
+             for name, step in made.items()}  # fmt: skip
+    made = steps | {"kind": "Reversible"}
+    return steps if refused(made) else made
+
+
 def stack(draw: Draw, place: Place) -> dict[str, Any]:
     cross = place.memory and (not place.careless or draw(st.booleans()))
     made = fields(draw, "Stack", place) | {"depth": draw(st.integers(1, 3))}
@@ -468,6 +483,11 @@ def stack(draw: Draw, place: Place) -> dict[str, Any]:
         made["layers"] = block(draw, place, cross)
     if draw(st.integers(0, 9)) == 9:
         made["order"] = [*range(made["depth"]), 0]
+    if (place.reshapes or place.writes) and draw(st.integers(0, 5)) == 5:  # others follow inner stacks
+        kinds = made["layers"] if made.get("pattern") else {"": made["layers"]}
+        twice = {name: reversible(each) for name, each in kinds.items()}
+        if all(each["kind"] == "Reversible" for each in twice.values()):
+            made["layers"] = twice if made.get("pattern") else twice[""]
     return made if place.careless or not refused(made) else without(made, "position", "order", "layer_drop", "neck")
 
 
@@ -584,9 +604,11 @@ SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
 AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
 BOTH = "models, each of which is drawn by itself, and their cosine: the catalogue's suite has them, or their families'"
+SIDES = "widths that add up to that of the one place where it stands: tests/parts/test_position.py"
 FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
+    "AxialLearned": SIDES,
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
     **dict.fromkeys((
         "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",

@@ -22,6 +22,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.numbering import RealTokens, WithoutToken
 from anyformer.parts.position import (
     Alibi,
+    AxialLearned,
     Binary,
     BucketedBias,
     Computed,
@@ -584,3 +585,38 @@ def test_a_constant_is_computed_when_it_leaves_meta() -> None:
     holder.to_empty(device="cpu")
     assert holder[0]().tolist() == [0, 1, 2]
     assert holder.to(torch.bfloat16)[0]().dtype == torch.float32
+
+
+def test_axial_positions_are_a_grid() -> None:
+    """Row and column of a place, side by side; with three sides too."""
+    for shape, widths in (((3, 5), (4, 8)), ((2, 3, 4), (4, 2, 6))):
+        module = made(AxialLearned(shape=shape, widths=widths), sum(widths))
+        sides = [parameter.view(*[n if i == axis else 1 for i, n in enumerate(shape)], -1).expand(*shape, -1)
+                 for axis, parameter in enumerate(module.parameters())]  # fmt: skip
+        places = torch.arange(module.length)[None]
+        close(module(places), torch.cat(sides, -1).flatten(0, -2)[None], 0)
+        with pytest.raises(ValueError, match=f"position {module.length} is beyond the model's {module.length}"):
+            module(places + 1)
+
+
+def test_axial_dropout_takes_whole_columns() -> None:
+    module = made(AxialLearned(shape=(6, 50), widths=(4, 4), dropout=0.4), 8)
+    places = torch.arange(300)[None].expand(3, -1)
+    kept, out = module(places).unflatten(1, (6, 50)), module.train()(places).unflatten(1, (6, 50))
+    gone = (out == 0).all(-1)  # (B, rows, columns)
+    assert torch.equal(gone, gone[:, :1].expand_as(gone)) and 0.2 < float(gone.float().mean()) < 0.6
+    close(out[~gone], kept[~gone] / 0.6)
+
+
+@pytest.mark.parametrize("fields, line", [
+    ({"shape": (3,), "widths": (4, 4)}, "widths is"), ({"shape": (3, 0), "widths": (4, 4)}, "widths is"),
+    ({"shape": (2, 3), "widths": (4, 4), "length": 7}, "length is 7, and a grid of .* has 6"),
+])  # fmt: skip
+def test_axial_positions_that_are_none(fields: dict, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^AxialLearned.{line}"):
+        AxialLearned(**fields)
+
+
+def test_axial_positions_of_another_width() -> None:
+    with pytest.raises(ValueError, match=r"here: the widths \(4, 4\) add up to 8, not 12"):
+        made(AxialLearned(shape=(2, 3), widths=(4, 4)), 12)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
+from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site
@@ -29,10 +29,12 @@ from anyformer.parts.bias import (
     RelativeVectors,
 )
 from anyformer.parts.constant import Computed
+from anyformer.parts.init import Normal
 
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",
-    "Learned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth", "Summed",
+    "Learned", "AxialLearned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth",
+    "Summed",
     "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
 ]  # fmt: skip
 
@@ -57,10 +59,12 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
     length: int
     offset: int = 0
     padding: bool = False  # the row before position 0, for padding, starts at zero and never learns (RoBERTa)
+    dropout: float = 0.0  # on the vectors, before they are added
 
     def check(self) -> None:
         at_least(self, 1, "length")
         at_least(self, 1 if self.padding else 0, "offset")
+        chance(self, "dropout")
 
     def build(self, site: Site) -> nn.Module:
         return LearnedModule(self, site.width)
@@ -69,17 +73,64 @@ class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE
 class LearnedModule(nn.Embedding):
     def __init__(self, part: Learned, width: int) -> None:
         super().__init__(part.length + part.offset, width, padding_idx=part.offset - 1 if part.padding else None)
-        self.length, self.offset = part.length, part.offset
+        self.length, self.offset, self.dropout = part.length, part.offset, part.dropout
 
     def forward(self, positions: Tensor) -> Tensor:
         check_positions(positions, self.length)
-        return super().forward(positions + self.offset if self.offset else positions)
+        x = super().forward(positions + self.offset if self.offset else positions)
+        return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
 
 def check_positions(positions: Tensor, length: int) -> None:
     """One clear line instead of an index error deep inside; nothing to check while compiling."""
     if not recording() and (last := int(positions.max())) >= length:
         raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
+
+
+class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",)):
+    """A long row as a grid of `shape`, the last side running fastest: a position is its place along each side, and its
+    vector what tables of these `widths` have there, side by side [Kitaev et al. 2020]. Few vectors for many places."""
+
+    shape: tuple[int, ...]
+    widths: tuple[int, ...]
+    length: int | None = None  # how many positions are used; all unless said
+    std: float = 1.0  # that the tables start with
+    dropout: float = 0.0  # of whole slices: all places with the same number along the second side
+
+    def check(self) -> None:
+        chance(self, "dropout")
+        at_least(self, 0, "std")
+        if not self.shape or len(self.shape) != len(self.widths) or min(*self.shape, *self.widths) < 1:
+            raise ValueError(f"AxialLearned.widths is {self.widths}: one for each side of a grid of {self.shape}")
+        if self.length is not None and not 1 <= self.length <= math.prod(self.shape):
+            most = math.prod(self.shape)
+            raise ValueError(f"AxialLearned.length is {self.length}, and a grid of {self.shape} has {most}")
+
+    def build(self, site: Site) -> nn.Module:
+        if sum(self.widths) != site.width:
+            raise ValueError(f"{site.address}: the widths {self.widths} add up to {sum(self.widths)}, not {site.width}")
+        return AxialLearnedModule(self)
+
+
+class AxialLearnedModule(nn.Module):
+    def __init__(self, part: AxialLearned) -> None:
+        super().__init__()
+        self.part, self.length = part, part.length or math.prod(part.shape)
+        for i, size in enumerate(zip(part.shape, part.widths, strict=True)):
+            self.register_parameter(f"side{i}", nn.Parameter(torch.empty(size)))
+        self.starts = {name: Normal(std=part.std) for name, _ in self.named_parameters()}
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, self.length)
+        numbers: list[Tensor] = []
+        for side in reversed(self.part.shape):
+            numbers.insert(0, positions % side)
+            positions = positions // side
+        x = torch.cat([side[number] for side, number in zip(self.parameters(), numbers, strict=True)], -1)
+        if self.training and self.part.dropout:
+            slices = x.new_ones(*x.shape[:1], self.part.shape[min(1, len(numbers) - 1)])
+            x = x * F.dropout(slices, self.part.dropout).gather(1, numbers[min(1, len(numbers) - 1)])[..., None]
+        return x
 
 
 class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):

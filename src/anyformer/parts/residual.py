@@ -12,13 +12,21 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 
 
 class Residual(Part):
-    """The module maps (x, branch) to the new x."""
+    """The module maps (x, branch) to the new x; where that can be undone, its `undo` maps (new x, branch) to x."""
+
+    @property
+    def undoes(self) -> bool:
+        return False
 
 
 class Add(Residual, sees="itself", called=("skip connection", "residual connection")):
     """x + branch"""
 
     float32: bool = False  # the stream stays in fp32 where weights and branches are half precision (Mamba)
+
+    @property
+    def undoes(self) -> bool:
+        return True
 
     def build(self, site: Site) -> nn.Module:
         return ScaledModule(1.0, 1.0, self.float32)
@@ -30,6 +38,10 @@ class Scaled(Residual, sees="itself", called=("DeepNorm (skip=alpha)", "half-ste
 
     skip: float = 1.0
     branch: float = 1.0
+
+    @property
+    def undoes(self) -> bool:
+        return self.skip != 0
 
     def build(self, site: Site) -> nn.Module:
         return ScaledModule(self.skip, self.branch)
@@ -46,6 +58,9 @@ class ScaledModule(nn.Module):
         if self.skip != 1.0:
             x = x * self.skip
         return torch.add(x, branch, alpha=self.scale)
+
+    def undo(self, y: Tensor, branch: Tensor) -> Tensor:
+        return torch.sub(y, branch, alpha=self.scale) / self.skip
 
 
 class Activated(Residual, sees="itself", called=("ResNet's sum",)):
@@ -69,6 +84,10 @@ class ActivatedModule(nn.Module):
 class ReZero(Residual, sees="itself"):
     """x + a * branch, the scalar a learned from 0 [Bachlechner et al. 2020]."""
 
+    @property
+    def undoes(self) -> bool:
+        return True
+
     def build(self, site: Site) -> nn.Module:
         return ReZeroModule()
 
@@ -83,10 +102,17 @@ class ReZeroModule(nn.Module):
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + self.weight * branch
 
+    def undo(self, y: Tensor, branch: Tensor) -> Tensor:
+        return y - self.weight * branch
+
 
 class Fixup(Residual, sees="itself"):
     """x + a * branch + b, scalars learned from 1 and 0, for stacks without norms [Zhang et al. 2019]; the
     initialisation (`init.fixup`) scales the branch's weights down."""
+
+    @property
+    def undoes(self) -> bool:
+        return True
 
     def build(self, site: Site) -> nn.Module:
         return FixupModule()
@@ -103,11 +129,18 @@ class FixupModule(nn.Module):
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + self.weight * branch + self.bias
 
+    def undo(self, y: Tensor, branch: Tensor) -> Tensor:
+        return y - self.weight * branch - self.bias
+
 
 class LayerScale(Residual, sees="itself", called=("CaiT",)):
     """x + a * branch, one learned a per channel, small at first [Touvron et al. 2021]."""
 
     start: float = 1e-5
+
+    @property
+    def undoes(self) -> bool:
+        return True
 
     def build(self, site: Site) -> nn.Module:
         return LayerScaleModule(site.width, self.start)
@@ -121,6 +154,9 @@ class LayerScaleModule(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + self.weight * branch
+
+    def undo(self, y: Tensor, branch: Tensor) -> Tensor:
+        return y - self.weight * branch
 
 
 ADD = Add()
