@@ -40,6 +40,8 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
     residual: Residual = ADD
     skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
+    of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
+    zero_pads: bool = False  # pads leave as zeros
     dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
@@ -47,6 +49,8 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
         chance(self, "dropout", "drop_path")
         if self.normed_skip and self.pre_norm is None:
             raise ValueError("Sublayer.normed_skip needs a pre_norm")
+        if self.normed_skip and self.of_block:
+            raise ValueError("Sublayer.normed_skip: with of_block the branch reads another stream than it joins")
         for path, part in walk(self.op, "Sublayer.op"):
             if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
                 raise ValueError(f"{path}: this {type(part).__name__} leaves another width or grid than it was given")
@@ -83,17 +87,21 @@ class SublayerModule(nn.Module):
             self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
+        self.of_block, self.zero_pads = part.of_block, part.zero_pads
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context, block: Tensor | None = None) -> Tensor:
+        """`block` is what came into the Block, where the branch reads that."""
         if self.passed_over(ctx):
             return x
         if self.normed_skip and self.pre_norm is not None:
             x = through(self.pre_norm, ctx, x)
-        x = through(self.residual, ctx, x if self.skip is None else self.skip(x, ctx), self.branch(x, ctx))
-        return x if self.out_norm is None else through(self.out_norm, ctx, x)
+        branch = self.branch(x if block is None else block, ctx)
+        x = through(self.residual, ctx, x if self.skip is None else self.skip(x, ctx), branch)
+        x = x if self.out_norm is None else through(self.out_norm, ctx, x)
+        return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
 
     def passed_over(self, ctx: Context) -> bool:
         """A decoder used alone passes over its cross-attention, as published ones do."""
@@ -159,6 +167,12 @@ class Steps(Part):
 class Block(Steps, sees="itself", called=("layer",)):
     """Steps in order."""
 
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        for name, step in steps.items():
+            if isinstance(step, Sublayer) and step.of_block and self.reshapes:
+                raise ValueError(f"Block.{name}.of_block: a step of this Block leaves another width or grid than came")
+
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
 
@@ -171,8 +185,9 @@ class Parallel(Steps, sees="itself"):
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
                 raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
-            if step.normed_skip or step.out_norm is not None:
-                raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip, no out_norm")
+            if step.normed_skip or step.zero_pads or step.out_norm is not None:
+                line = "steps side by side add to one input: no normed_skip, no zero_pads, no out_norm"
+                raise ValueError(f"Parallel.{name}: {line}")
             if step.reshapes:
                 raise ValueError(f"Parallel.{name}: steps side by side add to one input, and this one reshapes it")
 
@@ -190,8 +205,9 @@ class BlockModule(nn.Module):
             width = step.out_width(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        block = x
         for step in self.children():
-            x = step(x, ctx)
+            x = step(x, ctx, block) if getattr(step, "of_block", False) else step(x, ctx)
             ctx = after(step, ctx)
         return x
 
