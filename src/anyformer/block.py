@@ -292,6 +292,10 @@ class Stack(Part, sees="itself"):
             kind, part = next(iter(led.items()))
             raise ValueError(f"Stack.layers.{kind}: {first}; set {part.alone}")
         part = led_by_the_first(self.layers)
+        for kind, other in led.items():
+            if (held := getattr(led[self.pattern[0]], "held", None)) != getattr(other, "held", None):
+                line = f"what the first layer holds for all is {held}; set {other.alone}"
+                raise ValueError(f"Stack.layers.{kind}: {line}")
         for name in () if part is None else part.spoilt_by:
             if getattr(self, name):
                 line = f"layers here use what those before them hold, in their order; leave it out or set {part.alone}"

@@ -45,6 +45,18 @@ def of_distances(read: Callable[[Disentangled], Any]) -> Any:
     return found
 
 
+def undeclared(default: Any, path: str | Callable[[Model], Any]) -> Field:
+    """A field that the published config class does not declare and its model reads: left out where it says nothing."""
+
+    def found(spec: Model) -> Any:
+        value = path(spec) if callable(path) else at(spec, path)
+        if value == default:
+            raise Absent
+        return value
+
+    return Field(default, found)
+
+
 def kinds(position: Disentangled) -> list[str]:
     return [kind for kind, used in (("c2p", position.by_query), ("p2c", position.by_key)) if used]
 
@@ -67,7 +79,7 @@ FIELDS: dict[str, ConfigField] = {
     "intermediate_size": Field(3072, f"{FIRST}.feedforward.op.width"),
     "hidden_act": Field("gelu", activation_at(f"{FIRST}.feedforward.op.activation")),
     "attention_probs_dropout_prob": Field(0.1, f"{ATTENTION}.dropout"),
-    "embedding_size": Field(None, lambda spec: spec.embedding.tokens.width or spec.width),
+    "embedding_size": undeclared(None, "embedding.tokens.width"),
     "position_biased_input": Field(True, lambda spec: spec.embedding.position is not None),
     "relative_attention": Field(False, relative),
     "max_relative_positions": Field(-1, of_distances(lambda position: position.reach)),
@@ -79,7 +91,7 @@ FIELDS: dict[str, ConfigField] = {
     "legacy": Field(True, legacy),
     "padding_idx": Gone(0, "an old name of pad_token_id"),
 }
-V1: dict[str, ConfigField] = {**FIELDS, "talking_head": Field(False, f"{ATTENTION}.talking")}
+V1: dict[str, ConfigField] = {**FIELDS, "talking_head": undeclared(False, f"{ATTENTION}.talking")}
 
 
 def asked(c: Any) -> list[str]:

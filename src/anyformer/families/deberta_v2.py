@@ -7,7 +7,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import deberta, encoder
-from anyformer.families.deberta import ATTENTION, FIRST, OURS, POSITION, THEIRS, asked, of_distances
+from anyformer.families.deberta import FIRST, OURS, POSITION, THEIRS, asked, of_distances, undeclared
 from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, again
 from anyformer.model import Model
 from anyformer.part import at
@@ -19,17 +19,23 @@ from anyformer.weights.rules import Rule
 
 CONVOLUTION = f"{FIRST}.convolution"
 
+
+def normed(spec: Model) -> str:
+    return "layer_norm" if getattr(at(spec, POSITION), "norm", None) else "none"
+
+
+
 FIELDS: dict[str, ConfigField] = {
     **deberta.FIELDS,
     **again(deberta.FIELDS, vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,
             intermediate_size=6144),
     "attention_head_size": Field(None),  # hidden_size / num_attention_heads, or the heads do not fit
-    "position_buckets": Field(-1, of_distances(lambda position: position.buckets or -1)),
-    "share_att_key": Field(False, of_distances(lambda position: not position.own)),
-    "norm_rel_ebd": Field("none", lambda spec: "layer_norm" if getattr(at(spec, POSITION), "norm", None) else "none"),
+    "position_buckets": undeclared(-1, of_distances(lambda position: position.buckets or -1)),
+    "share_att_key": undeclared(False, of_distances(lambda position: not position.own)),
+    "norm_rel_ebd": undeclared("none", normed),
     "conv_kernel_size": Field(0, f"{CONVOLUTION}.op.kernel"),
-    "conv_groups": Field(1, f"{CONVOLUTION}.op.groups"),
-    "conv_act": Field("tanh", activation_at(f"{CONVOLUTION}.op.activation")),
+    "conv_groups": undeclared(1, f"{CONVOLUTION}.op.groups"),
+    "conv_act": undeclared("tanh", activation_at(f"{CONVOLUTION}.op.activation")),
 }  # fmt: skip
 
 

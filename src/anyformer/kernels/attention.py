@@ -84,8 +84,8 @@ def attend(
 
     Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
     place; only the eager kernel has them in hand, for the others they are computed once more, so that looking changes
-    no result. `values` maps the weights to what is added to the result, `talk` mixes scores (..., False) and then weights
-    (..., True) of the heads. A query that sees nothing gets zeros on every kernel.
+    no result. `values` maps the weights to what is added to the result; `talk` mixes scores (.., False), then weights
+    (.., True) of the heads. A query that sees nothing gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")

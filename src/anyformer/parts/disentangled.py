@@ -52,6 +52,11 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
         return self.shared
 
     @property
+    def held(self) -> tuple[object, ...]:
+        """What every layer must say alike of what the first holds."""
+        return self.each_way, self.width or f"{self.num_heads} heads"
+
+    @property
     def each_way(self) -> int:
         """R / 2, how many vectors there are for keys before a query, and for those after it."""
         return self.buckets or self.reach if self.reach else 0
@@ -91,10 +96,8 @@ class DisentangledModule(AttentionPositionModule):
                 ctx.shared["distances"] = ctx.shared[self.step] = found
         else:
             found = ctx.shared.get(self.step, ctx.shared.get("distances"))
-        size = 2 * self.part.each_way
-        if found is None or found.shape[0] != size:
-            held = "none" if found is None else found.shape[0]
-            raise ValueError(f"{self.address} reads {size} distances, which the first layer holds, and it has {held}")
+        if found is None:
+            raise ValueError(f"{self.address}: distances for all layers are held by the first, which has none")
         return F.dropout(found, self.part.dropout) if self.training and self.part.dropout else found
 
     def bucket(self, apart: Tensor) -> Tensor:
