@@ -23,6 +23,7 @@ from anyformer.parts.norm import LayerNorm
 from small import Weights, close, compiled_equals_eager, context, made
 
 D, H, K, T = 24, 4, 6, 9
+INIT = {"*": Normal(std=0.5)}
 TEXT = TextEmbedding(tokens=Tokens(vocab_size=40))
 IDS = torch.randint(0, 40, (2, T), generator=torch.Generator().manual_seed(0))
 
@@ -89,7 +90,7 @@ def stack(position: Disentangled, depth: int = 3, mask: Any = FULL, **more: Any)
 def test_the_first_layer_holds_the_distances_of_all() -> None:
     def model(shared: bool) -> Any:
         position = Disentangled(num_heads=H, reach=5, norm=LayerNorm(), shared=shared)
-        return af.build(EncoderModel(width=D, embedding=TEXT, encoder=stack(position), init={"*": Normal(std=0.5)}))
+        return af.build(EncoderModel(width=D, embedding=TEXT, encoder=stack(position), init=INIT))
 
     one, each = model(True).eval(), model(False).eval()
     tables = [name for name, _ in one.named_parameters() if "table" in name or "position.norm" in name]
@@ -105,17 +106,15 @@ def test_the_first_layer_holds_the_distances_of_all() -> None:
 
 @pytest.mark.parametrize(("change", "reason"), [
     ({"layer_drop": 0.1}, "layer_drop: .*shared=False"), ({"order": (1, 0)}, "order: .*shared=False"),
-    ({"position": Disentangled(num_heads=H)}, "cannot share Disentangled"),
 ], ids=str)  # fmt: skip
 def test_what_leaves_out_the_first_layer_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         stack(Disentangled(num_heads=H), depth=2, **change)
-    if "position" not in change:
-        stack(Disentangled(num_heads=H, shared=False), depth=2, **change)
+    stack(Disentangled(num_heads=H, shared=False), depth=2, **change)
 
 
 def test_layers_that_disagree_are_refused() -> None:
-    spec = EncoderModel(width=D, embedding=TEXT, encoder=stack(Disentangled(num_heads=H, reach=5)))
+    spec = EncoderModel(width=D, embedding=TEXT, encoder=stack(Disentangled(num_heads=H, reach=5)), init=INIT)
     path = "encoder.layers.1.attention.op.position"
     with pytest.raises(ValueError, match=r"what the first layer holds for all is .*shared=False"):
         af.override(spec, {f"{path}.reach": 6})
@@ -136,7 +135,7 @@ def test_layers_that_disagree_are_refused() -> None:
 @torch.no_grad()
 def test_a_decoder_goes_on(more: dict[str, Any], capacity: int | None) -> None:
     position = Disentangled(num_heads=H, reach=6, **more)
-    spec = DecoderModel(width=D, embedding=TEXT, decoder=stack(position, mask=Causal()), init={"*": Normal(std=0.5)})
+    spec = DecoderModel(width=D, embedding=TEXT, decoder=stack(position, mask=Causal()), init=INIT)
     model = af.build(spec).eval()
     whole, state = model(input_ids=IDS).last_hidden_state, model.new_state(2, capacity)
     pieces = [model(input_ids=piece, past_key_values=state).last_hidden_state for piece in IDS.split((5, 3, 1), dim=1)]
@@ -145,7 +144,7 @@ def test_a_decoder_goes_on(more: dict[str, Any], capacity: int | None) -> None:
 
 def test_without_terms_vectors_are_kept_and_nothing_reads_them() -> None:
     position = Disentangled(num_heads=H, reach=5, by_query=False, by_key=False)
-    model = af.build(EncoderModel(width=D, embedding=TEXT, encoder=stack(position)))
+    model = af.build(EncoderModel(width=D, embedding=TEXT, encoder=stack(position), init=INIT))
     table = model.get_parameter("encoder.layers.0.attention.op.position.table.weight")
     assert table.shape == (10, D) and not table.requires_grad
     plain = af.build(af.override(model.spec, {"encoder.layers.attention.op.position": None}))

@@ -82,8 +82,8 @@ class Attention(
     qk_norm: Norm | None = None  # over each head's queries and keys
     softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
     dropout: float = 0.0  # on the attention weights
-    talking: bool = False  # heads mix their scores before softmax and their weights after [Shazeer et al. 2020]
-    mean_at_pads: bool = False  # of all values, pads too, is what a pad sees, as published (DeBERTa)
+    talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
+    mean_at_pads: bool = False  # what a pad sees is the mean of all values, as published (DeBERTa)
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
     memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
