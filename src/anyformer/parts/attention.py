@@ -162,7 +162,7 @@ class AttentionModule(InHeads):
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
-            **MIXER, **({"position": None} if part.position else {}),
+            **MIXER, **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
         }  # fmt: skip
 

@@ -85,13 +85,15 @@ class DisentangledModule(AttentionPositionModule):
         own = part.own and part.each_way > 0
         self.q = nn.Linear(W, H * K, bias="q" in part.bias) if own and part.by_key else None
         self.k = nn.Linear(W, H * K, bias="k" in part.bias) if own and part.by_query else None
-        if not part.reads:  # files hold them, and nothing looks at them
+        self.silent = not part.reads
+        if self.silent:  # files hold the vectors, and nothing looks at them
             self.requires_grad_(False)
 
     def vectors(self, ctx: Context) -> Tensor:
         """(R, W) of the distances, from the farthest key after a query to the farthest before it."""
         if self.table is not None:
-            found = self.table.weight if self.norm is None else self.norm(self.table.weight)
+            found = self.table(torch.arange(2 * self.part.each_way, device=self.table.weight.device))
+            found = found if self.norm is None else self.norm(found)
             if self.part.shared:
                 ctx.shared["distances"] = ctx.shared[self.step] = found
         else:
