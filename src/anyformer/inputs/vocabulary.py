@@ -245,8 +245,6 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
             single=[start, "$A", end], pair=[start, "$A", end, end, "$B", end],
             special_tokens=[(token, vocabulary[token]) for token in (start, end)],
         )  # fmt: skip
-        # as a word has, it has the space before it
-        core.add_special_tokens([tokenizers.AddedToken(special["mask_token"], lstrip=True, normalized=False)])
     return Words(core, config, special)
 
 
