@@ -118,6 +118,9 @@ def test_layers_that_disagree_are_refused() -> None:
     path = "encoder.layers.1.attention.op.position"
     with pytest.raises(ValueError, match=r"what the first layer holds for all is .*shared=False"):
         af.override(spec, {f"{path}.reach": 6})
+    with pytest.raises(ValueError, match=r"what the first layer holds for all is .*shared=False"):
+        af.override(spec, {"encoder.layers.0.attention.op.position": Disentangled(
+            num_heads=H, reach=5, by_query=False, by_key=False)})  # fmt: skip
     af.build(af.override(spec, {f"{path}.reach": 6, f"{path}.shared": False}))
     with pytest.raises(ValueError, match="holds what all share, and has none"):
         af.override(spec, {"encoder.layers.0.attention.op.position": None})

@@ -54,7 +54,7 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
     @property
     def held(self) -> tuple[object, ...]:
         """What every layer must say alike of what the first holds."""
-        return self.each_way, self.width or f"{self.num_heads} heads"
+        return self.each_way, self.width or f"{self.num_heads} heads", self.reads
 
     @property
     def each_way(self) -> int:
