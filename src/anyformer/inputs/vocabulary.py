@@ -240,10 +240,10 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
     if kind == "DebertaTokenizer":
-        start, end = special["cls_token"], special["sep_token"]
+        first, last = special["cls_token"], special["sep_token"]
         core.post_processor = processors.TemplateProcessing(
-            single=[start, "$A", end], pair=[start, "$A", end, end, "$B", end],
-            special_tokens=[(token, vocabulary[token]) for token in (start, end)],
+            single=[first, "$A", last], pair=[first, "$A", last, last, "$B", last],
+            special_tokens=[(token, vocabulary[token]) for token in (first, last)],
         )  # fmt: skip
     return Words(core, config, special)
 

@@ -148,9 +148,9 @@ class AttentionModule(InHeads):
         if getattr(self.position, "has_values", False) and self.value_width != K:
             kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
             raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
-        if (wide := getattr(self.position, "needs_width", None)) not in (None, site.width):
+        if (needed := getattr(self.position, "needs_width", None)) not in (None, site.width):
             kind, fix = type(part.position).__name__, f"and this attention reads {site.width}; set its width"
-            raise ValueError(f"{site.address}.position: {kind} has vectors of {wide} to project, {fix}")
+            raise ValueError(f"{site.address}.position: {kind} has vectors of {needed} to project, {fix}")
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:
