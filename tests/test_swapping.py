@@ -75,7 +75,7 @@ OPS: dict[str, dict[str, Any]] = {
     "SinkhornAttention": {"num_heads": 4, "length": 16, "block": 3},
     "RoutingAttention": {"num_heads": 4, "clusters": 2, "window": 4, "decay": 1.0},
     "RecurrentAttention": {"num_heads": 4, "segment": 2, "kept": 2, "compressed": 2, "rate": 2},
-    "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS},
+    "BranchedConvolution": {"left": TAPS, "right": TAPS, "out": TAPS}, "TokenConvolution": {},
 }  # fmt: skip
 NORMS: dict[str, dict[str, Any]] = {"LayerNorm": {}, "RMSNorm": {}, "ScaleNorm": {}, "UnitNorm": {},
                                     "BatchNorm": {}}  # fmt: skip
@@ -94,6 +94,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
 RELATIVE: dict[str, dict[str, Any]] = {
     "Rope": {}, "InputRope": {}, "BucketedBias": {"num_heads": 4}, "DistanceBias": {"num_heads": 4, "before": 3},
     "RelativeVectors": {"before": 3}, "Alibi": {"num_heads": 4}, "RelativeSinusoids": {"num_heads": 4},
+    "Disentangled": {"num_heads": 4, "reach": 6},
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},

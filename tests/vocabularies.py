@@ -35,8 +35,9 @@ def gpt2(folder: Path, **config: Any) -> Path:
     """vocab.json + merges.txt, byte-level."""
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    roberta = config.get("tokenizer_class") == "RobertaTokenizer"
-    special, last = (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]) if roberta else (["<|endoftext|>"], [])
+    marked = {"RobertaTokenizer": (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+              "DebertaTokenizer": (["[CLS]", "[PAD]", "[SEP]", "[UNK]"], ["[MASK]"])}  # fmt: skip
+    special, last = marked.get(str(config.get("tokenizer_class")), (["<|endoftext|>"], []))
     core.train_from_iterator(CORPUS, byte_trainer(400, special))
     state = json.loads(core.to_str())["model"]
     vocabulary = {**state["vocab"], **{token: len(state["vocab"]) + i for i, token in enumerate(last)}}

@@ -41,6 +41,8 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
     residual: Residual = ADD
     skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
     normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
+    of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
+    zero_pads: bool = False  # pads leave as zeros
     dropout: float = 0.0  # on the branch, before its norm
     drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
 
@@ -48,6 +50,8 @@ class Sublayer(Part, sees="itself", called=("residual step",)):
         chance(self, "dropout", "drop_path")
         if self.normed_skip and self.pre_norm is None:
             raise ValueError("Sublayer.normed_skip needs a pre_norm")
+        if self.normed_skip and self.of_block:
+            raise ValueError("Sublayer.normed_skip: with of_block the branch reads another stream than it joins")
         for path, part in walk(self.op, "Sublayer.op"):
             if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
                 raise ValueError(f"{path}: this {type(part).__name__} leaves another width or grid than it was given")
@@ -84,20 +88,22 @@ class SublayerModule(nn.Module):
             self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
         self.address = site.address
         self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
+        self.of_block, self.zero_pads = part.of_block, part.zero_pads
         self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
         self.dropout = part.dropout
         self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
 
     def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
         """The branch of x joins x, or another stream that is given."""
+        onto = x if onto is None else onto
         if self.passed_over(ctx):
-            return x
+            return onto
         if self.normed_skip and self.pre_norm is not None:
-            x = through(self.pre_norm, ctx, x)
-        if onto is None:
-            onto = x if self.skip is None else self.skip(x, ctx)
-        x = through(self.residual, ctx, onto, self.branch(x, ctx))
-        return x if self.out_norm is None else through(self.out_norm, ctx, x)
+            x = onto = through(self.pre_norm, ctx, x)
+        branch = self.branch(x, ctx)
+        x = through(self.residual, ctx, onto if self.skip is None else self.skip(onto, ctx), branch)
+        x = x if self.out_norm is None else through(self.out_norm, ctx, x)
+        return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
 
     def passed_over(self, ctx: Context) -> bool:
         """A decoder used alone passes over its cross-attention, as published ones do."""
@@ -165,6 +171,12 @@ class Block(Steps, sees="itself", called=("layer",)):
 
     streams: ClassVar[int] = 1  # side by side in what it reads and leaves
 
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        for name, step in steps.items():
+            if isinstance(step, Sublayer) and step.of_block and self.reshapes:
+                raise ValueError(f"Block.{name}.of_block: a step of this Block leaves another width or grid than came")
+
     def build(self, site: Site) -> nn.Module:
         return BlockModule(self, site)
 
@@ -177,8 +189,9 @@ class Parallel(Steps, sees="itself"):
         for name, step in steps.items():
             if not isinstance(step, Sublayer):
                 raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
-            if step.normed_skip or step.out_norm is not None:
-                raise ValueError(f"Parallel.{name}: steps side by side add to one input: no normed_skip, no out_norm")
+            if step.normed_skip or step.zero_pads or step.out_norm is not None:
+                line = "steps side by side add to one input: no normed_skip, no zero_pads, no out_norm"
+                raise ValueError(f"Parallel.{name}: {line}")
             if step.reshapes:
                 raise ValueError(f"Parallel.{name}: steps side by side add to one input, and this one reshapes it")
 
@@ -196,8 +209,9 @@ class BlockModule(nn.Module):
             width = step.out_width(width)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        block = x
         for step in self.children():
-            x = step(x, ctx)
+            x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
             ctx = after(step, ctx)
         return x
 
@@ -287,6 +301,10 @@ class Stack(Part, sees="itself"):
             kind, part = next(iter(led.items()))
             raise ValueError(f"Stack.layers.{kind}: {first}; set {part.alone}")
         part = led_by_the_first(self.layers)
+        for kind, other in led.items():
+            if (held := getattr(led[self.pattern[0]], "held", None)) != getattr(other, "held", None):
+                line = f"what the first layer holds for all is {held}; set {other.alone}"
+                raise ValueError(f"Stack.layers.{kind}: {line}")
         for name in () if part is None else part.spoilt_by:
             if getattr(self, name):
                 line = f"layers here use what those before them hold, in their order; leave it out or set {part.alone}"

@@ -30,8 +30,8 @@ class Reversible(Block, sees="itself", called=("RevNet", "reversible residual"))
             if not isinstance(step, Sublayer):
                 kind = type(step).__name__
                 raise ValueError(f"Reversible.{name}: steps between two streams are Sublayers, got a {kind}")
-            if step.normed_skip or step.out_norm is not None or step.reshapes:
-                line = "no normed_skip, no out_norm and no op that changes width or grid; pre_norm stands in the branch"
+            if step.normed_skip or step.of_block or step.zero_pads or step.out_norm is not None or step.reshapes:
+                line = "no normed_skip, of_block, zero_pads or out_norm, and no op that changes width or grid"
                 raise ValueError(f"Reversible.{name}: what it adds to must be found again, so it has {line}")
             if not step.residual.undoes:
                 raise ValueError(f"Reversible.{name}.residual: {step.residual} cannot be undone; Add() can")

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 ROBERTA = {"tokenizer_class": "RobertaTokenizer"}
 MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "single_word": False,
         "normalized": False, "special": True}  # fmt: skip
+DEBERTA = {"tokenizer_class": "DebertaTokenizer"}
 
 
 def bare(folder: Path, **config: Any) -> Path:
@@ -79,6 +80,7 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "vocab.json of GPT-2": (lambda folder: bare(gpt2(folder), model_type="gpt2"), ""),
     "vocab.json with <s>": (lambda folder: bare(gpt2(folder, **ROBERTA), vocab_size=400), "RobertaTokenizer"),
     "vocab.json of RoBERTa": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta"), ""),
+    "vocab.json of DeBERTa": (lambda folder: bare(gpt2(folder, **DEBERTA), model_type="deberta"), ""),
     "no words of the Perceiver": (perceiver, ""),
     "bytes with another mask": (lambda folder: perceiver(folder, mask_token="<hidden>"), ""),
     "vocab.json of Longformer": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="longformer"), ""),
@@ -136,13 +138,14 @@ def test_null_is_the_usual_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("albert", "the tokenizer of albert"), ("ctrl", "the tokenizer of ctrl"),
+    [("albert", "the tokenizer of albert"), ("deberta-v2", "the tokenizer of deberta-v2"),
+     ("ctrl", "the tokenizer of ctrl"),
      ("openai-gpt", "the tokenizer of openai-gpt"), ("", "a class without a name")],
 )  # fmt: skip
 def test_words_that_another_class_would_read_otherwise_are_refused(tmp_path: Path, kind: str, reason: str) -> None:
-    if kind in ("albert", ""):
+    if kind in ("albert", "deberta-v2", ""):
         pytest.importorskip("sentencepiece")
-        pieces(tmp_path, "spiece.model", "unigram", vocab_size=150)
+        pieces(tmp_path, "spm.model" if kind == "deberta-v2" else "spiece.model", "unigram", vocab_size=150)
     else:
         bare(gpt2(tmp_path))
     if kind:

@@ -19,7 +19,7 @@ from anyformer.inputs.languages import LANGUAGES, NLLB, between
 from anyformer.part import nearest
 from anyformer.weights.io import JSON_BYTES, read_json
 
-PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -58,6 +58,7 @@ KINDS = {
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
     "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer",
     **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
 
@@ -66,6 +67,7 @@ _ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_
             "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
 _FAIRSEQ = {**_ROBERTA}  # the same words in a SentencePiece model
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_DEBERTA = {"bos_token": "[CLS]", "eos_token": "[SEP]", **_BERT}
 _FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
            "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -85,7 +87,7 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
     "NllbTokenizer": _FAIRSEQ, "XLMRobertaTokenizer": _FAIRSEQ, "CamembertTokenizer": _FAIRSEQ,
-    "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES,
+    "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES, "DebertaTokenizer": _DEBERTA,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
@@ -212,7 +214,7 @@ _QWEN_WORDS = (
 
 
 def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
-    """Byte-level BPE: GPT-2, RoBERTa, Qwen2."""
+    """Byte-level BPE: GPT-2, RoBERTa, DeBERTa, Qwen2."""
     for name in ("vocab.json", "merges.txt"):
         if (folder / name).stat().st_size > JSON_BYTES:
             raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
@@ -237,6 +239,12 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     if DEFAULTS.get(kind) is _ROBERTA:
         end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
         core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
+    if kind == "DebertaTokenizer":
+        first, last = special["cls_token"], special["sep_token"]
+        core.post_processor = processors.TemplateProcessing(
+            single=[first, "$A", last], pair=[first, "$A", last, last, "$B", last],
+            special_tokens=[(token, vocabulary[token]) for token in (first, last)],
+        )  # fmt: skip
     return Words(core, config, special)
 
 
@@ -478,7 +486,7 @@ def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[st
 
 SUPPORTED: dict[Make, set[str]] = {
     letters: {"Wav2Vec2CTCTokenizer"},
-    byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer", "WhisperTokenizer"}
+    byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer", "WhisperTokenizer", "DebertaTokenizer"}
     | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
     word_pieces: {""} | {k for k, v in DEFAULTS.items() if v in (_BERT, _FUNNEL)},
     m2m: {"M2M100Tokenizer"},

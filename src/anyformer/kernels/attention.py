@@ -78,14 +78,14 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible, *,
     bias: Tensor | None = None, scale: float, dropout: float = 0.0, softcap: float | None = None,
     kernel: str = "auto", weights: Callable[[Tensor], Tensor] | None = None,
-    values: Callable[[Tensor], Tensor] | None = None,
+    values: Callable[[Tensor], Tensor] | None = None, talk: Callable[[Tensor, bool], Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
     Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
     place; only the eager kernel has them in hand, for the others they are computed once more, so that looking changes
-    no result. `values` maps the weights to what is added to the result. A query that sees nothing gets zeros on every
-    kernel.
+    no result. `values` maps the weights to what is added to the result; `talk` mixes scores (.., False), then weights
+    (.., True) of the heads. A query that sees nothing gets zeros on every kernel.
     """
     if kernel not in KERNELS:
         raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")
@@ -93,10 +93,12 @@ def attend(
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":
         kernel = "sdpa"
-    if values is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has neither
+    if values is not None or talk is not None or (softcap is not None and kernel == "sdpa"):  # SDPA has none of them
         kernel = "eager"
     if kernel == "eager":
-        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype)
+        seen = _weights(q, k, visible, bias, scale, softcap, v.dtype, talk)
+        if talk is not None:
+            seen, dropout = talk(F.dropout(seen, dropout) if dropout else seen, True), 0.0
         return _mixed(seen if weights is None else weights(seen), v, dropout, values)
     if kernel == "flex":
         out = _flex(q, k, v, visible, bias, scale, dropout, softcap)
@@ -112,8 +114,9 @@ def attend(
 
 
 def _weights(
-    q: Tensor, k: Tensor, visible: Visible, bias: Tensor | None, scale: float, softcap: float | None, dtype: torch.dtype
-) -> Tensor:
+    q: Tensor, k: Tensor, visible: Visible, bias: Tensor | None, scale: float, softcap: float | None,
+    dtype: torch.dtype, talk: Callable[[Tensor, bool], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """(B, H, T, S), 0 where a key is not visible."""
     # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
     scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * scale
@@ -121,6 +124,8 @@ def _weights(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
+    if talk is not None:
+        scores = talk(scores.to(dtype), False).to(scores.dtype)
     if visible.everything:
         return scores.softmax(-1).to(dtype)
     # the finite minimum instead of -inf, then an exact zero: a row that sees nothing has a finite gradient too

@@ -50,6 +50,18 @@ class LearnedScaleModule(nn.Module):
         return q * self.weight.clamp(max=self.most).exp()
 
 
+class Talk(nn.Module):
+    """How heads mix: two matrices (H, H), of scores and of weights."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.scores, self.weights = nn.Linear(heads, heads, bias=False), nn.Linear(heads, heads, bias=False)
+
+    def forward(self, found: Tensor, after: bool) -> Tensor:
+        """(B, H, T, S), before softmax or after it."""
+        return (self.weights if after else self.scores)(found.movedim(1, -1)).movedim(-1, 1)
+
+
 class Attention(
     Op, sees="past",
     called=("self-attention", "multi-head", "MHA", "SDPA", "GQA (num_kv_heads=...)", "grouped-query (num_kv_heads=...)",
@@ -70,6 +82,8 @@ class Attention(
     qk_norm: Norm | None = None  # over each head's queries and keys
     softcap: float | None = None  # scores bounded by a tanh (Gemma 2)
     dropout: float = 0.0  # on the attention weights
+    talking: bool = False  # heads mix scores before softmax and weights after it [Shazeer et al. 2020]
+    mean_at_pads: bool = False  # what a pad sees is the mean of all values, as published (DeBERTa)
     memory: bool = False  # keys and values come from the memory: cross-attention
     memory_width: int | None = None
     memory_by_layer: bool = False  # the memory has a form for each layer, side by side (`LayerMix.count`)
@@ -88,6 +102,8 @@ class Attention(
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):
             raise ValueError("Attention.memory is another text, seen whole and without places: no mask, no position")
+        if self.mean_at_pads and not isinstance(self.mask, Full):
+            raise ValueError("Attention.mean_at_pads is of all that is in the row: only a Full mask sees that")
         if self.memory_width is not None and not self.memory:
             raise ValueError("Attention.memory_width is that of a memory; set memory=True too")
         if self.memory_by_layer and self.memory_width is None:
@@ -132,17 +148,21 @@ class AttentionModule(InHeads):
         if getattr(self.position, "has_values", False) and self.value_width != K:
             kind, wide = type(part.position).__name__, f"not {self.value_width}; leave value_width out"
             raise ValueError(f"{site.address}.position: {kind} adds to values of {K} channels a head, {wide}")
+        if (needed := getattr(self.position, "needs_width", None)) not in (None, site.width):
+            kind, fix = type(part.position).__name__, f"and this attention reads {site.width}; set its width"
+            raise ValueError(f"{site.address}.position: {kind} has vectors of {needed} to project, {fix}")
         self.scale = part.scale if part.scale is not None else K**-0.5
         self.learned_scale: nn.Module | None = None
         if part.learned_scale is not None:
             self.scale, self.learned_scale = 1.0, part.learned_scale.build(site.child("learned_scale", width=H))
         if part.scale_by_layer:
             self.scale /= site.layer + 1
+        self.talk = Talk(H) if part.talking else None
         self.num_kv_heads = G
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
-            **MIXER, **({"position": None} if part.position else {}),
+            **MIXER, **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
         }  # fmt: skip
 
@@ -180,7 +200,7 @@ class AttentionModule(InHeads):
         if bias is not None and places is not None and ctx.state is not None and self.window is not None:
             bias = bias.take_along_dim(places.clamp(min=0).view(-1, 1, 1, places.shape[-1]), 3)  # of all, few are held
         if self.position is not None and places is not None:
-            q, own = self.position.bias(q, places, self.scale, ctx)
+            q, own = self.position.between(q, k, places, self.scale, ctx, (self.q, self.k))
             if own is not None:
                 own = ctx.tap(self.address, "position", own)
                 bias = own if bias is None else bias + own
@@ -190,7 +210,13 @@ class AttentionModule(InHeads):
         out = attend(
             q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0, weights=ctx.weights(self.address), values=values,
+            talk=self.talk,
         )  # fmt: skip
+        if self.part.mean_at_pads and ctx.tokens is not None and not self.part.memory:
+            mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
+            if self.talk is not None:
+                mean = mean * self.talk(torch.ones_like(mean[..., :1]), True)
+            out = torch.where(ctx.tokens[:, None, :, None], out, mean)
         return self.output(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), ctx)
 
     def output(self, mixed: Tensor, ctx: Context) -> Tensor:

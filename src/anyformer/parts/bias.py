@@ -8,6 +8,7 @@ B batch, T tokens, S keys seen, H heads, K head width, R distances told apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ class AttentionPosition(Part):
         return False
 
 
+Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # of a mixer: to queries and to keys
+
+
 class AttentionPositionModule(nn.Module):
     has_values = False  # whether `values` has something to say; then only the eager kernel serves
 
@@ -44,6 +48,13 @@ class AttentionPositionModule(nn.Module):
         """(the queries for the content term, what is added to the scaled scores: (1 or B, H, T, S)) for keys at row
         places `places` (S,) or (B, S)."""
         return q, None
+
+    def between(
+        self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The same for a scheme that also looks at the keys (B,G,S,K), or lets the mixer's own projections make queries
+        and keys of what it holds."""
+        return self.bias(q, places, scale, ctx)
 
     def values(self, weights: Tensor, places: Tensor, ctx: Context) -> Tensor:
         """What positions add to the mixed values, from the attention weights (B,H,T,S): (B,H,T,K)."""

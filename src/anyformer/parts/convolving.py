@@ -123,6 +123,63 @@ class LightweightConvolutionModule(InHeads):
         return rows.unpack(self.o(ctx.tap(self.address, "mixed", mixed)))
 
 
+# -- one over all channels ---------------------------------------------------------------------------------------------
+
+
+class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolution")):
+    """Each token and its neighbours, by one convolution and an activation (DeBERTa v2). Pads are zeros."""
+
+    kernel: int = 3
+    groups: int = 1  # channels see those of their group alone
+    activation: Activation = "tanh"
+    dropout: float = 0.0  # before the activation
+
+    def check(self) -> None:
+        at_least(self, 1, "kernel", "groups")
+        chance(self, "dropout")
+
+    def reaches(self) -> Sees | None:
+        return "itself" if self.kernel == 1 else "all"
+
+    @property
+    def instead(self) -> str:
+        return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
+        return TokenConvolutionModule(self, site)
+
+
+class TokenConvolutionModule(nn.Module):
+    tapped: ClassVar[Declared] = {"taps": None}
+
+    def __init__(self, part: TokenConvolution, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        self.taps = nn.Conv1d(site.width, site.width, part.kernel, groups=part.groups)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = x if ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
+        padding = (self.part.kernel - 1) // 2, self.part.kernel // 2
+        if ctx.documents is None:
+            y = self.taps(F.pad(x, (0, 0, *padding)).transpose(1, 2)).transpose(1, 2)
+        else:
+            y = self.within(x, padding, ctx.documents)
+        y = ctx.tap(self.address, "taps", y)
+        return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
+
+    def within(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
+        """Of packed documents (B, T) each token sees its own."""
+        k, (T, C) = self.part.kernel, x.shape[1:]
+        around = F.pad(documents, padding, value=-1)
+        same = torch.stack([around[:, i : i + T] == documents for i in range(k)], dim=1)  # (B, k, T)
+        x = F.pad(x, (0, 0, *padding)).unfold(1, k, 1) * same.transpose(1, 2)[:, :, None].to(x.dtype)  # (B, T, C, k)
+        # as rows of k tokens each
+        return self.taps(x.reshape(-1, C, k)).view(-1, T, C)
+
+
 # -- the Evolved Transformer's ----------------------------------------------------------------------------------------
 
 

@@ -123,6 +123,8 @@ class TextEmbedding(Embedding, sees="itself"):
     numbering: Numbering = ByPlace()
     unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
     scale: float | None = None  # of the token vectors, or of the vectors given in their place
+    zero_pads: bool = False  # pads become zeros (DeBERTa)
+    idle_segments: bool = False  # token_type_ids may be given where segments have no vector, and change nothing
 
     def check(self) -> None:
         at_least(self, 0, "segments")
@@ -132,6 +134,8 @@ class TextEmbedding(Embedding, sees="itself"):
             raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
         if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
             raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
+        if self.idle_segments and (self.segments or self.token_segments):
+            raise ValueError(f"{kind}.idle_segments: segments have vectors here")
         for path, part in walk(self.position, "position"):
             if self.numbering.before and getattr(part, "offset", 1) < 1:
                 fix = "has the row before the first; set offset=1"
@@ -200,13 +204,15 @@ class TextEmbeddingModule(nn.Module):
                 x = F.dropout(x, self.part.dropout)
             elif step == "project" and self.project is not None:
                 x = self.project(x)
+        if self.part.zero_pads and ctx.tokens is not None:
+            x = x.masked_fill(~ctx.tokens[..., None], 0)
         return x, ctx
 
     def add_segments(self, x: Tensor, kinds: Tensor | None) -> Tensor:
         check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
         if self.segments is not None:
             return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
-        if kinds is None:
+        if kinds is None or self.part.idle_segments:
             return x
         if not self.part.token_segments:
             raise ValueError("this model has no segments: token_type_ids cannot be honoured")

@@ -308,15 +308,18 @@ class ClassifyHead(Head, called=("sequence classification",)):
     pool: Pool
     bias: bool = True
     problem: Problem | None = None
+    shares: bool = False  # rows of labels are then shares of each class, and one number a row is told as (B,) (DeBERTa)
 
     def build(self, site: Site) -> nn.Module:
-        return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site)
+        return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site, self.shares)
 
 
 class ClassifyModule(HeadModule):
-    def __init__(self, pool: Pool, num_labels: int, bias: bool, problem: Problem | None, site: Site) -> None:
+    def __init__(
+        self, pool: Pool, num_labels: int, bias: bool, problem: Problem | None, site: Site, shares: bool = False
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.num_labels, self.problem = num_labels, problem
+        self.num_labels, self.problem, self.shares = num_labels, problem, shares
         self.pool = pool.build(site.child("pool"))
         self.out = nn.Linear(pool.width or site.width, num_labels, bias=bias) if num_labels else nn.Identity()
 
@@ -324,7 +327,13 @@ class ClassifyModule(HeadModule):
         return {"logits": self.out(self.pool(x, ctx, inputs))}
 
     def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
-        return classification_loss(logits, labels, self.problem)
+        return classification_loss(logits, labels, self.problem, self.shares)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        found = super().forward(x, ctx, inputs)
+        if self.shares and found["loss"] is not None and self.problem is None and self.num_labels == 1:
+            found["logits"] = None if found["logits"] is None else found["logits"].flatten()
+        return found
 
 
 class MultipleChoiceHead(Head):

@@ -56,8 +56,14 @@ def binary_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -
     return Loss(torch.where(counted, each, 0).sum(), counted.sum())
 
 
-def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None) -> Loss:
-    """Of scores (B, C); what kind of problem it is, the labels tell where the description does not."""
+def classification_loss(logits: Tensor, labels: Tensor, problem: Problem | None, shares: bool = False) -> Loss:
+    """Of scores (B, C); what kind of problem it is, the labels tell where the description does not. With `shares` they
+    are then classes, none where below 0, or how much of each class (B, C) a row is."""
+    if problem is None and shares and logits.shape[-1] > 1:
+        if labels.dim() == 1 or labels.shape[-1] == 1:
+            return class_loss(logits, labels.long().masked_fill(labels < 0, -100))
+        check_shape("labels", labels, tuple(logits.shape))
+        return Loss(-(logits.log_softmax(-1) * labels).sum(), len(labels))
     if problem is None:
         single = labels.dtype in (torch.long, torch.int)
         problem = "single_label_classification" if single else "multi_label_classification"

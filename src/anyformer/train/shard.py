@@ -63,6 +63,8 @@ def _check_heads(address: str, module: AttentionModule, num: int) -> None:
     if module.position is not None and not isinstance(module.position, (*STATIC, RopeModule)):
         kind = type(module.position).__name__.removesuffix("Module")
         raise ValueError(f"{address}: heads with positions of the kind {kind} cannot be split: mesh.tensor=1")
+    if module.talk is not None:
+        raise ValueError(f"{address}: heads that mix what they found cannot be split: mesh.tensor=1")
     if module.learned_scale is not None:
         raise ValueError(f"{address}: heads with a learned scale cannot be split: mesh.tensor=1")
 
