@@ -22,6 +22,7 @@ import anyformer.funnel
 import anyformer.mask
 import anyformer.model
 import anyformer.parts
+import anyformer.streams
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
 from anyformer.part import Part, abstract, fits, fitting, hints, nearest, no_fit, slot_types, type_name
