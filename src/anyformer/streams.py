@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.block import Block, Stack, StackModule, Sublayer
+from anyformer.block import Stack, StackModule, Sublayer
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.mask import Order

@@ -46,7 +46,7 @@ def head(c: Any) -> heads.Head | None:
         c,
         encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
         classify=heads.Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
-        choose=summary_pool(c, c.hidden_size) if c.architecture == CHOOSE else heads.Pool(),
+        choose=summary_pool(c, c.hidden_size, (CHOOSE,)),
         dropout=dropout,
     )
 

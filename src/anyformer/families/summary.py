@@ -84,12 +84,13 @@ def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, 
     }
 
 
-def summary_pool(c: Any, width: int) -> Pool:
-    if c.summary_type not in POOLS:
+def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
+    read = c.architecture in classes  # what no class reads is not refused
+    if read and c.summary_type not in POOLS:
         raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), POOLS)}")
-    if c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
+    if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
         raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
     return Pool(
-        take=POOLS[c.summary_type], input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
+        take=POOLS.get(c.summary_type, "first"), input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
         activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""XLNet [Yang et al. 2019]: Transformer-XL's layers, which read a text in any order. What is asked for is a second stream
-that sees the tokens before it in that order and not itself."""
+"""XLNet [Yang et al. 2019]: Transformer-XL's layers, which read a text in any order. What is asked for is a second
+stream that sees the tokens before it in that order and not itself."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def head(c: Any) -> heads.Head | None:
         if c.num_labels != 2:
             raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
         return heads.SpanHead()
-    pool = summary_pool(c, c.d_model) if c.architecture in SUMMARISED else heads.Pool()
+    pool = summary_pool(c, c.d_model, SUMMARISED)
     return encoder_head(c, lm, pool, pool, dropout=0.0)
 
 
@@ -121,7 +121,7 @@ def rules(spec: Any) -> list[Rule]:
     inner, mine = "~layer.{i}.ff", "encoder.layers.{i}.feedforward"
     out = {heads.LMHead: "lm_loss", heads.SpanHead: "qa_outputs", heads.TagHead: "classifier"}
     return [
-        Reshape("~mask_emb", "embedding.ask", (1, 1, -1)),
+        Reshape("~mask_emb", "embedding.mask_embedding", (1, 1, -1)),
         *[Heads(f"{theirs}.{n}", f"{ours}.{n}.weight", shape) for n in "qkv"],
         Heads(f"{theirs}.r", f"{ours}.position.project.weight", shape),
         Reshape(f"{theirs}.o", f"{ours}.o.weight", (-1, *shape)),

@@ -392,6 +392,12 @@ class TransformerModule(nn.Module):
         """Whether decoding step by step is possible; where it is not, a text is read again for each token."""
         return bool(self.spec.left_to_right) and not self.forgotten
 
+    @property
+    def asked(self) -> bool:
+        """Whether a token that is not there yet can be asked for by its place: so it writes, though not from left to
+        right alone."""
+        return "target_mapping" in self.inputs and isinstance(self.spec.head, LMHead)
+
     def check_memory(self) -> None:
         if not self.spec.left_to_right:
             raise ValueError("this model does not write from left to right: it has no past to remember")

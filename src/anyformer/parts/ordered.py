@@ -64,7 +64,7 @@ class OrderedText(SegmentedText, sees="all"):
 class OrderedTextModule(SegmentedTextModule):
     def __init__(self, part: OrderedText, site: Site) -> None:
         super().__init__(part, site)
-        self.ask = nn.Parameter(torch.empty(site.width))  # what every token that is asked for starts as
+        self.mask_embedding = nn.Parameter(torch.empty(site.width))  # what every token that is asked for starts as
         self.depth = site.depth
 
     def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
@@ -87,7 +87,7 @@ class OrderedTextModule(SegmentedTextModule):
             return x, ctx
         if asked.dim() != 3 or (asked.shape[0], asked.shape[2]) != (B, T):
             raise ValueError(f"target_mapping is (batch {B}, tokens asked for, {T}), got {tuple(asked.shape)}")
-        g = self.ask.to(x.dtype).expand(B, asked.shape[1], -1)
+        g = self.mask_embedding.to(x.dtype).expand(B, asked.shape[1], -1)
         g = F.dropout(g, self.part.dropout) if self.training and self.part.dropout else g
         return x, ctx.having(Asked(g, asked_places(asked, M)))
 
@@ -110,7 +110,8 @@ def recalled(mems: Sequence[Tensor] | None, depth: int, sizes: tuple[int, int]) 
         raise ValueError(f"mems are {depth} tensors, one a layer, as a call before returned them")
     for i, each in enumerate(mems):
         if each.dim() != 3 or each.shape != (len(mems[0]), *sizes):
-            raise ValueError(f"mems.{i} is (tokens, {sizes[0]}, {sizes[1]}), all of one length; got {tuple(each.shape)}")
+            shape = f"(tokens, {sizes[0]}, {sizes[1]}), all of one length"
+            raise ValueError(f"mems.{i} is {shape}; got {tuple(each.shape)}")
     return tuple(each.transpose(0, 1) for each in mems)
 
 
@@ -118,6 +119,7 @@ def asked_places(asked: Tensor, first: int) -> Tensor:
     """(B, P, T) one place a row, or none -> (B, P) row places, -1 for none."""
     found = asked != 0
     count = found.sum(-1)
-    if not recording() and not bool((((asked == 0) | (asked == 1)).all() & (count <= 1).all() & (found.sum(1) <= 1).all())):
+    once = (count <= 1).all() & (found.sum(1) <= 1).all() & (asked == found).all()
+    if not recording() and not bool(once):
         raise ValueError("target_mapping is 1 at one place for each token that is asked for, and no token twice")
     return torch.where(count > 0, found.int().argmax(-1) + first, -1)

@@ -14,7 +14,7 @@ SPANS = {
     "N4": "published: answers may begin at a pad, and the last place speaks for the text, pad or not",
     "N7": "published: one answer a row, from the chances of all its tokens together",
 }
-HALVES = {"N3": "published: the second half of a batch is read backwards, whatever is in it"}
+HALVES = dict.fromkeys(("N1", "N3", "N7"), "published: the second half of a batch is read backwards, so one row is none")
 BACK = {"attn_type": "uni"}
 NONE = {"attention_mask": None}  # the published class adds masks of a batch to that of one row, in place, and fails
 
@@ -32,7 +32,7 @@ CASES = [
     xlnet("XLNetLMHeadModel", {**BACK, "mem_len": None, "use_mems_train": True}, "back", **NONE),
     xlnet("XLNetModel", {**BACK, "same_length": True}, "same-length", **NONE),
     xlnet("XLNetModel", {"bi_data": True}, "both-ways", HALVES, attention_mask=None),
-    xlnet(LABELLED[0], {"num_labels": 1, "summary_activation": None}, "regression"),
+    xlnet(LABELLED[0], {"num_labels": 1, "summary_activation": ""}, "regression"),
     xlnet(LABELLED[0], {"num_labels": 32, "summary_proj_to_labels": True, "summary_first_dropout": 0.2}, "square"),
     *[xlnet(CHOOSE, {"summary_type": kind}, kind, {} if kind == "first" else None)
       for kind in ("first", "mean", "cls_index")],
