@@ -106,7 +106,9 @@ def test_the_same_reach_for_all() -> None:
     ("make", "line"),
     [
         (lambda: spec(LSTM(width=16)), "layers.attention.op: LSTM cannot look at a longer sequence"),
-        (lambda: spec(Attention(num_heads=2, memory=True)), "cannot look at a longer sequence"),
+        (lambda: af.override(spec(attention()), {"encoder.layers": Block(
+            feedforward=Sublayer(op=MLP(width=8)), attention=Sublayer(op=attention()))}),
+         "layers.attention: what is kept is what a layer reads, so it can only look first"),
         (lambda: af.build(spec(attention(Rope())), device="meta"), "position: Rope turns"),
         (lambda: spec(attention(), timed=True), "TwoStreams.timed"),
         (lambda: spec(attention(), kept=0), "kept"),

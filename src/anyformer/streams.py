@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.block import Stack, StackModule, Sublayer
+from anyformer.block import Block, Stack, StackModule, Sublayer
 from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.mask import Order
@@ -49,11 +49,14 @@ class TwoStreams(Stack, sees="itself"):
                 raise ValueError(f"TwoStreams.{name}: what is kept is of each layer in turn; leave it out")
         if self.reshapes:
             raise ValueError("TwoStreams.layers: both streams have one width and no grid")
-        steps = [(path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)]
-        for path, op in steps:
-            if op.sees != "itself" and (type(op) is not Attention or op.memory):
-                kind = type(op).__name__ if type(op) is not Attention else "Attention(memory=True)"
-                raise ValueError(f"TwoStreams.{path}.op: {kind} cannot look at a longer sequence; Attention can")
+        for path, part in walk(self.layers, "TwoStreams.layers"):
+            if isinstance(part, Sublayer) and part.op.sees != "itself" and type(part.op) is not Attention:
+                kind = type(part.op).__name__
+                raise ValueError(f"{path}.op: {kind} cannot look at a longer sequence; Attention can")
+            if isinstance(part, Block):
+                for name in [name for name, step in part.steps.items() if step.sees != "itself"]:
+                    if name != next(iter(part.steps)):
+                        raise ValueError(f"{path}.{name}: what is kept is what a layer reads, so it can only look first")
 
     def check_inner(self, address: str) -> None:
         raise ValueError(f"{address}: TwoStreams is a model's only stack, and others follow this one; Stack fits")
