@@ -54,9 +54,10 @@ class TwoStreams(Stack, sees="itself"):
                 kind = type(part.op).__name__
                 raise ValueError(f"{path}.op: {kind} cannot look at a longer sequence; Attention can")
             if isinstance(part, Block):
-                for name in [name for name, step in part.steps.items() if step.sees != "itself"]:
-                    if name != next(iter(part.steps)):
-                        raise ValueError(f"{path}.{name}: what is kept is what a layer reads, so it can only look first")
+                for name, step in list(part.steps.items())[1:]:
+                    if step.sees != "itself":
+                        line = "what is kept is what a layer reads, so it can only look first"
+                        raise ValueError(f"{path}.{name}: {line}")
 
     def check_inner(self, address: str) -> None:
         raise ValueError(f"{address}: TwoStreams is a model's only stack, and others follow this one; Stack fits")

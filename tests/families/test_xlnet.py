@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases.xlnet import BACK, SMALL
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.objective import logits_of, read
 
 LM = Case("xlnet", "XLNetLMHeadModel", {**SMALL, "n_layer": 3}, "orders")
 BODY = Case("xlnet", "XLNetModel", {**SMALL, "n_layer": 3, "clamp_len": 5}, "orders")
@@ -165,6 +168,21 @@ def test_mistakes_are_one_line(given: dict, line: str) -> None:
 def test_refused(config: dict, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         families.find("xlnet").read({**SMALL, **config, "architectures": ["XLNetForSequenceClassification"]})
+
+
+def test_a_classifier_reads_what_objectives_pad_on_the_right() -> None:
+    """The last place speaks for a text: rows of a batch say what each says alone."""
+    model = shared(Case("xlnet", "XLNetForSequenceClassification", SMALL, "reads"))
+    objective = Classify(labels=("a", "b"))
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(6, 99, size=size) for size in (5, 9, 7)]
+    records = [{"input_ids": ids, "token_type_ids": 0 * ids, "labels": np.asarray(1)} for ids in rows]
+    with torch.no_grad():
+        alone, whole = (
+            torch.cat([logits_of(model, read(model, objective.collate(each, 5))) for each in batches])
+            for batches in ([[record] for record in records], [records])
+        )  # fmt: skip
+    close(whole, alone)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

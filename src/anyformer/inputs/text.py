@@ -212,7 +212,7 @@ class Tokenizer:
             "attention_mask": filled(([1] * len(row.ids) for row in rows), 0),
         }
         if types or (types is None and pairs is not None):
-            out["token_type_ids"] = filled((row.type_ids for row in rows), self.config.get("pad_token_type_id", 0))
+            out["token_type_ids"] = filled((row.type_ids for row in rows), 0)
         return out
 
     def plain(self, text: str) -> tokenizers.Encoding:

@@ -92,7 +92,9 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
 # class -> settings that its folders need not name
-USUAL: dict[str, dict[str, Any]] = {"XLNetTokenizer": {"padding_side": "left", "pad_token_type_id": 3}}
+USUAL: dict[str, dict[str, Any]] = {
+    "XLNetTokenizer": {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}
+}
 
 
 def read(folder: Path) -> Words:

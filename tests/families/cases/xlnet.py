@@ -14,7 +14,7 @@ SPANS = {
     "N4": "published: answers may begin at a pad, and the last place speaks for the text, pad or not",
     "N7": "published: one answer a row, from the chances of all its tokens together",
 }
-HALVES = dict.fromkeys(("N1", "N3", "N7"), "published: the second half of a batch is read backwards, so one row is none")
+HALVES = dict.fromkeys(("N1", "N3", "N7"), "published: the second half of a batch is read backwards, so it is no row")
 BACK = {"attn_type": "uni"}
 NONE = {"attention_mask": None}  # the published class adds masks of a batch to that of one row, in place, and fails
 
