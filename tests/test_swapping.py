@@ -106,7 +106,7 @@ NECKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TEXTS: dict[str, dict[str, Any]] = {
     "TextEmbedding": {}, "GlobalTextEmbedding": {"global_tokens": "first"}, "SegmentedText": {},
-    "OrderedText": {}, "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1},
+    "BlockTextEmbedding": {"block_size": 2, "random_blocks": 1},
 }  # fmt: skip
 SLOTS: dict[str, dict[str, dict[str, Any]]] = {
     "decoder.layers.attention.op.mask": MASKS, "decoder.layers.attention.op": OPS,
@@ -138,7 +138,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "KLEmbedding", "KLPainter",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams",
+    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

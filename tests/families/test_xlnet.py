@@ -176,7 +176,7 @@ def test_a_classifier_reads_what_objectives_pad_on_the_right() -> None:
     objective = Classify(labels=("a", "b"))
     generator = np.random.default_rng(0)
     rows = [generator.integers(6, 99, size=size) for size in (5, 9, 7)]
-    records = [{"input_ids": ids, "token_type_ids": 0 * ids, "labels": np.asarray(1)} for ids in rows]
+    records = [{"input_ids": ids, "token_type_ids": 0 * ids, "label": np.asarray(1)} for ids in rows]
     with torch.no_grad():
         alone, whole = (
             torch.cat([logits_of(model, read(model, objective.collate(each, 5))) for each in batches])

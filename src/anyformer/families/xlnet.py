@@ -62,7 +62,6 @@ FIELDS: dict[str, ConfigField] = {
     "bos_token_id": Inert(1, "a token id, used by tokenizers and generation"),
     "eos_token_id": Inert(2, "a token id, used by tokenizers and generation"),
     "untie_r": Gone(True, "one set of position vectors for all layers, which published classes never read"),
-    "max_position_embeddings": Gone(-1, "there is no limit"),
 }
 
 
@@ -167,6 +166,6 @@ FAMILIES = (
             "n_token": "vocab_size", "hidden_size": "d_model", "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
         },
-        sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 361e6)},
+        sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 360e6)},
     ),
 )  # fmt: skip
