@@ -89,6 +89,18 @@ def test_any_position_scheme_that_adds_to_scores(name: str, kernel: str) -> None
         close(ends.logits, back(input_ids=ids, perm_mask=far, target_mapping=one).logits)
 
 
+@pytest.mark.parametrize("name", POSITIONS)
+def test_packed_documents(name: str) -> None:
+    model, ids = af.build(spec(attention(POSITIONS[name]))).eval(), text()
+    documents, hidden = torch.tensor([[0] * 4 + [1] * 5]).expand(2, T), torch.zeros(2, T, T)
+    hidden[:, :, [2, 6]] = 1
+    with torch.no_grad():
+        both = model(input_ids=ids, document_ids=documents, perm_mask=hidden, target_mapping=asked(6, 2)).logits
+        first = model(input_ids=ids[:, :4], perm_mask=hidden[:, :4, :4], target_mapping=asked(2)[..., :4]).logits
+        second = model(input_ids=ids[:, 4:], perm_mask=hidden[:, 4:, 4:], target_mapping=asked(6)[..., 4:]).logits
+    close(both, torch.cat((second, first), 1))
+
+
 def test_the_same_reach_for_all() -> None:
     """With four tokens kept each sees four before it, and a token farther back changes nothing in one layer."""
     model = af.build(af.override(spec(attention(None, CAUSAL & SameReach())), {"encoder.depth": 1})).eval()

@@ -95,15 +95,14 @@ class TwoStreamsModule(StackModule):
     def both(
         self, x: Tensor, ctx: Context, asked: Asked | None, past: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[Tensor, Context]:
-        order = ctx.extra(Order) or Order()
-        beside = ctx
-        g: Tensor | None = None
-        if asked is not None:
-            beside = ctx.having(dataclasses.replace(order, itself=False), index=asked.places, shared={})
-            g = asked.x
+        """What a layer reads of the text is put into `states`, and after the last what it gave."""
         x = ctx.tap(self.address, "input", x)
-        g = None if g is None else ctx.tap(self.address, "input", g)
         states.append(x)
+        g, beside = None, ctx  # the tokens asked for, and what they see
+        if asked is not None:
+            g = ctx.tap(self.address, "input", asked.x)
+            order = dataclasses.replace(ctx.extra(Order) or Order(), itself=False)
+            beside = ctx.having(order, index=asked.places, shared={})
         for i, layer in enumerate(self.layers):
             seen = torch.cat((past[i].to(x.dtype), x), dim=1) if past else x
             x = ctx.tap(self.address, f"layers.{i}", layer(x, ctx.having(fine=seen) if past else ctx))
@@ -111,10 +110,10 @@ class TwoStreamsModule(StackModule):
                 g = ctx.tap(self.address, f"layers.{i}", layer(g, beside.having(fine=seen)))
             states.append(x)
         if g is None:
-            return self.finish([x], ctx)
+            return self.finish(states, ctx)
         # what a head reads are the tokens asked for: a row of their own, none of them a pad
         index = torch.arange(g.shape[1], device=g.device)
-        return self.finish([g], ctx.having(index=index, positions=index[None], padding=None, documents=None))
+        return self.finish([states[0], g], ctx.having(index=index, positions=index[None], padding=None, documents=None))
 
     def keep(self, read: Tensor, before: Tensor | None) -> Tensor:
         """(M, B, D) of what a layer read of this text (B, T, D), and of those before it."""

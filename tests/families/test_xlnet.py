@@ -15,6 +15,7 @@ import anyformer as af
 from anyformer import families
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import logits_of, read
+from anyformer.transforms.recompute import recompute
 
 LM = Case("xlnet", "XLNetLMHeadModel", {**SMALL, "n_layer": 3}, "orders")
 BODY = Case("xlnet", "XLNetModel", {**SMALL, "n_layer": 3, "clamp_len": 5}, "orders")
@@ -80,6 +81,20 @@ def test_the_loss_of_tokens_asked_for() -> None:
     theirs(**inputs).loss.backward()
     close(mine.embedding.mask_embedding.grad, theirs.transformer.mask_emb.grad[0, 0])
     close(mine.embedding.tokens.weight.grad, theirs.transformer.word_embedding.weight.grad)
+
+
+def test_compiled_and_run_again_in_the_backward_pass() -> None:
+    inputs = {**make_inputs(LM), **order(2, 17), "labels": torch.randint(5, 99, (2, 4))}
+    model, again = ours(LM), recompute(ours(LM))
+    for each in (model, again):
+        each(**inputs).loss.backward()
+    for (name, a), b in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert a.grad is not None, name
+        close(b.grad, a.grad, 1e-6)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        close(compiled(**inputs).logits, model(**inputs).logits)
 
 
 @pytest.mark.parametrize("case", [LM, KEEPS, FAR], ids=lambda case: case.id)

@@ -29,8 +29,8 @@ def xlnet(folder: Path) -> Path:
     transformers = pytest.importorskip("transformers")
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     letters = sorted({"\u2581", *"".join(TEXTS).replace(" ", "")})
-    pieces = [*((word, 0.0) for word in special), ("\u2581the", -2.0), ("fox", -3.0), *((each, -5.0) for each in letters)]
-    transformers.XLNetTokenizer(vocab=pieces).save_pretrained(folder)
+    pieces = {**dict.fromkeys(special, 0.0), "\u2581the": -2.0, "fox": -3.0, **dict.fromkeys(letters, -5.0)}
+    transformers.XLNetTokenizer(vocab=list(pieces.items())).save_pretrained(folder)
     return folder
 
 

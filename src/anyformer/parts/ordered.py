@@ -104,9 +104,10 @@ def shown(inputs: dict[str, Any]) -> Tensor | None:
 
 def recalled(mems: Sequence[Tensor] | None, depth: int, sizes: tuple[int, int]) -> tuple[Tensor, ...]:
     """(B, M, D) of each layer, from the published form (M, B, D)."""
-    if mems is None or all(each is None for each in mems):
+    given = isinstance(mems, (list, tuple))
+    if mems is None or (given and all(each is None for each in mems)):
         return ()
-    if not isinstance(mems, (list, tuple)) or len(mems) != depth or not all(isinstance(t, Tensor) for t in mems):
+    if not given or len(mems) != depth or not all(isinstance(each, Tensor) for each in mems):
         raise ValueError(f"mems are {depth} tensors, one a layer, as a call before returned them")
     for i, each in enumerate(mems):
         if each.dim() != 3 or each.shape != (len(mems[0]), *sizes):

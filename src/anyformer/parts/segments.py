@@ -102,7 +102,8 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = scores + same
         if self.part.first_apart:  # where a text begins: behind the pads on its left, or the document before
             if ctx.documents is not None:
-                query = key = ctx.index == first_of_document(ctx.documents)
+                starts = first_of_document(ctx.documents)
+                query, key = (at == at_places(starts, at) for at in (ctx.index, places))
             else:
                 start = 0 if ctx.padding is None else leading_pads(ctx.padding)
                 query, key = ctx.index == start, places == start
