@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.cli import main
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.objective import logits_of, read
 from anyformer.transforms.recompute import recompute
@@ -252,3 +254,17 @@ def test_writing_after_pads_and_in_one_line_what_it_cannot() -> None:
             af.generate(model, input_ids=ids, **given)
     with pytest.raises(ValueError, match="writes from left to right"):
         af.generate(shared(BODY), input_ids=ids)
+
+
+def test_on_the_command_line_it_writes_and_fills_no_masks(tmp_path: Path, capsys: Any) -> None:
+    import transformers
+
+    special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>", "\u2581", *"abcde"]
+    pieces = [(each, 0.0 if "<" in each else -2.0) for each in special]
+    transformers.XLNetTokenizer(vocab=pieces).save_pretrained(tmp_path)
+    spec = families.find("xlnet").read({**SMALL, "vocab_size": len(special)})
+    af.save(af.build(spec), tmp_path, format="hf")
+    assert main(["generate", str(tmp_path), "ab", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["run", "fill-mask", str(tmp_path), "a <mask> b"]) == 2
+    assert "never saw a mask" in capsys.readouterr().err
