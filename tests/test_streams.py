@@ -20,8 +20,8 @@ from anyformer.parts.init import Normal
 from anyformer.parts.lstm import LSTM
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.ordered import OrderedText
-from anyformer.parts.position import Rope
 from anyformer.parts.relative import RelativeSinusoids
+from anyformer.parts.rotary import Rope
 from anyformer.parts.segments import SegmentedSinusoids
 from anyformer.streams import TwoStreams
 from small import close
