@@ -35,7 +35,7 @@ T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
 MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-          "anyformer.perceiver", "anyformer.reversible", "anyformer.mask",
+          "anyformer.perceiver", "anyformer.reversible", "anyformer.streams", "anyformer.mask",
           "anyformer.model")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
@@ -46,6 +46,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "Full": {}, "Causal": {}, "Window": {"size": 3}, "Dilated": {"step": 2}, "Global": {"first": 2},
     "SameBlock": {"size": 4}, "Strided": {"stride": 3}, "Fixed": {"stride": 4}, "Axial": {"columns": 4},
     "RandomBlocks": {"size": 2, "per_row": 2, "num_blocks": 3}, "Padding": {}, "SameDocument": {},
+    "SameReach": {},
     "All": {"masks": [{"kind": "Window", "size": 3}, {"kind": "Causal"}]},
     "Either": {"masks": [{"kind": "Causal"}, {"kind": "Global"}]}, "Not": {"mask": {"kind": "Causal"}},
 }  # fmt: skip
@@ -140,7 +141,7 @@ NOT_FOR_TEXT = {  # of images and sound, or of a stack of another shape: those s
     "ConvolutionEmbedding", "ConvEmbedding", "ConvPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     "KLEmbedding", "KLPainter",
     "AdaptiveNorm", "Gated", "StepAndLabel", "NoisyEmbedding", "Sinusoidal2D", "PairEmbedding",
-    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm",
+    "Tower", "SegmentEmbedding", "Perceiver", "RowNorm", "TwoStreams", "OrderedText",
 }  # fmt: skip
 SWAPS = [(slot, kind) for slot, kinds in SLOTS.items() for kind in kinds]
 

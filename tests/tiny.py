@@ -18,10 +18,12 @@ CONFIGS = {
            "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
            "architectures": ["T5ForConditionalGeneration"]},
 }  # fmt: skip
+OTHERS = {"xlnet": {"n_layer": 2, "d_model": 24, "n_head": 3, "d_inner": 40, "vocab_size": 50,
+                    "architectures": ["XLNetLMHeadModel"]}}  # fmt: skip
 
 
 def model_of(family: str, depth: int = 2) -> torch.nn.Module:
-    spec = families.find(family).read(CONFIGS[family])
+    spec = families.find(family).read((CONFIGS | OTHERS)[family])
     stacks = [name for name in ("encoder", "decoder") if hasattr(spec, name)]
     model = af.build(af.override(spec, {f"{name}.depth": depth for name in stacks}), seed=0).eval()
     generator = torch.Generator().manual_seed(1)

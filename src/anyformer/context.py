@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.attention import Visible
-from anyformer.mask import FULL, Causal, Mask, see
+from anyformer.mask import FULL, Causal, Mask, Order, see
 from anyformer.state import State, Store
 from anyformer.taps import Listener, Taps, Watched
 
@@ -136,10 +136,13 @@ class Context:
     def visible(self, mask: Mask, key: str, keys: Tensor) -> Visible:
         """Which of the keys at row places `keys` (S,) or (B, S) each token may see; `key` names the mask and the kind
         of keys."""
-        if self.index.shape[-1] == 1 and isinstance(mask, Causal) and not (self.state and self.state.capacity):
+        last = self.index.shape[-1] == 1 and self.fine is None and not (self.state and self.state.capacity)
+        if last and isinstance(mask, Causal):
             mask = FULL  # the last token of a row sees all of it
-        documents = self.documents
-        return self.once(f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents))
+        documents, order = self.documents, self.extra(Order)
+        return self.once(
+            f"visible {key}", lambda: see(mask, self.index, keys, self.padding, documents, documents, order)
+        )
 
     def visible_memory(self) -> Visible:
         """All of the memory but its padding and what belongs to other documents."""

@@ -264,6 +264,14 @@ class RandomBlocks(Mask, sees="all"):
         return mixed % self.num_blocks < self.per_row
 
 
+class SameReach(Mask, sees="all", called=("same_length",)):
+    """As far back as the first token of these sees: through all that was kept of the text before, and no farther
+    [Yang et al. 2019]; combine with Causal. Where nothing was kept, no token sees one before it."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return q - k <= (0 if rows.order is None else rows.order.first)
+
+
 class Padding(Mask, sees="all"):
     """Real tokens are seen, pads are not."""
 
@@ -288,11 +296,21 @@ class Rows:
     documents: Tensor | None = None  # of the queries
     key_documents: Tensor | None = None
     counted: Tensor | None = None  # see `text_places`; for masks that count
+    order: Order | None = None
 
     def in_text(self, b: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Row places as places in the text, for masks that count from its first token: pads take up no place, and a
         packed document begins at 0."""
         return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What tokens of a batch see beside what masks and pads let them see, by their row places."""
+
+    hidden: Tensor | None = None  # (B, S, S) True where a query does not see a key
+    itself: bool = True  # a token always sees itself, pad or not
+    first: int = 0  # the place of the first token of this call: before it is what was kept
 
 
 def begins(documents: Tensor) -> Tensor:
@@ -322,12 +340,13 @@ def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | No
 
 def see(
     mask: Mask, index: Tensor, keys: Tensor, padding: Tensor | None = None,
-    documents: Tensor | None = None, key_documents: Tensor | None = None,
+    documents: Tensor | None = None, key_documents: Tensor | None = None, order: Order | None = None,
 ) -> Visible:  # fmt: skip
     """A mask met with one batch: queries at row places `index` (T,) or (B, T), keys at row places `keys` (S,) or
     (B, S)."""
     # counted here and not by the predicate, which a compiler may be tracing
-    rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None)
+    rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None, order)
+    hidden = None if order is None else order.hidden
 
     def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = mask.allows(b, q, k, rows)
@@ -335,9 +354,11 @@ def see(
             seen = seen & REAL.allows(b, q, k, rows)
         if documents is not None:
             seen = seen & SAME_DOCUMENT.allows(b, q, k, rows)
-        return seen
+        if hidden is not None:
+            seen = seen & ~hidden[b, q, k]
+        return seen | (q == k) if order is not None and order.itself else seen
 
-    of_batch = [t for t in (padding, documents, index, keys) if t is not None and t.dim() == 2]
+    of_batch = [t for t in (padding, documents, index, keys, hidden) if t is not None and t.dim() > 1]
     plain = not of_batch
     return Visible(
         allows, index, keys, batch_size=1 if plain else of_batch[0].shape[0],

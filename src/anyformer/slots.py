@@ -23,6 +23,7 @@ import anyformer.mask
 import anyformer.model
 import anyformer.parts
 import anyformer.reversible
+import anyformer.streams
 from anyformer.block import Steps, Sublayer
 from anyformer.model import Model
 from anyformer.part import Part, abstract, fits, fitting, hints, nearest, no_fit, slot_types, type_name

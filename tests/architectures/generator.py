@@ -29,7 +29,7 @@ every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
 PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-         "anyformer.perceiver", "anyformer.reversible", "anyformer.mask",
+         "anyformer.perceiver", "anyformer.reversible", "anyformer.streams", "anyformer.mask",
          "anyformer.model")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
@@ -380,6 +380,7 @@ FIELDS: dict[str, Any] = {
     "Seeds.bias": st.sampled_from(("qkvo", "", "o")), "Pool.padding_token": KEPT,
     "Pool.width": KEPT, "Transform.width": KEPT, "CTCHead.blank": st.just(0), "CTCHead.zero_infinity": st.just(True),
     "LMHead.shift": KEPT, "LMHead.idle_bias": KEPT, "QuestionHead.separator": st.just(3),
+    "SegmentedSinusoids.mirrored": KEPT, "SegmentedSinusoids.most": KEPT,
     "ClassifyHead.problem": KEPT, "ClassifyHead.shares": KEPT, "PixelHead.stride": st.sampled_from((4, 2)),
     "PixelHead.patch_size": patch,
     "PatchEmbedding.image_size": st.just(list(IMAGE)), "PatchEmbedding.position": patch_positions,
@@ -533,7 +534,8 @@ def perceiver(draw: Draw, place: Place) -> dict[str, Any]:
 def embedding(draw: Draw, place: Place, source: str | None) -> dict[str, Any]:
     """Any of those that read one thing: text, vectors, pixels, sound or episodes."""
     source = source or draw(st.sampled_from(SOURCES))
-    made = fields(draw, choose(draw, [name for name in kinds(Embedding) if source_of(name) == source]), place)
+    names = [name for name in kinds(Embedding) if source_of(name) == source and name not in NEVER_DRAWN]
+    made = fields(draw, choose(draw, names), place)
     return grids.patches(draw, made) if source == "pixel_values" else made
 
 
@@ -553,7 +555,7 @@ def reading(place: Place, embedding: dict[str, Any]) -> Place:
 
 def head(draw: Draw, place: Place) -> dict[str, Any]:
     """Any, and often one that few embeddings serve."""
-    names = fitting(kinds(Head), place)
+    names = [name for name in fitting(kinds(Head), place) if name not in NEVER_DRAWN]
     choosy = [name for name in names if needs(name)]
     return fields(draw, choose(draw, choosy if choosy and draw(st.booleans()) else names), place)
 
@@ -607,6 +609,8 @@ OWN = "how a Part starts weights of its own: it comes with each one that is draw
 AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
 BOTH = "models, each of which is drawn by itself, and their cosine: the catalogue's suite has them, or their families'"
 SIDES = "widths that add up to that of the one place where it stands: tests/parts/test_position.py"
+ORDER = "a stack and the one embedding that it needs, for inputs of their own: test_streams.py, the catalogue's suite"
+SPANS = "gives places, and as many of them as a text must have: test_xlnet.py, and the catalogue's suite"
 FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
@@ -615,5 +619,7 @@ NEVER_DRAWN = {
     **dict.fromkeys((
         "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
     ), AGAIN),
+    **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
+    "LikelySpans": SPANS,
     **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),
 }

@@ -27,7 +27,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.block import Stack
-from anyformer.parts import audio, contrast, detect, image, similarity, speaker, subsample, summary, vectors
+from anyformer.parts import answers, audio, contrast, detect, image, similarity, speaker, subsample, summary, vectors
 from anyformer.parts import head as heads
 from anyformer.parts.pooling import PooledAttention
 
@@ -315,6 +315,9 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
             return {"labels": below(2, *tokens.shape)}
         case heads.SpanHead():
             return {"start_positions": below(tokens.shape[1], batch), "end_positions": below(tokens.shape[1], batch)}
+        case answers.LikelySpans():
+            rows = {name: below(tokens.shape[1], batch) for name in ("start_positions", "end_positions", "cls_index")}
+            return {**rows, "is_impossible": below(2, batch).float()}
         case audio.FrameHead(num_labels=n):
             frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
             return {"labels": torch.rand(batch, frames, n, generator=generator)}
@@ -355,7 +358,7 @@ def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     found = {}
     for name, value in out.items():
         shared = name.startswith(("encoder_", "logits_per_", "image_hidden_"))
-        if isinstance(value, Tensor) and value.dim() > 1 and not shared:
+        if isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point() and not shared:
             per_row = name in PER_ROW or (name == "logits" and isinstance(spec.head, kinds))
             found[name] = (value, not per_row and value.dim() > 1)
     return found

@@ -20,7 +20,20 @@ KINDS: dict[str, Callable[..., Path]] = {
     "bert": lambda folder: words(folder, model_max_length=24),
     "roberta": lambda folder: gpt2(folder, tokenizer_class="RobertaTokenizer"),
     "whole": whole,
+    "xlnet": lambda folder: xlnet(folder),
 }  # fmt: skip
+
+
+def xlnet(folder: Path) -> Path:
+    """Pads on the left, <sep> and <cls> at the end; the class alone says so."""
+    transformers = pytest.importorskip("transformers")
+    special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+    letters = sorted({"\u2581", *"".join(TEXTS).replace(" ", "")})
+    pieces = {**dict.fromkeys(special, 0.0), "\u2581the": -2.0, "fox": -3.0, **dict.fromkeys(letters, -5.0)}
+    transformers.XLNetTokenizer(vocab=list(pieces.items())).save_pretrained(folder)
+    return folder
+
+
 READABLE = [text for text in TEXTS if text.strip()]
 
 

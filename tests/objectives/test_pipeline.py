@@ -25,20 +25,21 @@ from anyformer.objectives.distill import Distill
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.mass import MASS
 from anyformer.objectives.objective import Objective
+from anyformer.objectives.permuted import Permuted
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.objectives.span import SpanCorruption
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from small import close
-from tiny import CONFIGS
+from tiny import CONFIGS, OTHERS
 
 TEXT = "thank you for inviting me to your party last week . the cat sat on the mat and dog ran"
 WORDS = TEXT.split()
 
 
 def spec(family: str, architecture: str | None = None, **more: Any) -> Any:
-    config = {**CONFIGS[family], "vocab_size": 450, **more}
+    config = {**(CONFIGS | OTHERS)[family], "vocab_size": 450, **more}
     config |= {"architectures": [architecture]} if architecture else {}
     config |= {"bert": {"max_position_embeddings": 64}, "gpt2": {"n_positions": 64}}.get(family, {})
     return families.find(family).read(config)
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[Objective, str, Any]] = {
     "next": (NextToken(), "gpt2", spec("gpt2")),
     "masked": (Masked(), "bert", spec("bert")),
     "static": (Masked(length=32, copies=2, whole_words=True), "bert", spec("bert")),
+    "permuted": (Permuted(), "bert", spec("xlnet")),
     "masked and next": (MaskedAndNext(length=48), "bert", spec("bert", "BertForPreTraining")),
     "spans": (SpanCorruption(), "words", spec("t5")),
     "denoise": (Denoise(), "words", spec("t5")),

@@ -14,6 +14,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.codec import encode, to_json
 from anyformer.objectives.masked import Masked
+from anyformer.objectives.permuted import Permuted
 from anyformer.recipes._own import from_table, from_text
 from anyformer.train.run import Pretrained, read_run
 
@@ -85,6 +86,7 @@ def test_other_models(place: Path) -> None:
     assert fresh.model.width == 1024 and fresh.model.head.vocab_size == fresh.vocabulary.size
     masked = from_text("texts", "bert-base")
     assert isinstance(masked.objective, Masked) and "mask_token" in masked.vocabulary.special
+    assert isinstance(from_text("texts", "xlnet-base-cased").objective, Permuted)
     labelled = from_table("films.csv", "kind", model="gpt")
     assert labelled.model.architecture == "GPT2ForSequenceClassification" and labelled.vocabulary is None
 

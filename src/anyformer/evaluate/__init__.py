@@ -23,6 +23,7 @@ from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.examples import texts_of
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective, Record
+from anyformer.objectives.permuted import Permuted
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.translate import Translate
 
@@ -133,7 +134,7 @@ def loss_metrics(task: Objective) -> tuple[str, ...]:
     """What can be told from the mean loss of a token. Bytes are those of texts that are predicted whole."""
     if isinstance(task, NextToken | Translate):
         return metrics.LOSSES
-    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue) else ()
+    return metrics.LOSSES[:1] if type(task) is Masked or isinstance(task, Rewrite | Dialogue | Permuted) else ()
 
 
 def check(objective: Objective, names: Sequence[str]) -> None:

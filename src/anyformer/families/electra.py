@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import encoder
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size
 from anyformer.families.heads import encoder_head
+from anyformer.families.summary import pool_fields, summary_pool
 from anyformer.model import Model
-from anyformer.part import nearest
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
 from anyformer.parts.detect import DetectHead
@@ -19,22 +19,6 @@ from anyformer.weights.rules import Rule
 CHOOSE = "ElectraForMultipleChoice"
 
 
-# which vector speaks for a choice; "cls_index" is the last too, since nobody can give an index
-TAKES: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
-
-
-def first_dropout(spec: Any) -> float:
-    """The published config class has no such field, and its model reads it."""
-    if spec.head.pool.input_dropout == 0:
-        raise Absent
-    return spec.head.pool.input_dropout
-
-
-def of_choice(read: Any) -> Any:
-    """Reads a field of the summary back where there is one."""
-    return lambda spec: read(spec if spec.architecture == CHOOSE else None)
-
-
 FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
     **encoder.DECODING,
@@ -42,12 +26,7 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_size": Field(256, "width"),
     "num_attention_heads": Field(4, encoder.inside("layers.attention.op.num_heads")),
     "intermediate_size": Field(1024, encoder.inside("layers.feedforward.op.width")),
-    "summary_type": Field("first", of_choice(lambda spec: {v: k for k, v in TAKES.items()}[spec.head.pool.take])),
-    "summary_use_proj": Field(True, of_choice(lambda spec: spec.head.pool.dense)),
-    "summary_activation": Field("gelu", of_choice(activation_at("head.pool.activation"))),
-    "summary_first_dropout": Field(0.0, of_choice(first_dropout)),
-    "summary_last_dropout": Field(0.1, of_choice(lambda spec: spec.head.pool.dropout)),
-    "summary_proj_to_labels": Field(False),
+    **pool_fields("first", "gelu", 0.1, (CHOOSE,)),
     "generator_size": Inert(None, "how a pair was made; each of the two has a config of its own"),
     "output_past": Inert(True, "an old name of use_cache that nothing reads"),
 }
@@ -61,21 +40,13 @@ def describe(c: Any) -> Model:
 
 def head(c: Any) -> heads.Head | None:
     dropout = encoder.classifier_dropout(c)
-    if c.architecture == CHOOSE and c.summary_type not in TAKES:
-        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), TAKES)}")
-    if c.architecture == CHOOSE and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels != c.hidden_size:
-        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
-    choose = heads.Pool(
-        take=TAKES.get(c.summary_type, "first"), input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
-        activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
-    )  # fmt: skip
     if c.architecture == "ElectraForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
     return encoder_head(
         c,
         encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
         classify=heads.Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
-        choose=choose,
+        choose=summary_pool(c, c.hidden_size, (CHOOSE,)),
         dropout=dropout,
     )
 

@@ -1,13 +1,15 @@
-"""The second head of GPT and GPT-2: published `summary_*` fields <-> the DoubleHead part."""
+"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the vector that speaks for a text in
+ELECTRA and XLNet (a Pool)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.family import Absent, ConfigField, Field
+from anyformer.families.family import Absent, ConfigField, Field, activation_at
 from anyformer.part import nearest
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head import LMHead
+from anyformer.parts.pool import Pool
 from anyformer.parts.summary import DoubleHead, Summary
 
 TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
@@ -51,3 +53,44 @@ def double_head(c: Any) -> DoubleHead:
         first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,
     )  # fmt: skip
     return DoubleHead(lm=LMHead(vocab_size=c.vocab_size), summary=summary)
+
+
+# -- as a Pool --------------------------------------------------------------------------------------------------------
+
+# which vector speaks for the text; "cls_index" is the last too, since nobody can give an index
+POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
+
+
+def first_dropout(spec: Any) -> float:
+    """The published config classes have no such field, and their models read it."""
+    if spec.head.pool.input_dropout == 0:
+        raise Absent
+    return spec.head.pool.input_dropout
+
+
+def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, ...]) -> dict[str, ConfigField]:
+    """The fields of a summary with these published defaults, in the classes that have one."""
+
+    def of(read: Any) -> Any:
+        return lambda spec: read(spec if spec.architecture in classes else None)
+
+    return {
+        "summary_type": Field(take, of(lambda spec: {v: k for k, v in POOLS.items()}[spec.head.pool.take])),
+        "summary_use_proj": Field(True, of(lambda spec: spec.head.pool.dense)),
+        "summary_activation": Field(activation, of(activation_at("head.pool.activation"))),
+        "summary_first_dropout": Field(0.0, of(first_dropout)),
+        "summary_last_dropout": Field(dropout, of(lambda spec: spec.head.pool.dropout)),
+        "summary_proj_to_labels": Field(False),
+    }
+
+
+def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
+    read = c.architecture in classes  # what no class reads is not refused
+    if read and c.summary_type not in POOLS:
+        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), POOLS)}")
+    if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
+        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
+    return Pool(
+        take=POOLS.get(c.summary_type, "first"), input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
+        activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
+    )  # fmt: skip

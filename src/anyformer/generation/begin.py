@@ -29,7 +29,7 @@ def begin(
     tokenizer: Any = None, compiled: bool | None = None,
 ) -> Job:  # fmt: skip
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
-    check_writer(model)
+    check_writer(model, asked=True)
     if model.training:
         raise ValueError("generate needs a model in eval mode: model.eval()")
     options = dict(options)
@@ -45,6 +45,11 @@ def begin(
     if state is not None and not s.use_cache:
         s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
         s = dataclasses.replace(s, use_cache=True)
+    if model.asked:
+        for name in ("prompt_lookup_num_tokens", "penalty_alpha"):
+            s.need(not getattr(s, name), name, "this model is asked for one token at a time")
+        if assistant is not None:
+            raise ValueError("assistant_model: this model is asked for one token at a time")
     s.need(detailed or not s.output_scores, "output_scores", "needs return_dict=True")
     s.need(detailed or not s.output_logits, "output_logits", "needs return_dict=True")
     if stream is not None:
@@ -84,10 +89,11 @@ def begin(
     return job
 
 
-def check_writer(model: TransformerModule) -> None:
-    """ValueError where a model scores no next tokens."""
+def check_writer(model: TransformerModule, asked: bool = False) -> None:
+    """ValueError where a model scores no next tokens, or with `asked` cannot be asked for one either."""
     head = model.spec.head
-    if not model.spec.left_to_right or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+    writes = bool(model.spec.left_to_right) or (asked and model.asked)
+    if not writes or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
         raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
 
 

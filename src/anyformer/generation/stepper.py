@@ -29,6 +29,18 @@ def align_right(ids: Tensor, mask: Tensor) -> Tensor:
     return ids.gather(1, order if ids.dim() == 2 else order[..., None].expand_as(ids))
 
 
+def with_next(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A text with one place more, which no token sees, and the question what stands there."""
+    sizes = {"inputs_embeds": (0, 0, 0, 1)}
+    given = {name: F.pad(value, sizes.get(name, (0, 1))) for name, value in inputs.items()}
+    for name in ("attention_mask", "token_type_ids"):  # of what is written, as in `read`
+        if name in given:
+            given[name][:, -1] = 1 if name == "attention_mask" else given[name][:, -2]
+    (B, T), device = next(iter(given.values())).shape[:2], next(iter(given.values())).device
+    last = torch.arange(T, device=device) == T - 1
+    return {**given, "perm_mask": last.expand(B, T, T), "target_mapping": last.expand(B, 1, T), "use_mems": False}
+
+
 class Stepper:
     """A model, what it read, and what it remembers."""
 
@@ -130,7 +142,9 @@ class Stepper:
             inputs[f"{self.prefix}attention_mask"] = row
         if self.segments is not None:
             inputs["token_type_ids"] = self.segments[:, self.length - given.shape[1] : self.length]
-        if self.state is not None:
+        if self.model.asked:
+            inputs = with_next(inputs)
+        elif self.state is not None:
             inputs["past_key_values"] = self.state
         else:
             inputs["use_cache"] = False

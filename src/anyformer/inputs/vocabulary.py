@@ -58,7 +58,7 @@ KINDS = {
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
     "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
-    "deberta": "DebertaTokenizer",
+    "deberta": "DebertaTokenizer", "xlnet": "XLNetTokenizer",
     **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
 
@@ -70,6 +70,7 @@ _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_
 _DEBERTA = {"bos_token": "[CLS]", "eos_token": "[SEP]", **_BERT}
 _FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
            "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
+_XLNET = {**_FUNNEL}
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 _T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -87,10 +88,14 @@ DEFAULTS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
                      "ConvBertTokenizer", "LayoutLMTokenizer"), _BERT),
     "NllbTokenizer": _FAIRSEQ, "XLMRobertaTokenizer": _FAIRSEQ, "CamembertTokenizer": _FAIRSEQ,
-    "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES, "DebertaTokenizer": _DEBERTA,
+    "FunnelTokenizer": _FUNNEL, "PerceiverTokenizer": _BYTES, "DebertaTokenizer": _DEBERTA, "XLNetTokenizer": _XLNET,
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), _LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer", "MarianTokenizer"), _T5),
 }  # fmt: skip
+# class -> settings that its folders need not name
+USUAL: dict[str, dict[str, Any]] = {
+    "XLNetTokenizer": {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}
+}
 
 
 def read(folder: Path) -> Words:
@@ -105,6 +110,7 @@ def read(folder: Path) -> Words:
                 if text := content(source[name]):
                     special[name] = text
     config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
+    config = {**USUAL.get(kind, {}), **config}
     file, make = find(folder, kind)
     try:
         words = make(folder, kind, config, special)
@@ -488,7 +494,7 @@ SUPPORTED: dict[Make, set[str]] = {
     letters: {"Wav2Vec2CTCTokenizer"},
     byte_pairs: {"", "GPT2Tokenizer", "Qwen2Tokenizer", "WhisperTokenizer", "DebertaTokenizer"}
     | {k for k, v in DEFAULTS.items() if v is _ROBERTA},
-    word_pieces: {""} | {k for k, v in DEFAULTS.items() if v in (_BERT, _FUNNEL)},
+    word_pieces: {""} | {k for k, v in DEFAULTS.items() if v is _BERT or v is _FUNNEL},
     m2m: {"M2M100Tokenizer"},
     fairseq: {"XLMRobertaTokenizer", "CamembertTokenizer"},
     pieces: {"", "T5Tokenizer", "MT5Tokenizer"} | {k for k, v in DEFAULTS.items() if v is _LLAMA},

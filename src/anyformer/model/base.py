@@ -174,8 +174,12 @@ class Model(Part):
                         found = f"{type(part).__name__} needs {need}, which {type(source).__name__} does not give"
                         raise ValueError(f"{address}: {found}; {GIVERS.get(need, 'another embedding')} does")
         for name in ("embedding", "decoder_embedding"):
-            if "a condition" in getattr(fields.get(name), "gives", ()) and "a condition" not in needed:
+            given = getattr(fields.get(name), "gives", ())
+            if "a condition" in given and "a condition" not in needed:
                 raise ValueError(f"{name}.condition: nothing in this model reads it; AdaptiveNorm and Gated do")
+            if "an order" in given and "an order" not in needed:
+                kind = type(fields[name]).__name__
+                raise ValueError(f"{name}: nothing in this model reads the order that {kind} gives; TwoStreams does")
 
     def __str__(self) -> str:
         return tree(self)
@@ -387,6 +391,12 @@ class TransformerModule(nn.Module):
     def remembers(self) -> bool:
         """Whether decoding step by step is possible; where it is not, a text is read again for each token."""
         return bool(self.spec.left_to_right) and not self.forgotten
+
+    @property
+    def asked(self) -> bool:
+        """Whether a token that is not there yet can be asked for by its place: so it writes, though not from left to
+        right alone."""
+        return "target_mapping" in self.inputs and isinstance(self.spec.head, LMHead)
 
     def check_memory(self) -> None:
         if not self.spec.left_to_right:

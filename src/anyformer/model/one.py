@@ -16,6 +16,7 @@ from anyformer.parts.head import ClassifyHead, LMHead, Outputs, PooledOutput, Ta
 from anyformer.perceiver import Perceiver
 from anyformer.stages import Stages
 from anyformer.state import State
+from anyformer.streams import Kept
 from anyformer.taps import Shown, Taps, declared
 
 ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read these, of tokens or not
@@ -100,4 +101,5 @@ class OneStackModule(TransformerModule):
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[-1])
-        return x, ctx, {}
+        kept = ctx.extra(Kept)
+        return x, ctx, {} if kept is None else {"mems": kept.states}

@@ -205,11 +205,20 @@ def shown_head(model: TransformerModule) -> str:
 
 
 def taken(model: TransformerModule, batch: Batch) -> dict[str, Any]:
-    """What of a batch the model takes; segments are left out where it has none."""
+    """What of a batch the model takes; segments are left out where it has none. Where the last place of a row speaks
+    for a text, as published, the pads go to its left."""
     inputs: dict[str, Any] = {name: batch[name] for name in model.inputs if name in batch}
     if "token_type_ids" in inputs and not getattr(model.spec.embedding, "segments", 0):
         del inputs["token_type_ids"]
+    mask = inputs.get("attention_mask")
+    if mask is not None and getattr(getattr(model.spec.head, "pool", None), "take", None) == "end":
+        order = mask.int().argsort(dim=-1, stable=True)
+        moved = {name: inputs[name].gather(-1, order) for name in PER_TOKEN if name in inputs}
+        inputs = {**inputs, **moved}
     return inputs
+
+
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def read(model: TransformerModule, batch: Batch) -> Read:

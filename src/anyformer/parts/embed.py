@@ -54,7 +54,7 @@ GIVERS = {
     "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
     "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "three towers": "ThreeTowerModel",
     "hidden spans": "HiddenSpansModel",
-    "a condition": "NoisyEmbedding",
+    "a condition": "NoisyEmbedding", "an order": "OrderedText",
 }  # fmt: skip
 
 

@@ -15,14 +15,15 @@ from anyformer.kernels.recording import recording
 from anyformer.state import State
 
 NUMBERS = ("input_ids", "position_ids", "token_type_ids", "document_ids", "tree_parents", "mc_token_ids",
-           "question_lengths", "timesteps", "class_labels", "hidden_ids")  # fmt: skip
+           "question_lengths", "timesteps", "class_labels", "hidden_ids", "cls_index")  # fmt: skip
 VECTORS = ("inputs_embeds", "encoder_hidden_states", "pixel_values", "input_values", "input_features", "states",
            "actions", "rewards", "returns_to_go", "hidden_states", "points", "values", "hidden_values")  # fmt: skip
 MASKS = ("attention_mask", "encoder_attention_mask", "global_attention_mask", "bool_masked_pos", "mask_time_indices",
-         "video_attention_mask", "audio_attention_mask", "hidden_mask")  # fmt: skip
+         "video_attention_mask", "audio_attention_mask", "hidden_mask", "perm_mask", "target_mapping", "input_mask",
+         "p_mask")  # fmt: skip
 LABELS = ("labels", "next_sentence_label", "sentence_order_label", "mc_labels", "start_positions", "end_positions")
 FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
-         "interpolate_pos_encoding")  # fmt: skip
+         "interpolate_pos_encoding", "use_mems")  # fmt: skip
 
 
 def check_given(inputs: Mapping[str, Any]) -> None:

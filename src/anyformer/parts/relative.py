@@ -5,6 +5,7 @@ B batch, T queries, S keys, H heads, K head width, D = H K.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -42,9 +43,8 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         self.v = nn.Parameter(torch.empty(H, head_width))
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
-        """(T + S - 1, D): sines and cosines in turn, of every distance from the last query to the first key down."""
-        count = torch.arange(ctx.index.shape[-1] + places.shape[-1] - 1, device=places.device)
-        return self.waves(farthest(places, ctx) - count, dtype)
+        """(R, D): sines and cosines in turn, of every distance from the last query to the first key down."""
+        return self.waves(distances(places, ctx), dtype)
 
     def waves(self, apart: Tensor, dtype: torch.dtype) -> Tensor:
         """(R, D) of distances (R,)."""
@@ -74,17 +74,38 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         return q + self.u[:, None], self.scores(q, table, scale).gather(3, at)
 
 
+@dataclasses.dataclass(frozen=True)
+class Stride:
+    """How many keys stand between a query and the next, where keys are of a longer sequence."""
+
+    keys: int
+
+
+def stride_of(ctx: Context) -> int:
+    stride = ctx.extra(Stride)
+    return 1 if stride is None else stride.keys
+
+
+def distances(places: Tensor, ctx: Context) -> Tensor:
+    """(R,) from the last query to the first of the keys at `places`, and down to the farthest key behind a query."""
+    T, S = ctx.index.shape[-1], places.shape[-1]
+    anywhere = ctx.fine is not None and ctx.index.dim() == 2  # queries beside the text, in no order
+    count = (S if anywhere else stride_of(ctx) * (T - 1) + 1) + S - 1
+    return farthest(places, ctx) - torch.arange(count, device=places.device)
+
+
 def farthest(places: Tensor, ctx: Context) -> Tensor:
     """() how far the first of the keys at `places` stands before the last query, in the row where that is most."""
-    return (ctx.index[..., -1:] - places.amin(-1, keepdim=True)).amax()
+    return (ctx.index.amax(-1, keepdim=True) - places.amin(-1, keepdim=True)).amax()
 
 
 def lined_up(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
     """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
     index, keys = ctx.apart()
-    if keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
-        return line_up(scores, places.shape[0], 1 if ctx.fine is None else 2)
-    # pads stand between the past and these tokens, so that each row has its own distances, or keys stand in a ring
+    if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
+        return line_up(scores, places.shape[0], stride_of(ctx))
+    # pads stand between the past and these tokens, or queries anywhere, so that each row has its own distances, or keys
+    # stand in a ring
     keys = places if keys.dim() == 1 else at_places(keys, places)
     column = farthest(places, ctx) + distance(index, keys)
     return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))

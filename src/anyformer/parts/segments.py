@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import chance
-from anyformer.context import Context, leading_pads
+from anyformer.check import at_least, chance
+from anyformer.context import Context, at_places, leading_pads
 from anyformer.mask import first_of_document
 from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
-from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, farthest, lined_up
+from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, distances, lined_up
 from anyformer.state import State
 
 
@@ -68,9 +68,14 @@ class SegmentedSinusoids(RelativeSinusoids, sees="itself"):
     joint: int | None = 2  # segments of this number are one with every other
     first_apart: bool = True  # the first token of a text has neither a distance nor a segment
     factorized: bool = False  # sin(i - j) from sines of i and of j: dropout then falls on those of the queries
+    most: int | None = None  # distances beyond this one count as this
+    mirrored: bool = False  # the second half of a batch is read backwards: its distances have the other sign
 
     def check(self) -> None:
         chance(self, "dropout")
+        at_least(self, 1, "most")
+        if self.factorized and (self.most is not None or self.mirrored):
+            raise ValueError("SegmentedSinusoids.factorized: sums of angles have no bound and one sign")
 
     def build(self, site: Site) -> SegmentedSinusoidsModule:
         super().build(site)
@@ -97,7 +102,8 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             scores = scores + same
         if self.part.first_apart:  # where a text begins: behind the pads on its left, or the document before
             if ctx.documents is not None:
-                query = key = ctx.index == first_of_document(ctx.documents)
+                starts = first_of_document(ctx.documents)
+                query, key = (at == at_places(starts, at) for at in (ctx.index, places))
             else:
                 start = 0 if ctx.padding is None else leading_pads(ctx.padding)
                 query, key = ctx.index == start, places == start
@@ -110,7 +116,7 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         segments = ctx.extra(Segments)
         assert segments is not None
         keys = segments.kinds[:, None, None]
-        queries = segments.kinds[:, ctx.index][:, None, :, None]
+        queries = at_places(segments.kinds, ctx.index)[:, None, :, None]
         joint = self.part.joint
         apart = queries != keys
         return apart if joint is None else apart & (queries != joint) & (keys != joint)
@@ -126,12 +132,17 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
             table = self.table(places, ctx, q.dtype)
         else:
             table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
-        r = self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0)  # (H, K, R)
-        return lined_up(torch.matmul(q, r), places, ctx)
+        return lined_up(self.mirror(q, table) if self.part.mirrored else self.along(q, table), places, ctx)
 
-    def step(self, ctx: Context) -> int:
-        """How many keys stand between a query and the next."""
-        return 1 if ctx.fine is None else 2
+    def along(self, q: Tensor, table: Tensor) -> Tensor:
+        """(B, H, T, R) of queries with the distances of a table (R, W)."""
+        return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
+
+    def mirror(self, q: Tensor, table: Tensor) -> Tensor:
+        if q.shape[0] % 2:
+            raise ValueError(f"the second half of a batch is read backwards here, and it has {q.shape[0]} rows")
+        half, (sin, cos) = q.shape[0] // 2, table.chunk(2, dim=-1)
+        return torch.cat((self.along(q[:half], table), self.along(q[half:], torch.cat((-sin, cos), dim=-1))))
 
     def sines(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """(N, W / 2) each"""
@@ -142,8 +153,8 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
 
     def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
         """(R, W): every distance from the last query to the first key down."""
-        count = torch.arange(self.step(ctx) * (ctx.index.shape[-1] - 1) + places.shape[-1], device=places.device)
-        waves = torch.cat(self.sines((farthest(places, ctx) - count) * spacing_of(ctx)), dim=-1)
+        apart, most = distances(places, ctx) * spacing_of(ctx), self.part.most
+        waves = torch.cat(self.sines(apart if most is None else apart.clamp(-most, most)), dim=-1)
         return self.dropped(waves.to(dtype))
 
     def angles(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anyformer.context import Context
 from anyformer.part import Part
+from anyformer.parts.relative import Stride
 from anyformer.parts.segments import Segments, Spacing, spacing_of
 
 
@@ -59,5 +60,5 @@ class Halve(Part):
             index=index, positions=ctx.positions[:, first], shared={},
             padding=None if ctx.padding is None else self.shorten(ctx.padding),
         )  # fmt: skip
-        looking = ctx.having(index=first, fine=x, shared={}) if self.queries_only else inner
+        looking = ctx.having(Stride(2), index=first, fine=x, shared={}) if self.queries_only else inner
         return short, inner, looking

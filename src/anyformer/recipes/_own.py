@@ -19,6 +19,7 @@ from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
+from anyformer.objectives.permuted import Permuted
 from anyformer.part import nearest, walk
 from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes._encoder import small_bert, vocabulary
@@ -114,9 +115,10 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     if model is None:
         return run
     given, limit = model_of(model)
-    objective: Objective = NextToken() if limit.writes else Masked()
     if limit.pair:
         raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
+    any_order = any("an order" in getattr(part, "needs", ()) for _, part in walk(limit))
+    objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
     length = min(position_limit(limit) or 256, 256)
     changed: dict[str, Any] = {"model": given, "objective": objective, "batch": Batch(examples=8, length=length)}
     if isinstance(given, Pretrained):

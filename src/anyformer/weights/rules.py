@@ -101,6 +101,16 @@ class Transpose(Rename):
         return [tensors[0].t()]
 
 
+class Flip(Rename):
+    """The rows of a table in the other order."""
+
+    def load(self, tensors: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
+        return [tensors[0].flip(0)]
+
+    def save(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].flip(0)]
+
+
 class Reshape(Rename):
     """The same numbers under another shape; `shape` is the published one, with -1 for what follows from the size."""
 

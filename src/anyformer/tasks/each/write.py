@@ -30,7 +30,7 @@ def write(
     ...     print(piece, end="", flush=True)
     """
     asked = ask("write", model, inputs, how)
-    check_writer(asked.model)
+    check_writer(asked.model, asked=True)
     given = {
         "max_new_tokens": max_new_tokens, "num_beams": num_beams, "do_sample": do_sample or None, "seed": seed,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
