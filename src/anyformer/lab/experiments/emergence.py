@@ -26,7 +26,7 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "base": 10, "digits": 1, "seeds": 1}),
-    "small": Form(2, 0.5, {"widths": [4, 8, 16, 32], "steps": 500, "batch": 12, "base": 4, "digits": 3, "seeds": 2}),
+    "small": Form(4, 0.5, {"widths": [4, 8, 12, 16], "steps": 2500, "batch": 24, "base": 4, "digits": 3, "seeds": 2}),
     "full": Form(360, 7, {
         "widths": [4, 8, 12, 16, 24, 32, 64, 128], "steps": 4000, "batch": 64, "base": 10, "digits": 3,
         "seeds": 3,
