@@ -365,6 +365,11 @@ class State:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     @property
+    def keeps_tokens(self) -> bool:
+        """Whether something is kept of each token, by the place where it stands."""
+        return any(isinstance(store.declared, PerToken) for store in self.stores.values())
+
+    @property
     def can_truncate(self) -> bool:
         """Whether tokens can be forgotten; a window or a recurrence has to be forked and read again instead."""
         return all(store.can_truncate for store in self.stores.values())

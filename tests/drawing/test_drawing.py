@@ -113,12 +113,13 @@ def test_how_many_vectors_an_embedding_makes() -> None:
     """The lengths on the wires are those that the embedding's module gives."""
     seen: dict[str, set[int]] = {}
     for case in every_case():
-        part, length = spec_of(case).embedding, 1000 if "wav2vec2" in case.model_type else 16
+        spec, length = spec_of(case), 1000 if "wav2vec2" in case.model_type else 16
+        part, width = spec.embedding, spec.width
         if len(seen.setdefault(type(part).__name__, set())) < 3:
-            given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, 8).items()}
+            given = {name: torch.zeros(1, *shape) for name, shape in part.row(length, width).items()}
             given |= {name: value.long() for name, value in given.items() if name in NUMBERS}
             with torch.no_grad(), recorded():  # nothing is asked of the zeros
-                x, _ = part.build(Site(width=8)).eval()(given, None)
+                x, _ = part.build(Site(width=width)).eval()(given, None)
             assert part.vectors(length) == x.shape[1], case.id
             seen[type(part).__name__].add(x.shape[1])
     wanted = {"TextEmbedding", "PatchEmbedding", "WaveformEmbedding", "SpectrogramEmbedding", "TrajectoryEmbedding"}

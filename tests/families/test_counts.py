@@ -88,7 +88,7 @@ def test_one_layer_of_each_kind_counts_for_all_in_every_name(name: str) -> None:
     assert counted(af.spec(name)) == built(af.spec(name))
 
 
-@over([case for case in cases() if spec_of(case).writes], body)
+@over([case for case in cases() if spec_of(case).writes and "G1" not in case.skip], body)
 def test_state_is_what_a_pass_leaves_behind(case: Case) -> None:
     """Windows, latents, recurrences, and what is made of an encoder's places, which are fewer than what it read."""
     spec = spec_of(case)

@@ -250,7 +250,10 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match=case.model_type):
         families.find(case.model_type + "x")
     usual = ("gelu", "gelu_new", "silu")
+    unread = () if case.architecture.endswith("ForMultipleChoice") else ("summary_activation",)  # ELECTRA's others
     for name in (n for n, f in family.fields.items() if isinstance(f, Field) and f.default in usual):
+        if name in unread:
+            continue
         with pytest.raises(ValueError, match=r"did you mean 'gelu'"):
             family.read({**config, name: "gelv"})
 

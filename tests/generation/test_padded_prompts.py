@@ -17,7 +17,7 @@ import anyformer as af
 from anyformer.part import Part
 from anyformer.state import State
 from small import close
-from test_swapping import SLOTS, V, part_of, plain, stirred, swapped
+from swaps import SLOTS, V, part_of, plain, stirred, swapped
 
 OP, POSITION, ABSOLUTE = "decoder.layers.attention.op", "decoder.layers.attention.op.position", "embedding.position"
 ROUTER = "decoder.layers.feedforward.op.router"

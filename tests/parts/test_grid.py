@@ -213,7 +213,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Stack(layers=Block(a=TURN, b=Sublayer(op=Attention(num_heads=2))), depth=1, position=Alibi(num_heads=2)),
      "Stack.position: layers of this stack change"),
     (lambda: Stages(stages=(Stack(layers=PLAIN, depth=1), Stack(layers=Block(a=TURN), depth=1)), down=(Merge(),)),
-     r"Stages.stages.1: .* no layer that changes"),
+     r"Stages.stages.1: .* none that changes"),
     (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(2, 3), stride=(1, 1))), "its sizes must be odd"),
     (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(3, 3), stride=(1, 3))), "must be 1 or even"),
     (lambda: PooledAttention(num_heads=1, queries=FINE, position=GridVectors(size=(2, 2, 2))), "or all of a video"),

@@ -115,7 +115,7 @@ FIELDS: dict[str, ConfigField] = {
     "max_position_embeddings": Field(4096, longest),
     "classifier_dropout": Field(None),  # hidden_dropout_prob stands in where it is None
     "problem_type": Field(None, "head.problem"),
-    "num_hidden_layers": Inert(None, "the number of attn_layers, whatever it says"),
+    "num_hidden_layers": Field(None, lambda spec: stack(spec).depth),  # that of attn_layers unless said
     "tie_word_embeddings": Inert(False, "the published class ties nothing: two streams are scored, one is read"),
     "chunk_size_lm_head": Inert(0, "the same numbers computed in pieces"),
     "pad_token_id": Inert(0, "what rows are made longer with, which nothing sees"),
@@ -128,6 +128,10 @@ def describe(c: Any) -> Model:
     layers = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else []
     if not layers or any(name not in KINDS for name in layers):
         raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {c.attn_layers!r}")
+    depth = len(layers) if c.num_hidden_layers is None else c.num_hidden_layers
+    if depth > len(layers) and len({*layers}) > 1:
+        raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")
+    layers = (layers * depth)[:depth]
     lengths = {"local": c.local_attn_chunk_length, "lsh": c.lsh_attn_chunk_length}
     if any(type(lengths[name]) is not int or lengths[name] < 1 for name in layers):
         raise ValueError(f"a chunk holds at least one token; got {lengths}")

@@ -190,7 +190,8 @@ class TextEmbeddingModule(nn.Module):
         numbering, given_positions = self.part.numbering, inputs.get("position_ids")
         if given_positions is not None:
             inputs = {**inputs, "position_ids": given_positions - numbering.first}
-        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address)
+        placed = self.position is not None
+        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address, placed)
         if given_positions is None:
             ctx = numbering.numbered(ctx)
         for step in self.part.order:
@@ -230,16 +231,17 @@ class TextEmbeddingModule(nn.Module):
 
 
 def text_context(
-    x: Tensor, inputs: dict[str, Any], state: State | None, counted: Tensor | None = None, address: str = ""
-) -> Context:
+    x: Tensor, inputs: dict[str, Any], state: State | None, counted: Tensor | None = None, address: str = "",
+    placed: bool = True,
+) -> Context:  # fmt: skip
     """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
-    under `address`: which tokens take up a position, where not all do."""
+    under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
     (B, T), device = x.shape[:2], x.device
     past = 0 if state is None else state.past
     if state is not None and state.capacity is not None and not recording() and state.length + T > state.capacity:
         raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
     index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
-    padding = _padding(inputs.get("attention_mask"), B, T, state)
+    padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
     documents = inputs.get("document_ids")
     positions = inputs.get("position_ids")
     check_shape("document_ids", documents, (B, T))
@@ -283,7 +285,7 @@ def thinned(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]:
     return x.take_along_dim(kept[..., None], 1), ctx.having(index=index, positions=positions, padding=padding)
 
 
-def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor | None:
+def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
     """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
     if mask is not None and mask.dim() != 2:
         raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
@@ -291,7 +293,8 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None) -> Tensor
         # static: the caller gives the whole row or nothing, so that shapes stay
         if mask is not None and mask.shape != (B, state.capacity):
             raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
-        if mask is not None and not recording() and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
+        spoilt = mask is not None and (placed or state.keeps_tokens) and not recording()
+        if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
             why = "a row ends in pads, and a static state goes on behind them"
             raise ValueError(f"attention_mask: {why}; pad on the left")
         return state.padding if mask is None else mask.bool()

@@ -1,9 +1,8 @@
 """Experts: at equal compute a token, more experts mean a lower loss.
 
 The feed-forward layers of a small decoder become a mixture in which every token goes to one expert: parameters grow
-with the number of experts, and what a token costs stays as it was [Fedus et al. 2021]. That pays where there is more to
-know than the weights hold: the small form learns facts, which letter stands behind which two. An expert's weight is a
-sigmoid: a softmax would begin with 1 / experts, from which a short training does not recover.
+with the number of experts, and what a token costs stays as it was [Fedus et al. 2021]. An expert's weight is a sigmoid:
+a softmax would begin with 1 / experts, from which a short training does not recover.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from anyformer.counting import count
-from anyformer.data import Data, Held
 from anyformer.lab.experiment import Form, Verdict
+from anyformer.lab.experiments._language import Language
 from anyformer.lab.experiments._runs import held_out, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -29,16 +26,16 @@ from anyformer.train.progress import read_metrics
 
 CLAIM = "with more experts the loss is lower at the same steps, and what a token costs grows by less than 5 %"
 FORMS = {
-    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "facts"}),
+    "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "made-up"}),
     "small": Form(2, 0.5, {
-        "depth": 2, "width": 16, "steps": 1500, "batch": 32, "experts": [1, 4, 16], "text": "facts"
+        "depth": 2, "width": 16, "steps": 500, "batch": 16, "experts": [1, 4, 16], "text": "made-up"
     }),
     "full": Form(90, 3.5, {
         "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 2, 4, 8, 16, 32], "text": "library"
     }),
 }  # fmt: skip
 LENGTH = 64
-LETTERS = "abcdefghijklmnopqrstuvwx"
+LANGUAGES = Language(topics=8, words=6)  # a text is of one
 
 
 def trials(
@@ -66,22 +63,11 @@ def mixed(experts: int, width: int, depth: int) -> Model:
     return writer(width, depth, 4, LENGTH, changes, scaled=True)
 
 
-def facts(number: int, seed: int = 0) -> list[str]:
-    """Texts of 12 facts such as "kq=d", each one of 576 that are the same everywhere and follow from nothing."""
-    known = np.random.default_rng(0).integers(0, len(LETTERS), (len(LETTERS), len(LETTERS)))
-    pairs = np.random.default_rng(seed).integers(0, len(LETTERS), (number, 12, 2))
-    return [" ".join(f"{LETTERS[a]}{LETTERS[b]}={LETTERS[known[a, b]]}" for a, b in text) for text in pairs]
-
-
 def work(values: Values, place: Place) -> list[Row]:
-    if values["text"] == "facts" and values["data"] is None:
-        source = place.texts("facts", lambda: facts(4000))
-        data = Data(train=Held(source=source), valid=Held(source=source, out=True))
-    else:
-        data = texts(place, values["text"], values["data"])
     run = training(
-        "experts", mixed(values["experts"], values["width"], values["depth"]), data, place.device,
-        steps=values["steps"], batch=values["batch"], length=LENGTH, lr=3e-3 if values["width"] < 100 else 1e-3,
+        "experts", mixed(values["experts"], values["width"], values["depth"]),
+        texts(place, values["text"], values["data"], LANGUAGES), place.device, steps=values["steps"],
+        batch=values["batch"], length=LENGTH, lr=3e-3 if values["width"] < 100 else 1e-3,
         every=max(values["steps"] // 8, 1), seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
