@@ -182,6 +182,7 @@ def test_a_model_that_needs_more_devices(run) -> None:
 def test_many_machines() -> None:
     assert command(Way(), Path("run.json")) == "python -m anyformer train run.json"
     assert "--nnodes 4 --nproc-per-node 8 " in command(Way(replicate=4, tensor=8), Path("run.json"))
+    assert "--nnodes 4 --nproc-per-node 5 " in command(Way(tensor=20), Path("run.json"))  # which no machine holds
     assert command(Way(), Path("my runs/run.json")) == "python -m anyformer train 'my runs/run.json'"
     for way in (Way(replicate=9), Way(shard=11), Way(replicate=6, tensor=3), Way(replicate=20), Way(shard=3, tensor=4)):
         nodes, each = map(int, re.findall(r"--n\S+ (\d+)", command(way, Path("run.json"))))

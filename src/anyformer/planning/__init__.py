@@ -36,13 +36,14 @@ def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
 
 
 def command(way: Way, run: Path) -> str:
-    """The line that starts it on every machine of up to eight devices; layers in pieces stay on one."""
+    """The line that starts it on every machine of up to eight devices; layers in pieces stay on one if they can."""
     last = f"-m anyformer train {shlex.quote(str(run))}"
     if way.devices == 1:
         return f"python {last}"
     if way.devices <= MACHINE:
         return f"torchrun --nproc-per-node {way.devices} {last}"
-    each = max(n for n in range(way.tensor, MACHINE + 1) if n % way.tensor == 0 and way.devices % n == 0)
+    even = [n for n in range(1, MACHINE + 1) if way.devices % n == 0]
+    each = max([n for n in even if n % way.tensor == 0] or even)
     return (
         f"torchrun --nnodes {way.devices // each} --nproc-per-node {each} --rdzv-backend c10d"
         f" --rdzv-endpoint HOST:29500 {last}"
