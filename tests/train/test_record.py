@@ -30,7 +30,8 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize(("given", "said"), [
     ((NextToken(), torch.device("cpu"), "bf16", 1), "on a GPU"), ((NextToken(), CUDA, "bf16", 2), "processes"),
-    ((NextToken(), CUDA, "fp16", 1), "take bf16"), ((Contrast(), CUDA, "bf16", 1), "from step to step"),
+    ((NextToken(), CUDA, "fp16", 1), "take bf16"), ((NextToken(), CUDA, "bf16", 1, 4), "micro"),
+    ((Contrast(), CUDA, "bf16", 1), "from step to step"),
 ])  # fmt: skip
 def test_what_cannot_be_recorded_is_refused(given: Any, said: str) -> None:
     assert said in (record.refusal(*given) or "")

@@ -24,7 +24,6 @@ def normed(spec: Model) -> str:
     return "layer_norm" if getattr(at(spec, POSITION), "norm", None) else "none"
 
 
-
 FIELDS: dict[str, ConfigField] = {
     **deberta.FIELDS,
     **again(deberta.FIELDS, vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,

@@ -26,12 +26,16 @@ MOST = 8  # shapes, since each keeps its activations
 CLOSE = 1e-2  # of losses, and of the length of the gradient: the same kernels, but sums in another order
 
 
-def refusal(objective: Objective, device: torch.device, precision: str, processes: int) -> str | None:
+def refusal(
+    objective: Objective, device: torch.device, precision: str, processes: int, micro: int | None = None
+) -> str | None:
     """Why this training cannot be recorded."""
     if device.type != "cuda":
         return f"a recording is launched on a GPU, and this is on {device.type}"
     if processes > 1:
         return "processes wait for each other within a step; a recording is of one alone"
+    if micro is not None:
+        return "batch.micro adds up gradients over several passes; a recording is of a step's only one"
     if precision == "fp16":
         return "loss scaling decides on the host; take bf16"
     if type(objective).before is not Objective.before:

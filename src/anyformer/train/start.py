@@ -62,9 +62,11 @@ def setup(
     check(run.objective, run.evaluate.metrics)
     if run.compile and not machine.has("compiler"):
         raise ValueError(f"compile=true: {machine.NO_COMPILER}")
-    why = record.refusal(run.objective, layout.device, run.precision, parallel.world_size()) if run.record else None
-    if why is not None:
-        raise ValueError(f"record=true: {why}")
+    if run.record:
+        processes, micro = parallel.world_size(), run.batch.micro
+        why = record.refusal(run.objective, layout.device, run.precision, processes, micro)
+        if why is not None:
+            raise ValueError(f"record=true: {why}")
     if layout.device.type == "cpu" and run.precision.startswith("bf16") and not machine.has("bf16"):
         tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
     with claimed(run, folder, resume) as (fresh, lock):
