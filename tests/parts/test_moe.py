@@ -181,6 +181,27 @@ def test_grouped_products() -> None:
     assert not grouped_linear(x, weight, torch.zeros(3, dtype=torch.long)).any()
 
 
+@pytest.mark.parametrize("activation", ["gelu", "softplus"])  # which autocast leaves as they are, and takes to fp32
+def test_under_autocast_an_expert_is_a_feed_forward(activation: str) -> None:
+    expert = MLP(width=16, activation=activation, bias=True)
+    alone = made(MoE(num_experts=1, router=TopK(top_k=1), expert=expert))
+    plain = expert.build(Site(width=D, address="mlp"))
+    names = {"up.weight": "up", "up.bias": "up_bias", "down.weight": "down", "down.bias": "down_bias"}
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            found = getattr(alone.experts, names[name])[0]
+            parameter.copy_(found.t() if found.dim() == 2 else found)
+    x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, found = plain(x, context()), alone(x, context())
+    exact = plain(x, context())
+    error = (found.float() - exact).abs().max()
+    assert error > 1e-4  # it is not fp32 that is multiplied
+    torch.testing.assert_close(found.float(), wanted.float(), atol=0.06, rtol=0)  # biases are added elsewhere
+    found.float().sum().backward()
+    assert alone.experts.up.grad is not None and alone.experts.up.grad.dtype == torch.float32
+
+
 def test_what_cannot_be_is_refused() -> None:
     site = Site(width=D, address="here")
     few = TopK(top_k=3, groups=3, top_groups=1)

@@ -77,7 +77,9 @@ def stack(c: Any, kind: type[LayerNorm | RMSNorm] = LayerNorm) -> Stack:
 
 def init(c: Any) -> dict[str, Initializer]:
     residual = Normal(std=c.initializer_range, residual=True)
-    return {"*.o.weight": residual, "*.down.weight": residual, "*": Normal(std=c.initializer_range)}
+    # experts in place of a feed-forward begin as it does
+    ends = {"*.o.weight": residual, "*.down.weight": residual, "*.experts.down": residual}
+    return {**ends, "*": Normal(std=c.initializer_range)}
 
 
 def describe(c: Any) -> Model:

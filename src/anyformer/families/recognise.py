@@ -52,7 +52,13 @@ def choose(
     fits: list[tuple[tuple[int, int], Choice, Model]] = []
     for family, architecture in open:
         spec = described(family, architecture, config)
-        if spec is not None and takes(family, spec, names) and (report := load(family, spec)).clean:
+        if spec is None or not takes(family, spec, names):
+            continue
+        try:
+            report = load(family, spec)
+        except ValueError:  # more is missing than a load starts anew
+            continue
+        if report.clean:
             own = {name for name, field in family.fields.items() if isinstance(field, Field)}
             given = {family.aliases.get(name, name) for name in config}
             nameless = spec.replace(family="", architecture="", source={})

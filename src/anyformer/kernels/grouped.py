@@ -34,6 +34,14 @@ def gathered_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return torch.bmm(x[:, None], mine)[:, 0].masked_fill((group == weight.shape[0])[:, None], 0)
 
 
+def cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of autocast where it is on, as a linear layer's are: torch casts nothing for these products."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype)
+
+
 def takes_rest(x: Tensor, weight: Tensor) -> bool:
     """Whether rows of no group may be given: the device's own kernel leaves garbage there."""
     return not _native(x, weight)

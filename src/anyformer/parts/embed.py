@@ -303,7 +303,7 @@ def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: b
         if state is None or state.padding is None:
             return None
         mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
-    if mask.shape not in ((B, past + T), (B, T)):
+    if mask.shape[0] != B or mask.shape[1] not in (past + T, T):
         raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
     if state is not None and past and (mask.shape[1] == T or state.realigned):
         before = known(state.padding, (B, past), mask.device)

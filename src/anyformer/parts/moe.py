@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.context import Context
-from anyformer.kernels.grouped import grouped_linear, takes_rest
+from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
 from anyformer.mask import first_of_document
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS
@@ -299,23 +299,24 @@ class ExpertsModule(nn.Module):
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """(N, D) -> (N, D)"""
         k, E = routing.experts.shape[1], self.num_experts
+        x, up = cast(x, self.up)
         chosen = routing.experts.flatten()  # (M,)
-        if not takes_rest(x, self.up):
+        if not takes_rest(x, up):
             chosen = chosen.clamp(max=E - 1)  # what goes nowhere has no weight
         chosen, order = chosen.sort(stable=True)
         ends = torch.searchsorted(chosen, torch.arange(E, device=x.device), right=True)
         token = order if k == 1 else order // k
-        inner = grouped_linear(x.index_select(0, token), self.up, ends)
+        inner = grouped_linear(x.index_select(0, token), up, ends)
         if self.up_bias is not None:
             inner = inner + self.up_bias[chosen.clamp(max=E - 1)]
         if self.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = self.activation(gate) * up
+            gate, rest = inner.chunk(2, dim=-1)
+            inner = self.activation(gate) * rest
         else:
             inner = self.activation(inner)
         if self.dropout and self.training:
             inner = F.dropout(inner, self.dropout)
-        y = grouped_linear(inner, self.down, ends)
+        y = grouped_linear(*cast(inner, self.down), ends)
         if self.down_bias is not None:
             y = y + self.down_bias[chosen.clamp(max=E - 1)]
         y = y * routing.weights.flatten()[order, None]
