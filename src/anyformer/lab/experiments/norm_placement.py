@@ -1,13 +1,12 @@
 """Norm placement: where the norms stand decides how large gradients are in each layer, and whether warm-up is needed.
 
 The same decoder with norms after the add (post), before the branch (pre), around the branch (sandwich), and after the
-add with a scaled skip (DeepNorm). Gradients by layer before the first step [Xiong et al. 2020], and the loss after a
-training with warm-up and without.
+add with a scaled skip (DeepNorm). Gradients by layer before the first step [Xiong et al. 2020], and the loss after
+trainings at several rates, with warm-up and without.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from anyformer.construct import build
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import SIZE, each_loss, texts, training, writer
+from anyformer.lab.experiments._runs import SIZE, each_loss, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.model import Model
@@ -23,32 +22,36 @@ from anyformer.parts.init import Normal
 from anyformer.parts.init import deepnorm as scaled_down
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled, deepnorm
-from anyformer.train.progress import read_metrics
 
 CLAIM = (
     "before the first step the last layer's gradient is largest in post-norm, 1.5 times that of pre-norm or more, and "
-    "without warm-up post-norm loses more than pre-norm does"
+    "without warm-up post-norm loses 0.1 nats more than pre-norm does, the mean over the rates"
 )
 FORMS = {
-    "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "lr": 3e-3, "text": "made-up"}),
-    "small": Form(2, 0.5, {"depth": 6, "width": 32, "steps": 200, "batch": 8, "lr": 3e-3, "text": "made-up"}),
-    "full": Form(90, 3.5, {"depth": 16, "width": 192, "steps": 1200, "batch": 64, "lr": 2e-3, "text": "library"}),
-}
+    "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "rates": [3e-3], "text": "made-up"}),
+    "small": Form(2, 0.5, {
+        "depth": 6, "width": 32, "steps": 160, "batch": 8, "rates": [2e-3, 4e-3, 8e-3], "text": "made-up"
+    }),
+    "full": Form(240, 3.5, {
+        "depth": 12, "width": 192, "steps": 1000, "batch": 64, "rates": [2.5e-4, 5e-4, 1e-3, 2e-3], "text": "library"
+    }),
+}  # fmt: skip
 DIVERGES = True  # a training that does is a result here
 LENGTH, HEADS = 64, 4
 PLACEMENTS = ("post", "pre", "sandwich", "deepnorm")
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, lr: float, text: str, data: str | None = None, seed: int = 0,
+    depth: int, width: int, steps: int, batch: int, rates: list[float], text: str, data: str | None = None,
+    seed: int = 0,
 ) -> list[Trial]:
-    same = {
-        "depth": depth, "width": width, "steps": steps, "batch": batch, "lr": lr, "text": text, "data": data,
-        "seed": seed,
-    }  # fmt: skip
+    """The gradients of every placement, and its trainings."""
+    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data, "seed": seed}
+    ways = [("gradients", None, None)]
+    ways += [(f"{'warm' if warm else 'cold'}-{lr:g}", lr, warm) for lr in rates for warm in (True, False)]
     return [
-        Trial(f"{placement}-{'warm' if warm else 'cold'}", {"placement": placement, "warm": warm, **same})
-        for placement in PLACEMENTS for warm in (True, False)
+        Trial(f"{placement}-{name}", {"placement": placement, "lr": lr, "warm": warm, **same})
+        for placement in PLACEMENTS for name, lr, warm in ways
     ]  # fmt: skip
 
 
@@ -71,19 +74,15 @@ def placed(placement: str, width: int, depth: int) -> Model:
 
 
 def work(values: Values, place: Place) -> list[Row]:
-    model = placed(values["placement"], values["width"], values["depth"])
-    rows = gradients(model, place.device) if values["warm"] else []
+    model, steps = placed(values["placement"], values["width"], values["depth"]), values["steps"]
+    if values["lr"] is None:
+        return gradients(model, place.device)
     run = training(
-        values["placement"], model, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
-        batch=values["batch"], length=LENGTH, lr=values["lr"],
-        warmup=max(values["steps"] // 5, 1) if values["warm"] else 0, seed=values["seed"],
+        values["placement"], model, texts(place, values["text"], values["data"]), place.device, steps=steps,
+        batch=values["batch"], length=LENGTH, lr=values["lr"], warmup=max(steps // 5, 1) if values["warm"] else 0,
+        seed=values["seed"],
     )  # fmt: skip
-    try:
-        lines = read_metrics(place.train(run).folder)
-    except FloatingPointError as error:  # which is a result here
-        return [*rows, {"failed": str(error)}]
-    rows += [{"step": line["step"], "loss": line["loss"]} for line in lines if "loss" in line]
-    return [*rows, {"valid": lines[-1]["valid/loss"]}]
+    return [{"valid": place.train(run).scores["loss"]}]
 
 
 def gradients(spec: Model, device: str, rows: int = 16) -> list[Row]:
@@ -96,35 +95,43 @@ def gradients(spec: Model, device: str, rows: int = 16) -> list[Row]:
     return [{"layer": i, "gradient": float(p.grad.norm())} for i, p in enumerate(found) if p.grad is not None]
 
 
+def ends(rows: Sequence[Row], placement: str, warm: bool) -> dict[float, float]:
+    """rate -> the last loss; of a training that did not stay finite, the highest of all."""
+    worst = max(row["valid"] for row in rows if "valid" in row)
+    own = [row for row in rows if row["placement"] == placement and row["warm"] is warm]
+    return {row["lr"]: row.get("valid", worst) for row in own}
+
+
 def claim(rows: Sequence[Row]) -> Verdict:
     last, spread, lost = {}, {}, {}
+    found: dict[str, float] = {}
     for placement in PLACEMENTS:
-        own = [row for row in rows if row["placement"] == placement]
-        by_layer = [row["gradient"] for row in own if "gradient" in row]
+        by_layer = [row["gradient"] for row in rows if row["placement"] == placement and "gradient" in row]
         last[placement], spread[placement] = by_layer[-1], by_layer[-1] / by_layer[0]
-        ends = {row["warm"]: row.get("valid") for row in own if "valid" in row or "failed" in row}
-        warm, cold = ends[True], ends[False]
-        lost[placement] = float("inf") if cold is None else cold - (cold if warm is None else warm)
-    found = {f"last layer / post-norm's, {name}": value / last["post"] for name, value in last.items()}
+        warm, cold = ends(rows, placement, True), ends(rows, placement, False)
+        lost[placement] = mean([cold[lr] - warm[lr] for lr in warm])
+        for way, by_rate in (("warm", warm), ("cold", cold)):
+            found |= {f"loss, {placement}, {way}, {lr:g}": value for lr, value in by_rate.items()}
+    found |= {f"last layer / post-norm's, {name}": value / last["post"] for name, value in last.items()}
     found |= {f"last / first layer, {name}": value for name, value in spread.items()}
     found |= {f"lost without warm-up, {name}": value for name, value in lost.items()}
     large = last["post"] == max(last.values()) and last["post"] >= 1.5 * last["pre"]  # sqrt(depth) [Xiong et al. 2020]
-    return Verdict(large and lost["post"] > max(lost["pre"], 0), found)
+    return Verdict(large and lost["post"] >= lost["pre"] + 0.1, found)
 
 
 def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 14, 4)
     for number, placement in enumerate(PLACEMENTS):
-        own, colour = [row for row in rows if row["placement"] == placement], f"C{number}"
-        points = [(row["layer"], row["gradient"]) for row in own if "gradient" in row]
-        axes[0, 0].plot(*zip(*points), marker="o", color=colour, label=placement)
+        style = {"marker": "o", "color": f"C{number}", "label": placement}
+        points = [(row["layer"], row["gradient"]) for row in rows
+                  if row["placement"] == placement and "gradient" in row]  # fmt: skip
+        axes[0, 0].plot(*zip(*points), **style)
         for axis, warm in ((axes[0, 1], True), (axes[0, 2], False)):
-            curve = [row["loss"] for row in own if row["warm"] is warm and "loss" in row]
-            near = [statistics.mean(curve[max(i - 10, 0) : i + 1]) for i in range(len(curve))]
-            axis.plot(range(1, len(near) + 1), near, color=colour, label=placement)
+            axis.plot(*zip(*ends(rows, placement, warm).items()), **style)
     axes[0, 0].set(yscale="log", xlabel="layer", title="gradient before the first step")
-    axes[0, 1].set(xlabel="step", title="loss with warm-up")
-    axes[0, 2].set(xlabel="step", title="loss without warm-up")
+    axes[0, 1].set(xscale="log", xlabel="rate", title="last loss with warm-up")
+    axes[0, 2].set(xscale="log", xlabel="rate", title="last loss without warm-up")
+    axes[0, 2].sharey(axes[0, 1])
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=8)
