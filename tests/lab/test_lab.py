@@ -280,7 +280,7 @@ def test_tongues() -> None:
 
 def test_every_seed_counts() -> None:
     """One seed with which more experts are worse, or ALiBi loses too much, is enough for a claim not to hold."""
-    experts, positions = experiment("experts"), experiment("positions")
+    from anyformer.lab.experiments import experts, positions
 
     def mixtures(last: float) -> list[Row]:
         losses = {(1, 0): 2.0, (1, 1): 1.5, (4, 0): 1.7, (4, 1): last}
