@@ -260,6 +260,52 @@ def test_made_up_language() -> None:
     assert {where[text[0]][0] for text in texts} == {0, 1, 2}
 
 
+def test_tongues() -> None:
+    """A text is in one tongue, which its mark says; two letters follow a letter at most, others in another tongue."""
+    from anyformer.lab.experiments.experts import MARKED, MARKS, tongues
+
+    after: dict[tuple[str, str], set[str]] = {}
+    written, marks = tongues(600), 0
+    for text in written:
+        mark = text[0]
+        letters = text.replace(mark, "")
+        assert mark in MARKS and len(text) == 400 and letters.islower()
+        marks += len(text) - len(letters)
+        for letter, following in pairwise(letters):
+            after.setdefault((mark, letter), set()).add(following)
+    assert {mark for mark, _ in after} == set(MARKS) and abs(marks / 600 / 400 - MARKED) < 0.01
+    assert max(map(len, after.values())) == 2 and sum(map(len, after.values())) > 1.8 * len(after)
+    assert len(set.union(*(found for (_, letter), found in after.items() if letter == "a"))) > 12
+
+
+def test_every_seed_counts() -> None:
+    """One seed with which more experts are worse, or ALiBi loses too much, is enough for a claim not to hold."""
+    from anyformer.lab.experiments import experts, positions
+
+    def mixtures(last: float) -> list[Row]:
+        losses = {(1, 0): 2.0, (1, 1): 1.5, (4, 0): 1.7, (4, 1): last}
+        return [{"experts": number, "seed": seed, "step": 1, "loss": loss, "flops": 100 + number, "busiest": 0.5}
+                for (number, seed), loss in losses.items()]  # fmt: skip
+
+    assert experts.claim(mixtures(1.4)).holds and not experts.claim(mixtures(1.6)).holds
+    assert experts.claim(mixtures(1.4)).figures["loss with 4 experts"] == pytest.approx(1.55)
+    assert not experts.claim([row | {"flops": 100 * row["experts"]} for row in mixtures(1.4)]).holds
+
+    def schemes(alibi: float = 1.02, sinusoidal: float = 1.2) -> list[Row]:
+        found: list[Row] = []
+        for trial in positions.trials(**positions.FORMS["small"].values):
+            own = {name: trial.values[name] for name in ("scheme", "seed")}
+            last = own["seed"] == 2  # the others are as claimed
+            far = {"alibi": alibi if last else 1.0, "sinusoidal": sinusoidal if last else 1.5, "learned": None}
+            found.append(own | dict.fromkeys(positions.PROPERTIES, own["scheme"] not in positions.ADDED))
+            found += [own | {"times": 1, "loss": 1.0}, own | {"times": 4, "loss": far.get(own["scheme"], 1.1)}]
+        return found
+
+    assert positions.claim(schemes()).holds
+    assert not positions.claim(schemes(alibi=1.04)).holds and not positions.claim(schemes(sinusoidal=1.05)).holds
+    assert positions.claim(schemes()).figures["lost by alibi"] == pytest.approx(0.02 / 3)
+
+
 def test_pairs_of_sentences() -> None:
     """Half of them of one topic, which the label says."""
     from anyformer.lab.experiments._language import Language

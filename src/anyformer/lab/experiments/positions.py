@@ -3,7 +3,8 @@
 The properties are read off the scores of one attention over a text that says the same everywhere, so that what differs
 is position alone: places are told apart (unique), scores depend on the distance alone (relative), a place means the
 same in a longer text (consistent), scores stay in bounds (bounded), and there is an answer for places never seen
-(extends). Then the same decoder learns from texts of one length and reads longer ones.
+(extends). Then the same decoder learns from texts of one length and reads longer ones. Texts of 32 tokens say little
+about ALiBi, whose flattest head falls by 1 / 256 a token and hardly tells places apart there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from anyformer.codec import override
 from anyformer.construct import build
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.experiments._runs import each_loss, held_out, texts, training, writer
+from anyformer.lab.experiments._runs import each_loss, held_out, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
@@ -29,26 +30,33 @@ from anyformer.parts.relative import RelativeSinusoids
 from anyformer.parts.rotary import Rope
 
 CLAIM = (
-    "at four times the length it learnt from ALiBi loses 3 % at most, sinusoids lose 10 % or more, and learned "
-    "positions have no answer; schemes of the attention are relative, added vectors are not"
+    "at four times the length it learnt from ALiBi loses 3 % at most and sinusoids lose 10 % or more, whatever the "
+    "seed, and learned positions have no answer; schemes of the attention are relative, added vectors are not"
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "text": "made-up"}),
-    "small": Form(2, 0.5, {"depth": 2, "width": 48, "steps": 400, "batch": 16, "length": 32, "text": "made-up"}),
+    "small": Form(2, 0.5, {
+        "depth": 2, "width": 48, "steps": 400, "batch": 8, "length": 64, "text": "made-up", "seeds": 3
+    }),
     "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "text": "library"}),
-}
+}  # fmt: skip
 HEADS, TIMES = 4, (1, 2, 4)
+ROWS = 64  # texts that are read at every length
 PROPERTIES = ("unique", "relative", "consistent", "bounded", "extends")
 ADDED = ("learned", "sinusoidal", "integer", "binary")
 SCHEMES = ("none", *ADDED, "rope", "alibi", "bucketed", "shaw", "transformer-xl")
+JUDGED = ("sinusoidal", "alibi")  # what they lose is claimed: more seeds than one
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None, seed: int = 0,
+    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None, seeds: int = 1,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
-            "data": data, "seed": seed}  # fmt: skip
-    return [Trial(scheme, {"scheme": scheme, **same}) for scheme in SCHEMES]
+            "data": data}  # fmt: skip
+    return [
+        Trial(f"{scheme}-{seed}", {"scheme": scheme, **same, "seed": seed})
+        for scheme in SCHEMES for seed in range(seeds if scheme in JUDGED else 1)
+    ]  # fmt: skip
 
 
 def placed(scheme: str, width: int, depth: int, length: int) -> Model:
@@ -74,7 +82,7 @@ def work(values: Values, place: Place) -> list[Row]:
         seed=values["seed"],
     )  # fmt: skip
     trainer = place.train(run)
-    ids = held_out(trainer, 16, TIMES[-1] * length)
+    ids = held_out(trainer, ROWS, TIMES[-1] * length)
     with trainer.evaluating():
         for times in TIMES:
             try:
@@ -125,28 +133,34 @@ def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
 
 
 def table(rows: Sequence[Row]) -> dict[str, Row]:
-    """scheme -> its properties, and the loss at each multiple of the length."""
+    """scheme -> its properties, and the loss at each multiple of the length, of the first seed."""
     found: dict[str, Row] = {scheme: {} for scheme in SCHEMES}
-    for row in rows:
+    for row in (row for row in rows if not row["seed"]):
         own = found[row["scheme"]]
         own |= {name: row[name] for name in PROPERTIES if name in row}
         own |= {f"loss x{row['times']}": row["loss"]} if "times" in row else {}
     return found
 
 
-def lost(row: Row) -> float:
-    """By how much the loss is higher at the longest texts, as a share."""
-    far = row.get(f"loss x{TIMES[-1]}")
-    return float("inf") if far is None else far / row["loss x1"] - 1
+def lost(rows: Sequence[Row], scheme: str) -> list[float]:
+    """By how much the loss is higher at the longest texts, as a share, with every seed."""
+    losses = {(row["seed"], row["times"]): row["loss"] for row in rows if row["scheme"] == scheme and "times" in row}
+    near = {seed: loss for (seed, times), loss in losses.items() if times == 1}
+    far = {seed: losses[seed, TIMES[-1]] for seed in near}
+    return [float("inf") if far[seed] is None else far[seed] / near[seed] - 1 for seed in near]
 
 
 def claim(rows: Sequence[Row]) -> Verdict:
     found = table(rows)
-    figures = {f"lost by {scheme}": lost(row) for scheme, row in found.items()}
+    shares = {scheme: lost(rows, scheme) for scheme in SCHEMES}
+    figures = {f"lost by {scheme}": mean(each) for scheme, each in shares.items()}
+    most, least = max(shares["alibi"]), min(shares["sinusoidal"])
     relative = [scheme for scheme, row in found.items() if row["relative"]]
     inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
-    holds = lost(found["alibi"]) <= 0.03 and lost(found["sinusoidal"]) >= 0.1 and not found["learned"]["extends"]
-    return Verdict(holds and set(relative) == inside, {**figures, "relative": ", ".join(relative)})
+    holds = most <= 0.03 and least >= 0.1 and not found["learned"]["extends"] and set(relative) == inside
+    return Verdict(holds, {
+        **figures, "most lost by alibi with a seed": most, "least by sinusoidal": least, "relative": ", ".join(relative)
+    })  # fmt: skip
 
 
 def plot(rows: Sequence[Row]) -> Any:
