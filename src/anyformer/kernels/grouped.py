@@ -36,9 +36,10 @@ def gathered_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 def cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the dtype of autocast where it is on, as a linear layer's are: torch casts nothing for these products."""
-    if not torch.is_autocast_enabled(x.device.type):
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # nothing is computed there, and autocast knows no meta
         return x, weight
-    dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = torch.get_autocast_dtype(kind)
     return x.to(dtype), weight.to(dtype)
 
 
