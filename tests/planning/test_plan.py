@@ -136,6 +136,11 @@ def test_what_cannot_divide() -> None:
             way_of(text, 8)
 
 
+def test_what_reads_no_text_is_planned_in_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "vit-b16", "--devices", "1", "--set", "encoder.depth=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("examples of 197 tokens")
+
+
 def test_accelerators() -> None:
     assert published("NVIDIA A100-SXM4-80GB") == 312e12 and published("NVIDIA L40S") == 362e12
     assert published("Tesla T4") == 65e12 and published("NVIDIA H200") == 989e12 and published("GeForce 256") is None
