@@ -454,8 +454,8 @@ class Trainer:
 
 
 def sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Numbers on their way to the host, and when they will be there. TaskRun for later, they would come behind the work
-    of the next step, and the device would have nothing to do while they are read."""
+    """Numbers on their way to the host, and when they will be there. Copied only when they are read, they would come
+    behind the work of the next step, and the device would have nothing to do meanwhile."""
     if numbers.device.type != "cuda":
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
