@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from catalogue import RUN, Case, cases, make_inputs, over, published, published_class, shared, spec_of
 
 # a Reformer that writes remembers nothing where it sorts: see docs/design.md

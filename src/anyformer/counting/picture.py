@@ -38,6 +38,7 @@ def by_size(path: Path, sizes: Sequence[tuple[int, Mapping[str, int]]], reads: s
     kinds = list(sizes[0][1])
     shares = [[100 * flops[kind] / sum(flops.values()) for _, flops in sizes] for kind in kinds]
     axes.stackplot([size for size, _ in sizes], shares, labels=kinds, colors=COLORS)
-    axes.set(xscale="log", xlabel="parameters", ylabel=", ".join(filter(None, ("share of FLOPs in %", reads))), ylim=(0, 100))
+    share = f"share of FLOPs in %, {reads}" if reads else "share of FLOPs in %"
+    axes.set(xscale="log", xlabel="parameters", ylabel=share, ylim=(0, 100))
     axes.legend(loc="lower left", frameon=True)
     figure.savefig(path)

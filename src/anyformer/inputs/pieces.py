@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, between
-from anyformer.inputs.published import CLASSES, LLAMA, PIECES, TWO_ENDS, published
+from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, published
 from anyformer.inputs.words import Words, around, numbered
 from anyformer.part import nearest
 
@@ -54,6 +54,54 @@ def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, 
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
     core.post_processor = around(core, usual.ends or TWO_ENDS, special)
+    return Words(core, config, special)
+
+
+def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """DeBERTa v2 and v3: spaces and forms of letters are made alike by rules of its own, not by those of the file."""
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    special = {**CLASSES[kind].special, **special}
+    unknown = next((i for i, (text, *_) in enumerate(source.pieces) if text == special["unk_token"]), source.unk_id)
+    # the file's own unknown piece is not special unless the class calls it so
+    plain = {sentencepiece.UNKNOWN: sentencepiece.NORMAL}
+    known = [(text, score, plain.get(each, each)) for text, score, each in source.pieces]
+    core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=unknown))
+    lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    core.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), normalizers.Strip(left=False)])
+    split = [pre_tokenizers.Punctuation("isolated")] if config.get("split_by_punct") else []
+    scheme = "always" if config.get("add_prefix_space", True) else "first"
+    core.pre_tokenizer = pre_tokenizers.Sequence([*split, pre_tokenizers.Metaspace("▁", scheme)])
+    core.decoder = decoders.Metaspace("▁", scheme)
+    return closed(core, kind, config, special)
+
+
+def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """XLNet: letters lose their accents before the rules of the file, and the mask takes the space before it."""
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    special = {**CLASSES[kind].special, **special}
+    core = sentencepiece.build(dataclasses.replace(source, model=sentencepiece.UNIGRAM, byte_fallback=False))
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(),
+             normalizers.StripAccents()]  # fmt: skip
+    steps += [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    steps += [normalizers.Precompiled(source.charsmap)] if source.charsmap else []
+    core.normalizer = normalizers.Sequence(steps)
+    space = pre_tokenizers.Metaspace("▁", "always")
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    core.decoder = decoders.Metaspace("▁", "always")
+    return closed(core, kind, config, special, greedy=("mask_token",))
+
+
+def closed(
+    core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
+) -> Words:
+    """With what stands around texts, whose tokens a file may lack: they come after its pieces. Those that are `greedy`
+    take the space before them."""
+    core.add_special_tokens([
+        tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
+        for name, token in special.items() if name in greedy or core.token_to_id(token) is None
+    ])  # fmt: skip
+    core.post_processor = around(core, CLASSES[kind].ends or SEGMENTS, special)
     return Words(core, config, special)
 
 

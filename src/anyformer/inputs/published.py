@@ -33,7 +33,7 @@ KINDS = {
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
     "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
-    "deberta": "DebertaTokenizer", "xlnet": "XLNetTokenizer",
+    "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
     **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
 
@@ -75,8 +75,10 @@ CLASSES: dict[str, Published] = {
                     Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos"))),
     "NllbTokenizer": Published("", ROBERTA), "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos")),
     "M2M100Tokenizer": Published("m2m", M2M),
+    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS),
     "XLNetTokenizer": Published(
-        "", FUNNEL, settings={"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}
+        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"),
+        {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]},
     ),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import processors
 
 from anyformer.inputs.languages import NLLB, between
-from anyformer.inputs.pieces import fairseq, m2m, marian, pieces, source_of
+from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
 from anyformer.inputs.published import KINDS, NAMES, PIECES, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.weights.io import JSON_BYTES, read_json
@@ -66,10 +66,11 @@ Make = Callable[[Path, str, dict[str, Any], dict[str, str]], Words]
 # how files hold words -> what reads them
 MAKERS: dict[str, Make] = {
     "byte pairs": byte_pairs, "word pieces": word_pieces, "letters": letters, "bytes": single_bytes, "pieces": pieces,
-    "fairseq": fairseq, "m2m": m2m, "marian": marian,
+    "fairseq": fairseq, "DeBERTa's pieces": deberta, "XLNet's pieces": xlnet, "m2m": m2m, "marian": marian,
 }  # fmt: skip
 UNNAMED = ("byte pairs", "word pieces", "pieces")  # those that are read where no class is named
-OWN = ("fairseq",)  # the file is a SentencePiece model like any other, and the class alone says how to read it
+# the file is a SentencePiece model like any other, and the class alone says how to read it
+OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
 
 
 def find(folder: Path, kind: str) -> tuple[str, Make]:
