@@ -123,7 +123,7 @@ def model(c: Any, embedding: TextEmbedding, head: heads.Head | None, stack: Stac
     if not decodes:
         return EncoderModel(encoder=stack, **shared)
     writes = isinstance(head, heads.LMHead) and head.shift
-    offered = "always" if head is None or not head.inputs else "without labels" if writes else "never"
+    offered: Any = "always" if head is None or not head.inputs else "without labels" if writes else "never"
     return DecoderModel(decoder=stack, state_offered=offered, **shared)
 
 
