@@ -111,6 +111,21 @@ def xlm_roberta(folder: Path, **config: Any) -> Path:
     return pieces(folder, "sentencepiece.bpe.model", "unigram", config, vocab_size=180)
 
 
+def deberta_v2(folder: Path, **config: Any) -> Path:
+    """spm.model with DeBERTa's special words at its beginning but for the mask, as published."""
+    names = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+             "eos_piece": "[SEP]", "unk_piece": "[UNK]"}  # fmt: skip
+    config = {"tokenizer_class": "DebertaV2Tokenizer", **config}
+    return pieces(folder, "spm.model", "unigram", config, vocab_size=180, **names)
+
+
+def xlnet(folder: Path, **config: Any) -> Path:
+    """spiece.model with all of XLNet's special words in it."""
+    marked = {"control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>", "user_defined_symbols": "<eop>"}
+    config = {"tokenizer_class": "XLNetTokenizer", **config}
+    return pieces(folder, "spiece.model", "unigram", config, vocab_size=190, **marked)
+
+
 def camembert(folder: Path, **config: Any) -> Path:
     return xlm_roberta(folder, tokenizer_class="CamembertTokenizer", **config)
 

@@ -103,6 +103,19 @@ class Context:
             return new, self.places()
         return self.state.stores[address].extend(new, self.index, self.once, self.state.behind)
 
+    def from_memory(self, address: str, make: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Keys and values that the mixer at `address` makes of the memory (B, M, D): once a text where a state is
+        kept."""
+        store = self.store(address)
+        if store is not None and store.tensors:
+            return store.tensors["k"], store.tensors["v"]
+        if self.memory is None:
+            raise ValueError(f"{address} looks at a memory and none was given (encoder_hidden_states)")
+        k, v = make(self.memory.states)
+        if store is not None:
+            store.tensors = {"k": k, "v": v}
+        return k, v
+
     # -- looking --------------------------------------------------------------------------------------------------
 
     def tap(self, address: str, name: str, value: Tensor) -> Tensor:

@@ -281,6 +281,25 @@ def test_count_by_size(run, tmp_path: Path) -> None:
         assert sum(each["shares"].values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("name", "given", "said"), [
+    ("vit-b", (), "FLOPs of pixel_values of 3 x 224 x 224; "),
+    ("wav2vec2-base", ("--length", "16000"), "FLOPs of input_values of 16000; "),
+    ("whisper-tiny.en", (), "FLOPs of 448 tokens from input_features of 80 x 3000; "),  # as many as it can write
+    ("t5-s", ("--length", "5", "--source-length", "50"), "FLOPs of 5 tokens from 50 tokens; "),
+])  # fmt: skip
+def test_count_by_size_says_what_is_read(run, name: str, given: tuple[str, ...], said: str) -> None:
+    code, out, err = run("count", name, "--by", "size", *given)
+    assert (code, err) == (0, "") and out.startswith(said) and "reads" not in out
+
+
+def test_sizes_that_read_images_of_several_sizes_say_so_in_each_row(run) -> None:
+    code, out, err = run("count", "swin", "--by", "size")
+    assert (code, err) == (0, "") and out.startswith("FLOPs of what each reads; ")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines["swin-tiny"].endswith("pixel_values of 3 x 224 x 224")
+    assert lines["swinv2-tiny"].endswith("pixel_values of 3 x 256 x 256")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [(["gpt2", "--length", "0"], "--length is at least 1"), (["gpt2", "--length", "4096"], "takes at most 1,024"),

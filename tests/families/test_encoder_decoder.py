@@ -24,6 +24,7 @@ def test_outputs_come_in_the_published_order(case: Case) -> None:
     asked = {"output_hidden_states": True, "output_attentions": True}
     for more in ({}, asked):
         theirs, mine = published(case)[0](**inputs, **more), shared(case)(**inputs, **more)
+        assert {*mine} == {*theirs}
         assert [n for n in mine if n != "past_key_values"] == [n for n in theirs if n != "past_key_values"]
     values = shared(case)(**inputs, return_dict=False)
     assert isinstance(values, tuple) and torch.equal(values[0], shared(case)(**inputs)[0])

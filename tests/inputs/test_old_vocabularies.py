@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anyformer.inputs.text import Tokenizer
-from vocabularies import TEXTS, bert, camembert, gpt2, pieces, t5, words, write, xlm_roberta
+from vocabularies import TEXTS, bert, camembert, deberta_v2, gpt2, pieces, t5, words, write, xlm_roberta, xlnet
 
 transformers = pytest.importorskip("transformers")
 
@@ -67,6 +67,13 @@ def as_json(folder: Path, **config: Any) -> Path:
     return bare(folder, **config)
 
 
+def xlm_roberta_as(folder: Path, name: str, kind: str) -> Path:
+    """Pieces that lack most special words of the class."""
+    xlm_roberta(folder, tokenizer_class=kind)
+    (folder / "sentencepiece.bpe.model").rename(folder / name)
+    return folder
+
+
 OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class that transformers must be told
     "vocab.txt": (lambda folder: bare(bert(folder)), "BertTokenizer"),
     "vocab.txt of BERT": (lambda folder: bare(bert(folder), model_type="bert"), ""),
@@ -96,6 +103,14 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "pieces without a space first": (lambda folder: camembert(folder, add_prefix_space=False), ""),
     "pieces and a mask that takes its space": (lambda folder: xlm_roberta(folder, mask_token=MASK), ""),
     "pieces of other special words": (lambda folder: xlm_roberta(folder, pad_token="<nothing>", unk_token="[?]"), ""),
+    "pieces of DeBERTa v2": (lambda folder: bare(deberta_v2(folder), model_type="deberta-v2"), ""),
+    "pieces of DeBERTa v2, lower case": (lambda folder: deberta_v2(folder, do_lower_case=True), ""),
+    "pieces of DeBERTa v2, signs apart": (lambda folder: deberta_v2(folder, split_by_punct=True), ""),
+    "pieces of DeBERTa v2 without a space first": (lambda folder: deberta_v2(folder, add_prefix_space=False), ""),
+    "pieces without DeBERTa's words": (lambda folder: xlm_roberta_as(folder, "spm.model", "DebertaV2Tokenizer"), ""),
+    "pieces of XLNet": (lambda folder: bare(xlnet(folder), model_type="xlnet"), ""),
+    "pieces of XLNet, lower case": (lambda folder: xlnet(folder, do_lower_case=True), ""),
+    "pieces without XLNet's words": (lambda folder: xlm_roberta_as(folder, "spiece.model", "XLNetTokenizer"), ""),
     "XLM-R's tokenizer.json": (lambda folder: as_json(xlm_roberta(folder), model_type="xlm-roberta"), ""),
     "CamemBERT's tokenizer.json": (lambda folder: as_json(camembert(folder), model_type="camembert"), ""),
 }
@@ -138,14 +153,13 @@ def test_null_is_the_usual_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("albert", "the tokenizer of albert"), ("deberta-v2", "the tokenizer of deberta-v2"),
-     ("ctrl", "the tokenizer of ctrl"),
+    [("albert", "the tokenizer of albert"), ("ctrl", "the tokenizer of ctrl"),
      ("openai-gpt", "the tokenizer of openai-gpt"), ("", "a class without a name")],
 )  # fmt: skip
 def test_words_that_another_class_would_read_otherwise_are_refused(tmp_path: Path, kind: str, reason: str) -> None:
-    if kind in ("albert", "deberta-v2", ""):
+    if kind in ("albert", ""):
         pytest.importorskip("sentencepiece")
-        pieces(tmp_path, "spm.model" if kind == "deberta-v2" else "spiece.model", "unigram", vocab_size=150)
+        pieces(tmp_path, "spiece.model", "unigram", vocab_size=150)
     else:
         bare(gpt2(tmp_path))
     if kind:

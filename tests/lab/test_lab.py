@@ -241,6 +241,31 @@ def test_circles_of_letters() -> None:
     assert (1 - ELSEWHERE) ** 2 - 0.02 < share < 1 - ELSEWHERE / 2
 
 
+def test_an_empty_control_shows_nothing() -> None:
+    """Where every head of the layer is an induction head, nothing is silenced and all is kept: that is said, and where
+    it is so with every seed the claim is not shown."""
+    from anyformer.lab.experiments.induction_heads import EMPTY, claim
+
+    def learnt(seed: int, others: int, left: float) -> list[Row]:
+        falls = {"one": (0.0, -0.1, -0.2, -0.3), "two": (0.0, -0.1, -3.0, -4.0)}
+        curves = [{"kind": kind, "step": 2**i, "score": score, "head": 0.9} for kind, scores in falls.items()
+                  for i, score in enumerate(scores)]  # fmt: skip
+        silenced = [("one", "nothing", 0, -0.3), ("two", "nothing", 0, -4.0), ("two", "induction", 4 - others, -0.3),
+                    ("two", "others", others, left)]  # fmt: skip
+        names = ("kind", "without", "heads", "score")
+        return [{**row, "seed": seed} for row in [*curves, *(dict(zip(names, each)) for each in silenced)]]
+
+    verdict = claim(learnt(0, 2, -3.8))
+    assert verdict.holds and verdict.figures["seeds with a control"] == 1
+    assert verdict.figures["kept without others, seed 0"] == pytest.approx(3.5 / 3.7)
+    empty = claim([*learnt(0, 0, -4.0), *learnt(1, 0, -4.0)])
+    assert not empty.holds and EMPTY in empty.figures["seeds with a control"]
+    assert empty.figures["kept without others, seed 1"] == EMPTY and empty.figures["others, seed 1"] == 0
+    both = claim([*learnt(0, 0, -4.0), *learnt(1, 1, -3.8)])
+    assert both.holds and both.figures["seeds with a control"] == 1
+    assert not claim([*learnt(0, 0, -4.0), *learnt(1, 1, -1.0)]).holds  # a control that was not kept
+
+
 def test_made_up_language() -> None:
     """Every word is of one kind and one topic; kinds follow each other as the grammar says, texts keep to a topic."""
     from anyformer.lab.experiments._language import Language

@@ -136,9 +136,16 @@ def test_what_cannot_divide() -> None:
             way_of(text, 8)
 
 
+def test_what_reads_no_text_is_planned_in_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "vit-b16", "--devices", "1", "--set", "encoder.depth=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("examples of 197 tokens")
+
+
 def test_accelerators() -> None:
     assert published("NVIDIA A100-SXM4-80GB") == 312e12 and published("NVIDIA L40S") == 362e12
     assert published("Tesla T4") == 65e12 and published("NVIDIA H200") == 989e12 and published("GeForce 256") is None
+    assert published("NVIDIA L4") == 121e12 and published("NVIDIA L40") is None and published("NVIDIA A10G") is None
+    assert published("NVIDIA GeForce RTX 4090") == 165e12 and published("AMD Instinct MI300X OAM") == 1307e12
     assert {"A100-40", "A100-80", "H100", "H200", "B200", "L4", "T4", "TPU-v4", "TPU-v5p"} <= ACCELERATORS.keys()
     for each in ACCELERATORS.values():
         assert 5e13 < each.flops < 5e15 and 1e10 < each.memory < 1e12

@@ -21,6 +21,7 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
 from anyformer.train.optim import Adafactor, AdamW, Cosine, Muon
 from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.record import Recorder
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.trainer import Callback, Trainer, seed_all
 from tiny import CONFIGS
@@ -395,6 +396,33 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(FloatingPointError, match="step 1: the gradient is not finite.*backward.*no checkpoint"):
         trainer.fit()
     assert all(bool(tensor.isfinite().all()) for tensor in trainer.model.state_dict().values())
+
+
+@pytest.mark.parametrize("broken", ["the recording", "the step"])
+def test_a_recorded_gradient_that_is_not_finite_is_looked_for_without_the_recording(
+    tmp_path: Path, broken: str
+) -> None:
+    """In step 3, the first that is launched from a recording."""
+    trainer, log = trainer_of(tmp_path, steps=8)
+
+    class Launches(Recorder):  # in the place of a recording, the pass itself
+        def __call__(self, batch: Any, divisors: Any, step: int) -> Any:
+            self.launched = step >= 2
+            terms = self.do(batch, divisors)
+            if self.launched and broken == "the recording":
+                self.parameters[-1].grad.fill_(float("nan"))
+            return terms
+
+    trainer.recorder = Launches(trainer.passed, trainer.module, trainer.seeded, trainer.tell)
+    if broken == "the step":
+        weight = trainer.model.decoder.norm.weight
+        weight.register_hook(lambda gradient: gradient * (float("inf") if trainer.step >= 2 else 1.0))
+    with pytest.raises(FloatingPointError, match="step 3: the gradient is not finite; .* backward pass") as error:
+        trainer.fit()
+    own = "of its recording alone: without it the gradient is finite (try record=false)"
+    assert (own in str(error.value)) == (broken == "the recording")
+    assert ("without its recording too" in str(error.value)) == (broken == "the step")
+    assert len(log.losses) == 2 and all(p.grad is None for p in trainer.module.parameters())
 
 
 def test_a_second_network_is_trained_and_kept(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     if not used:
         return
     square = "attention to the past alone" if options.causal else "attention over the whole square"
-    print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length)}, {square}")
+    print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length, options.source_length)}, {square}")
     table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
     print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW); peak: the most at once")
     names = ("weights", "gradients", "optimizer", "activations", "state", "total", "peak")
@@ -168,12 +168,14 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     table(("of", "formula", "gives", "exact", "ratio"), formulas, right=(2, 3, 4))
 
 
-def amount(spec: Any, length: int) -> str:
-    """What one row of a batch is."""
-    if spec.pair or "input_ids" in spec.embedding.inputs:
-        return f"{length:,} tokens"
-    name, shape = next(iter(spec.embedding.row(length, spec.width).items()))
-    return f"{name} of {' x '.join(map(str, shape))}"
+def amount(spec: Any, length: int, source_length: int | None = None) -> str:
+    """What one row of a batch is: of each that reads, the first of what it is given."""
+    read = source_length if spec.pair and source_length is not None else length
+    parts = [(dict(part.items())["embedding"], part.width) for part in spec.readers]
+    first = [next(iter(embedding.row(read, width).items())) for embedding, width in parts]
+    said = [f"{shape[-1]:,} tokens" if name == "input_ids" else f"{name} of {' x '.join(map(str, shape))}"
+            for name, shape in first]  # fmt: skip
+    return (f"{length:,} tokens from " if spec.pair else "") + " and ".join(dict.fromkeys(said))
 
 
 def by_size(options: argparse.Namespace) -> None:
@@ -181,11 +183,12 @@ def by_size(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import rounded, table, working
     from anyformer.part import nearest
 
-    prefix, length = options.name or "gpt3", options.length or 2048
+    prefix = options.name or "gpt3"
     with working("counting"):
         from anyformer import families
         from anyformer.counting import count
         from anyformer.counting.lecture import shares
+        from anyformer.model import position_limit
         from anyformer.names import spec as find
 
         known = [name for name, _ in families.names()]
@@ -193,18 +196,22 @@ def by_size(options: argparse.Namespace) -> None:
         if not names:
             raise ValueError(f"no description begins with {prefix!r}; {nearest(prefix, known)}")
         counts = sorted(((name, count(find(name))) for name in names), key=lambda pair: pair[1].parameters)
+        length = options.length or min(2048, *(position_limit(each.spec) or 2048 for _, each in counts))
         source, found = options.source_length, []
         for name, each in counts:
             check_source(each.spec, source)
             found.append((name, each.parameters, shares(each, length, options.causal, source)))
+    read = [amount(each.spec, length, source) for _, each in counts]
+    alike = len({*read}) == 1
     if options.picture is not None:
         from anyformer.counting.picture import by_size as draw
 
-        draw(Path(options.picture), [(size, flops) for _, size, flops in found], length)
+        draw(Path(options.picture), [(size, flops) for _, size, flops in found], read[0] if alike else "")
     sizes: list[dict[str, Any]] = [
-        {"name": name, "parameters": size, "flops": sum(flops.values()),
+        {"name": name, "parameters": size, "reads": reads, "flops": sum(flops.values()),
          "shares": {kind: value / sum(flops.values()) for kind, value in flops.items()},
-         "outside": 1 - flops["products"] / sum(flops.values())} for name, size, flops in found
+         "outside": 1 - flops["products"] / sum(flops.values())}
+        for (name, size, flops), reads in zip(found, read, strict=True)
     ]  # fmt: skip
     if options.json:
         print(as_json({"length": length, "causal": options.causal, "sizes": sizes}, indent=1))
@@ -212,10 +219,11 @@ def by_size(options: argparse.Namespace) -> None:
     kinds = list(found[0][2])
     rows = [
         (each["name"], rounded(each["parameters"]), *(f"{each['shares'][kind]:.1%}" for kind in kinds),
-         f"{each['outside']:.1%}") for each in sizes
+         f"{each['outside']:.1%}", *([] if alike else [each["reads"]])) for each in sizes
     ]  # fmt: skip
-    print(f"FLOPs of texts of {length:,} tokens; the products are q k^T and weights v")
-    table(("name", "parameters", *kinds, "outside the products"), rows, right=range(1, len(kinds) + 3))
+    print(f"FLOPs of {read[0] if alike else 'what each reads'}; the products are q k^T and weights v")
+    header = ("name", "parameters", *kinds, "outside the products", *(() if alike else ("reads",)))
+    table(header, rows, right=range(1, len(kinds) + 3))
 
 
 def needs_length(options: argparse.Namespace) -> None:

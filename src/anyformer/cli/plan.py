@@ -82,7 +82,8 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(as_json(result, indent=1))
         return
-    show(result, options)
+    reads = {name for part in spec.readers for name in dict(part.items())["embedding"].inputs}
+    show(result, options, "texts" if "input_ids" in reads else "examples")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -175,13 +176,13 @@ def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: d
     result["command"] = command(way, out)
 
 
-def show(result: dict[str, Any], options: argparse.Namespace) -> None:
+def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None:
     from anyformer.cli.terminal import bytes_of, rounded, table
 
     size, tokens, spent = result["parameters"], result["tokens"], result["compute"]
     print(
         f"{options.name}: {size:,} parameters, {tokens:.3g} tokens ({tokens / size:.3g} a parameter),"
-        f" {result['steps']:,} steps of {result['batch']:,} texts of {result['length']:,} tokens"
+        f" {result['steps']:,} steps of {result['batch']:,} {kind} of {result['length']:,} tokens"
     )
     if "epochs" in result:
         print(f"each of {options.corpus:.3g} tokens is seen {result['epochs']:.3g} times")

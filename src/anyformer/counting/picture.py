@@ -29,8 +29,8 @@ def by_part(path: Path, title: str, parts: Mapping[str, int], flops: Mapping[str
     figure.savefig(path)
 
 
-def by_size(path: Path, sizes: Sequence[tuple[int, Mapping[str, int]]], length: int) -> None:
-    """(parameters, FLOPs by what they are for) of each size: shares against size."""
+def by_size(path: Path, sizes: Sequence[tuple[int, Mapping[str, int]]], reads: str) -> None:
+    """(parameters, FLOPs by what they are for) of each size: shares against size. `reads`: what all of them read."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), dpi=120, layout="constrained")
@@ -38,6 +38,7 @@ def by_size(path: Path, sizes: Sequence[tuple[int, Mapping[str, int]]], length: 
     kinds = list(sizes[0][1])
     shares = [[100 * flops[kind] / sum(flops.values()) for _, flops in sizes] for kind in kinds]
     axes.stackplot([size for size, _ in sizes], shares, labels=kinds, colors=COLORS)
-    axes.set(xscale="log", xlabel="parameters", ylabel=f"share of FLOPs in %, {length:,} tokens", ylim=(0, 100))
+    share = f"share of FLOPs in %, {reads}" if reads else "share of FLOPs in %"
+    axes.set(xscale="log", xlabel="parameters", ylabel=share, ylim=(0, 100))
     axes.legend(loc="lower left", frameon=True)
     figure.savefig(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.check import at_least
 from anyformer.inputs.long import LongText, worded
-from anyformer.inputs.vocabulary import NAMES
+from anyformer.inputs.published import NAMES
 from anyformer.objectives.known import SENTINEL
 from anyformer.part import Part, Table, nearest
 

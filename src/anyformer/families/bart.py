@@ -82,6 +82,7 @@ def describe(c: Any) -> Model:
         decoder_embedding=embedding,
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
+        state_offered="without labels",
         reads_source=True,
         ties=tuple((name, TOKENS) for name in tied) if tie else (),
         **shared,

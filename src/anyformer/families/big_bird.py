@@ -70,7 +70,9 @@ def describe(c: Any) -> Model:
     else:
         embedding = encoder.embedding(c, TextEmbedding, **kind)
     stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers, neck=neck(head(c)))
-    return encoder.model(c, embedding, head(c), stack)
+    model = encoder.model(c, embedding, head(c), stack)
+    labelled = model.state_offered == "without labels"  # other than BERT's, its memory is returned with them too
+    return model.replace(state_offered="always") if labelled else model
 
 
 ORDER = ("segments", "position", "dropout", "norm", "project")

@@ -12,7 +12,7 @@ from anyformer.model import DecoderModel, Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.head import ClassifyHead, LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position import Sinusoidal
@@ -60,6 +60,7 @@ def describe(c: Any) -> Model:
             layers=Block(attention=step(attention), feedforward=step(mlp)), depth=c.n_layer,
             norm=LayerNorm(eps=c.layer_norm_epsilon),
         ),
+        state_offered="never" if isinstance(head, ClassifyHead) else "always",
         head=head.replace(bias=True) if writes and head is not None else head,
         ties=(("head.out.weight", "embedding.tokens.weight"),) if writes and c.tie_word_embeddings else (),
         init={"*": Normal(std=c.initializer_range)},

@@ -120,7 +120,11 @@ def model(c: Any, embedding: TextEmbedding, head: heads.Head | None, stack: Stac
         "width": c.hidden_size, "embedding": embedding, "head": head, "ties": tuple((path, TOKENS) for path in tied),
         "init": {"*": Normal(std=c.initializer_range)},
     }  # fmt: skip
-    return DecoderModel(decoder=stack, **shared) if decodes else EncoderModel(encoder=stack, **shared)
+    if not decodes:
+        return EncoderModel(encoder=stack, **shared)
+    writes = isinstance(head, heads.LMHead) and head.shift
+    offered: Any = "always" if head is None or not head.inputs else "without labels" if writes else "never"
+    return DecoderModel(decoder=stack, state_offered=offered, **shared)
 
 
 def lm_head(c: Any, activation: str, width: int | None = None) -> heads.LMHead:

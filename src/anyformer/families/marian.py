@@ -95,6 +95,7 @@ def describe(c: Any) -> Model:
         decoder=stack(c, "decoder"),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
+        state_offered="without labels",
         head=LMHead(vocab_size=target_size, shift=False, offset=True) if writes else None,
         ties=tuple(ties),
         init={"*": Normal(std=c.init_std)},

@@ -77,6 +77,7 @@ def describe(c: Any) -> Model:
             dropout=c.embd_pdrop,
         ),
         decoder=Stack(layers=Block(attention=step(attention), feedforward=step(mlp)), depth=c.n_layer),
+        state_offered="never",  # the published class has none at all
         head=double_head(c) if c.architecture == "OpenAIGPTDoubleHeadsModel" else decoder_head(c),
         ties=(ties[c.architecture],) if c.architecture in ties and c.tie_word_embeddings else (),
         # published: the range reaches tables and heads alone

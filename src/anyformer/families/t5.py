@@ -104,6 +104,7 @@ def describe(c: Any) -> Model:
         ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
+        state_offered="without labels" if isinstance(shared["head"], (ClassifyHead, SpanHead)) else "always",
         reads_source=c.architecture in READS_SOURCE,
         ties=tuple(ties),
     )  # fmt: skip

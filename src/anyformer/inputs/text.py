@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from anyformer.inputs import languages, long, vocabulary
+from anyformer.inputs.published import NAMES
+from anyformer.inputs.words import BYTES
 from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
 
@@ -56,7 +58,7 @@ class Tokenizer:
         self.core, self.writer, self._unknown_from = core, writer or core, unknown_from
         self.config, self.folder = config or {}, folder
         self.special = {name: text for name, text in (special or {}).items() if core.token_to_id(text) is not None}
-        for name in vocabulary.NAMES:
+        for name in NAMES:
             setattr(self, f"{name}_id", core.token_to_id(self.special[name]) if name in self.special else None)
         self.padding_side = self._side("padding_side", "right")
         self.truncation_side = self._side("truncation_side", "right")
@@ -447,6 +449,6 @@ def _decoders(core: tokenizers.Tokenizer) -> set[str]:
 def _bytes(token: str) -> bytes:
     """What a byte-level token stands for; an added token stands for its own text."""
     try:
-        return bytes(vocabulary.BYTES[letter] for letter in token)
+        return bytes(BYTES[letter] for letter in token)
     except KeyError:
         return token.encode()

@@ -21,7 +21,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
-from anyformer.model.output import Output
+from anyformer.model.output import Offered, Output, offered
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
@@ -41,6 +41,7 @@ class Model(Part):
     length: int | None = None  # the longest text it was made for, where no position table sets the limit
     head: Head | None = None
     state_name: str = "past_key_values"  # what the published class calls the decoding state
+    state_offered: Offered = "always"  # when it returns one that nobody asked for
     init: Mapping[str, Initializer] = Table()
     # (parameter, the one whose storage it shares), by address; of two Parts that are alike, all that is in them
     ties: tuple[tuple[str, str], ...] = ()
@@ -328,8 +329,7 @@ class TransformerModule(nn.Module):
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
         asked_for = inputs.pop("use_cache", None)
-        keep = getattr(self.spec.head, "remembers", True) and defaults.get("use_cache", True)
-        keep = keep and not torch.is_grad_enabled() if asked_for is None else asked_for
+        keep = not torch.is_grad_enabled() and offered(self.spec, inputs) if asked_for is None else asked_for
         state = inputs.pop("past_key_values", None)
         if state is not None or asked_for:
             self.check_memory()

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.utils._pytree import MappingKey, register_pytree_node
+
+Offered = Literal["always", "without labels", "never"]
+
+
+def offered(spec: Any, given: Mapping[str, Any]) -> bool:
+    """Whether the published class returns a memory for these inputs that nobody asked for."""
+    labelled = "labels" in given or {"start_positions", "end_positions"} <= given.keys()
+    whether = {"always": True, "without labels": not labelled, "never": False}[spec.state_offered]
+    alone = spec.head is None or spec.head.remembers or spec.pair
+    return whether and alone and spec.source.get("use_cache", True)
 
 
 class Output(dict[str, Any]):

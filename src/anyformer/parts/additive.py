@@ -61,7 +61,8 @@ class AdditiveAttentionModule(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         q = ctx.tap(self.address, "q", self.q(x))
         if self.part.memory:
-            k, v, visible = *self.memory_keys(ctx), ctx.visible_memory()
+            k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
+            visible = ctx.visible_memory()
         else:
             seen, places = ctx.remember(self.address, {"k": ctx.tap(self.address, "k", self.k(x)), "v": x})
             k, v, visible = seen["k"], seen["v"], ctx.visible(self.part.mask, self.mask_key, places)
@@ -74,14 +75,6 @@ class AdditiveAttentionModule(nn.Module):
         )  # fmt: skip
         return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
 
-    def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Of the memory (B, M, A) and (B, M, D), computed once a text where a state is kept."""
-        store = ctx.store(self.address)
-        if store is not None and store.tensors:
-            return store.tensors["k"], store.tensors["v"]
-        if ctx.memory is None:
-            raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
-        k, v = ctx.tap(self.address, "k", self.k(ctx.memory.states)), ctx.memory.states
-        if store is not None:
-            store.tensors = {"k": k, "v": v}
-        return k, v
+    def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B, M, A) and (B, M, D)"""
+        return ctx.tap(self.address, "k", self.k(states)), states

@@ -182,7 +182,8 @@ class AttentionModule(InHeads):
         if source is not x:
             source = ctx.tap(self.address, "position", source)
         if self.part.memory:
-            q, (k, v) = self.by_head("q", self.q(source), ctx), self.memory_keys(ctx)
+            q = self.by_head("q", self.q(source), ctx)
+            k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
             visible, places = ctx.visible_memory(), None
         else:
             q, k, v = self.projections(x, source, ctx)
@@ -238,16 +239,7 @@ class AttentionModule(InHeads):
         width = self.value_width if name == "v" else self.head_width
         return ctx.tap(self.address, name, found).unflatten(-1, (-1, width)).transpose(1, 2)
 
-    def memory_keys(self, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory (B, G, M, K), computed once a text where a state is kept."""
-        store = ctx.store(self.address)
-        if store is not None and store.tensors:
-            return store.tensors["k"], store.tensors["v"]
-        if ctx.memory is None:
-            raise ValueError(f"{self.address} looks at a memory and none was given (encoder_hidden_states)")
-        states = ctx.memory.states[..., self.own_memory]
-        found = self.k(states), self.v(states)
-        k, v = (self.by_head(name, t, ctx) for name, t in zip("kv", found, strict=True))
-        if store is not None:
-            store.tensors = {"k": k, "v": v}
-        return k, v
+    def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory (B, G, M, K)."""
+        states = states[..., self.own_memory]
+        return self.by_head("k", self.k(states), ctx), self.by_head("v", self.v(states), ctx)

@@ -177,7 +177,7 @@ class SoftmaxFeatures(Features, sees="itself", called=("FAVOR", "random features
 
 
 class OrthogonalRows(Initializer):
-    """PackedRows as long as those of independent normal numbers, orthogonal to each other as far as there is room."""
+    """Rows as long as those of independent normal numbers, orthogonal to each other as far as there is room."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
         count, width = tensor.shape

@@ -31,7 +31,7 @@ class Head(Part):
     """`inputs` are the names it takes from the caller beside the hidden states."""
 
     inputs: ClassVar[tuple[str, ...]] = ()
-    remembers: ClassVar[bool] = True  # a memory is returned where nobody asked for it, as published
+    remembers: ClassVar[bool] = True  # a decoder alone returns a memory where nobody asked for it, as published
 
 
 class HeadModule(nn.Module):
@@ -375,6 +375,7 @@ class TagHead(Head, called=("token classification", "NER")):
     """Scores of C labels for each token."""
 
     inputs: ClassVar[tuple[str, ...]] = ("labels",)
+    remembers: ClassVar[bool] = False
 
     num_labels: int
     dropout: float = 0.0
@@ -404,6 +405,7 @@ class SpanHead(Head, called=("question answering", "extractive QA")):
     """Scores of each token to begin and to end the answer."""
 
     inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+    remembers: ClassVar[bool] = False
 
     dropout: float = 0.0
 

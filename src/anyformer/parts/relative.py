@@ -61,9 +61,11 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         return q + self.u[:, None], scores
 
     def scores(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
-        """(B, H, T, R) of queries with the distances of a table (R, D)."""
-        r = self.project(table).unflatten(-1, self.u.shape).permute(1, 2, 0)  # (H, K, R)
-        return torch.matmul((q + self.v[:, None]) * scale, r)
+        return self.along((q + self.v[:, None]) * scale, table)
+
+    def along(self, q: Tensor, table: Tensor) -> Tensor:
+        """(B, H, T, R) of queries with the distances of a table (R, W)."""
+        return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
 
     def apart(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
         """Queries, and what is added to their scores (B, H, T, S) with keys at distances (1 or B, T, S) from 0 to
@@ -78,12 +80,11 @@ class RelativeSinusoidsModule(AttentionPositionModule):
 class Stride:
     """How many keys stand between a query and the next, where keys are of a longer sequence."""
 
-    keys: int
+    keys: int = 1
 
 
 def stride_of(ctx: Context) -> int:
-    stride = ctx.extra(Stride)
-    return 1 if stride is None else stride.keys
+    return (ctx.extra(Stride) or Stride()).keys
 
 
 def distances(places: Tensor, ctx: Context) -> Tensor:

@@ -32,12 +32,11 @@ class Segments:
 class Spacing:
     """How many tokens of the text it is from one place of the row to the next, where that is not one."""
 
-    tokens: int
+    tokens: int = 1
 
 
 def spacing_of(ctx: Context) -> int:
-    spacing = ctx.extra(Spacing)
-    return 1 if spacing is None else spacing.tokens
+    return (ctx.extra(Spacing) or Spacing()).tokens
 
 
 class SegmentedText(TextEmbedding, sees="past"):
@@ -133,10 +132,6 @@ class SegmentedSinusoidsModule(RelativeSinusoidsModule):
         else:
             table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
         return lined_up(self.mirror(q, table) if self.part.mirrored else self.along(q, table), places, ctx)
-
-    def along(self, q: Tensor, table: Tensor) -> Tensor:
-        """(B, H, T, R) of queries with the distances of a table (R, W)."""
-        return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
 
     def mirror(self, q: Tensor, table: Tensor) -> Tensor:
         if q.shape[0] % 2:

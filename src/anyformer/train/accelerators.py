@@ -4,6 +4,7 @@ device reads its own memory and speaks to its neighbours."""
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from anyformer.part import nearest
 
@@ -49,8 +50,10 @@ def accelerator(name: str) -> Accelerator:
 
 
 def published(device: str) -> float | None:
-    """Products a second of a device, by what torch calls it ("NVIDIA A100-SXM4-80GB"); None where it is not known."""
+    """Products a second of a device, by what torch calls it ("NVIDIA A100-SXM4-80GB"); None where it is not known. An
+    L40 is no L4, nor an A10G an A10: whole words count."""
+    words = re.split(r"[^0-9A-Za-z]+", device)
     for name, found in ACCELERATORS.items():
-        if name.partition("-")[0] in device:
+        if name.partition("-")[0] in words:
             return found.flops
     return None

@@ -70,13 +70,15 @@ class Recorder:
         self.seen: Counter[Any] = Counter()
         self.recordings: dict[Any, Recording] = {}
         self.given_up = False
+        self.launched = False  # whether the last pass was a recording's
 
     def __call__(self, batch: Batch, divisors: Terms, step: int) -> Terms:
         shape = (*((name, tensor.shape, tensor.dtype) for name, tensor in batch.items()), *divisors)
         self.seen[shape] += 1
         if self.seen[shape] == WARM + 1 and not self.given_up and len(self.recordings) < MOST:
             self.try_to_record(shape, batch, divisors, step)
-        if (recording := self.recordings.get(shape)) is None:
+        self.launched = (recording := self.recordings.get(shape)) is not None
+        if recording is None:
             return self.do(batch, divisors)
         terms = recording(batch, divisors)
         for parameter, gradient in zip(self.parameters, recording.gradients, strict=True):
@@ -132,6 +134,18 @@ class Recorder:
                 if not abs(found[name] - value) <= CLOSE * max(abs(value), 1e-6):
                     return f"{name} was {found[name]:.6g} in the recording and {value:.6g} in the pass itself"
         return ""
+
+    def alone(self, batch: Batch, divisors: Terms, step: int) -> str:
+        """Whether a gradient that is not finite is the recording's alone: the step once more without it, with the
+        weights of now (the next step may have been launched before this one's numbers were read)."""
+        self.forget()
+        self.seed(step)
+        self.do(batch, divisors)
+        finite = all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
+        self.forget()
+        if finite:
+            return ", and of its recording alone: without it the gradient is finite (try record=false)"
+        return ", without its recording too"
 
     def forget(self) -> None:
         for parameter in self.parameters:

@@ -96,6 +96,7 @@ class _Launched:
     numbers: Tensor  # the terms, how many processes wish to stop, the length of the gradient
     lr: float
     arrived: torch.cuda.Event | None = None  # when the numbers are on the host
+    recorded: bool = False  # its gradients are those of a recording
 
     def read(self) -> list[float]:
         if self.arrived is not None:
@@ -259,7 +260,8 @@ class Trainer:
         if self.average is not None:
             self.average.update(ready.step)
         numbers, arrived = sent(numbers)
-        return _Launched(ready.step + 1, ready, divisors, list(total), numbers, lr, arrived)
+        launched = self.recorder is not None and self.recorder.launched
+        return _Launched(ready.step + 1, ready, divisors, list(total), numbers, lr, arrived, launched)
 
     def move(self, numbers: Tensor) -> None:
         """The optimisers' step. What is not finite moves nothing: with loss scaling that is its daily work; otherwise
@@ -342,6 +344,8 @@ class Trainer:
         where = parallel.first_of(where)
         what = "the loss" if not np.isfinite(loss) else "the gradient"
         place = f"the first values that are not finite appear in {where or 'its backward pass'}"
+        if where is None and launched.recorded and self.recorder is not None:
+            place += self.recorder.alone(self.moved(launched.ready.batches[0]), launched.divisors, launched.step - 1)
         newest = list(self.checkpoints.steps())[-1:]
         kept = f"the checkpoint of step {newest[0]} is good" if newest else "no checkpoint was written yet"
         return f"step {launched.step}: {what} is not finite; {place}; {kept}"
@@ -454,8 +458,8 @@ class Trainer:
 
 
 def sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Numbers on their way to the host, and when they will be there. TaskRun for later, they would come behind the work
-    of the next step, and the device would have nothing to do while they are read."""
+    """Numbers on their way to the host, and when they will be there. Copied only when they are read, they would come
+    behind the work of the next step, and the device would have nothing to do meanwhile."""
     if numbers.device.type != "cuda":
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)

@@ -1,0 +1,174 @@
+"""Tokenizers of SentencePiece models, and of what families put around theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from anyformer.inputs import sentencepiece
+from anyformer.inputs.languages import LANGUAGES, between
+from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, published
+from anyformer.inputs.words import Words, around, numbered
+from anyformer.part import nearest
+
+
+def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """A SentencePiece model: Llama and Mistral, T5."""
+    name = next(n for n in PIECES if (folder / n).is_file())
+    model = sentencepiece.read(folder / name)
+    ends = published(kind).ends
+    extra = range(int(config.get("extra_ids", 100 if kind == "T5Tokenizer" else 0)) - 1, -1, -1)
+    core = sentencepiece.build(
+        model, extra=[f"<extra_id_{i}>" for i in extra], first_only=ends is None and not config.get("legacy", False)
+    )
+    special = {**{name: text for name, text in LLAMA.items() if core.token_to_id(text) is not None}, **special}
+    if ends is not None:
+        core.post_processor = around(core, ends, special)
+    elif not config and "bos_token" in special:  # a bare model file: every published one wants its beginning marked
+        config = {"add_bos_token": True}
+    return Words(core, config, special, doubles_space=sentencepiece.doubles(core))
+
+
+def fairseq(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """XLM-R and CamemBERT: before the pieces of a SentencePiece model the first words of fairseq's dictionary, which
+    has some of them already, and the mask after them."""
+    usual = CLASSES[kind]
+    special = {**usual.special, **special}
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    bos, pad, eos, unknown, mask = (special[f"{n}_token"] for n in ("bos", "pad", "eos", "unk", "mask"))
+    first, kept = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unknown, 0.0)], source.pieces[3:]
+    if kind == "CamembertTokenizer":  # it was trained on ids that counted them twice
+        first = [("<s>NOTUSED", 0.0), (pad, 0.0), ("</s>NOTUSED", 0.0), (unknown, 0.0), ("<unk>NOTUSED", -100.0)]
+        kept = source.pieces[1:]
+    marked, plain = sentencepiece.CONTROL, sentencepiece.NORMAL
+    known = [(text, score, marked if text in special.values() else plain) for text, score in first]
+    known += [*kept, (mask, 0.0, marked)]
+    core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=3, charsmap=source.charsmap))
+    scheme = "always" if config.get("add_prefix_space", True) else "never"
+    space = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    core.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    core.post_processor = around(core, usual.ends or TWO_ENDS, special)
+    return Words(core, config, special)
+
+
+def deberta(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """DeBERTa v2 and v3: spaces and forms of letters are made alike by rules of its own, not by those of the file."""
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    special = {**CLASSES[kind].special, **special}
+    unknown = next((i for i, (text, *_) in enumerate(source.pieces) if text == special["unk_token"]), source.unk_id)
+    # the file's own unknown piece is not special unless the class calls it so
+    plain = {sentencepiece.UNKNOWN: sentencepiece.NORMAL}
+    known = [(text, score, plain.get(each, each)) for text, score, each in source.pieces]
+    core = sentencepiece.build(sentencepiece.SentencePieces(known, unk_id=unknown))
+    lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    core.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), normalizers.Strip(left=False)])
+    split = [pre_tokenizers.Punctuation("isolated")] if config.get("split_by_punct") else []
+    scheme = "always" if config.get("add_prefix_space", True) else "first"
+    core.pre_tokenizer = pre_tokenizers.Sequence([*split, pre_tokenizers.Metaspace("▁", scheme)])
+    core.decoder = decoders.Metaspace("▁", scheme)
+    return closed(core, kind, config, special)
+
+
+def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """XLNet: letters lose their accents before the rules of the file, and the mask takes the space before it."""
+    source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
+    special = {**CLASSES[kind].special, **special}
+    core = sentencepiece.build(dataclasses.replace(source, model=sentencepiece.UNIGRAM, byte_fallback=False))
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(),
+             normalizers.StripAccents()]  # fmt: skip
+    steps += [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    steps += [normalizers.Precompiled(source.charsmap)] if source.charsmap else []
+    core.normalizer = normalizers.Sequence(steps)
+    space = pre_tokenizers.Metaspace("▁", "always")
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    core.decoder = decoders.Metaspace("▁", "always")
+    return closed(core, kind, config, special, greedy=("mask_token",))
+
+
+def closed(
+    core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
+) -> Words:
+    """With what stands around texts, whose tokens a file may lack: they come after its pieces. Those that are `greedy`
+    take the space before them."""
+    core.add_special_tokens([
+        tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
+        for name, token in special.items() if name in greedy or core.token_to_id(token) is None
+    ])  # fmt: skip
+    core.post_processor = around(core, CLASSES[kind].ends or SEGMENTS, special)
+    return Words(core, config, special)
+
+
+def marian(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """Marian: pieces of the source language, ids from vocab.json, text from the same ids."""
+    if (folder / "target_vocab.json").is_file() and config.get("separate_vocabs"):
+        raise ValueError("separate vocabularies of the two languages are not supported")
+    special = {**CLASSES["MarianTokenizer"].special, **special}
+    vocabulary = numbered(folder)
+    asked = [word for word in vocabulary if word.startswith(">>") and word.endswith("<<")]  # >>fr<<: the one to write
+    core, writer = renumbered(folder / "source.spm", vocabulary, special, asked)
+    target = None
+    if (folder / "target.spm").is_file():
+        target, _ = renumbered(folder / "target.spm", vocabulary, special, asked)
+    for each in (core, target):
+        if each is not None:
+            each.post_processor = around(each, ("A eos", "A B eos"), special)
+    return Words(core, config, special, writer, len(vocabulary), target=target)
+
+
+def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """M2M-100: pieces of a hundred languages, ids from vocab.json, and after them a token for each language."""
+    special = {**CLASSES["M2M100Tokenizer"].special, **special}
+    vocabulary = numbered(folder)
+    name = config.get("language_codes") or "m2m100"
+    if name not in LANGUAGES:
+        raise ValueError(f"language_codes={name!r}; {nearest(str(name), LANGUAGES)}")
+    languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
+    full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
+    core, writer = renumbered(folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :])
+    core.post_processor = between(core, source_of(config, languages, "en"), vocabulary[special["eos_token"]])
+    return Words(core, config, special, writer, len(full), languages=languages)
+
+
+def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> int:
+    """The token of the language that a folder's texts are in."""
+    code = config.get("src_lang") or usual
+    if code not in languages:
+        raise ValueError(f"src_lang={code!r}; {nearest(str(code), languages)}")
+    return languages[code]
+
+
+def renumbered(
+    path: Path, vocabulary: dict[str, int], special: dict[str, str], inside: Iterable[str] = (),
+    tokens: Iterable[str] = (),
+) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:  # fmt: skip
+    """What reads the pieces of a model as the ids of a vocabulary, and what writes them. `inside` are words of the
+    vocabulary that may stand in a text, `tokens` are special ones."""
+    for name in ("unk_token", "eos_token", "pad_token"):
+        if special[name] not in vocabulary:
+            raise ValueError(f"{name} {special[name]!r} is not in vocab.json")
+    source = sentencepiece.read(path)
+    readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
+    scores = {text: score for text, score, kind in source.pieces if kind in readable}
+    marked = {text for text in (*special.values(), *tokens) if text in vocabulary}
+    # Words that are no pieces take no part in reading; pieces without an id do, and stand for the unknown word.
+    kinds = {**dict.fromkeys(marked, sentencepiece.CONTROL), **dict.fromkeys(inside, sentencepiece.USER_DEFINED)}
+    known = [
+        (word, 0.0, kinds[word]) if word in kinds
+        else (word, scores[word], sentencepiece.NORMAL) if word in scores
+        else (f"\0{word}", -1e4, sentencepiece.UNUSED)
+        for word in sorted(vocabulary, key=vocabulary.__getitem__)
+    ]  # fmt: skip
+    homeless = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
+    unknown = vocabulary[special["unk_token"]]
+    core = sentencepiece.build(dataclasses.replace(source, pieces=known + homeless, unk_id=unknown))
+    writer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
+    writer.decoder = core.decoder
+    writer.add_special_tokens(sorted(marked, key=vocabulary.__getitem__))
+    return core, writer

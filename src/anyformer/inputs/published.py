@@ -1,0 +1,87 @@
+"""What published tokenizer classes take for granted, so that their folders need not say it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A tokenizer class: `words` is how its files hold its words (see vocabulary.py; "" where a tokenizer.json must),
+    `special` and `settings` what they need not name."""
+
+    words: str = ""
+    special: dict[str, str] = dataclasses.field(default_factory=dict)
+    # what stands around a text A, and around A and B, by the names of special tokens; after a colon, the segment
+    ends: tuple[str, str] | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# model_type -> tokenizer class, where the folder names none
+KINDS = {
+    "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "roberta": "RobertaTokenizer",
+    "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "t5": "T5Tokenizer",
+    "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
+    "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
+    "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
+    "rwkv": "GPTNeoXTokenizer", "mamba2": "GPTNeoXTokenizer",
+    "m2m_100": "M2M100Tokenizer", "longformer": "LongformerTokenizer", "switch_transformers": "T5Tokenizer",
+    "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
+    "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
+    **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
+}  # fmt: skip
+
+END = "<|endoftext|>"
+ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
+           "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+DEBERTA = {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}
+FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
+          "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
+LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
+T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
+QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
+LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# a token each before those of the bytes, in this order
+PERCEIVER = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]",
+             "cls_token": "[CLS]", "sep_token": "[SEP]"}  # fmt: skip
+
+TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # between two texts there are two
+SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
+AFTER = ("A eos", "A eos B eos")
+CLASSES: dict[str, Published] = {
+    "": Published(),
+    **dict.fromkeys(("GPT2Tokenizer", "WhisperTokenizer"), Published("byte pairs", GPT2)),
+    "Qwen2Tokenizer": Published("byte pairs", QWEN), "GPTNeoXTokenizer": Published("", GPT2),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
+                    Published("byte pairs", ROBERTA, TWO_ENDS)),
+    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS),
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
+                     "ConvBertTokenizer", "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS)),
+    "FunnelTokenizer": Published("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
+    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS),
+    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), Published("pieces", LLAMA)),
+    **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), Published("pieces", T5, AFTER)),
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"),
+                    Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos"))),
+    "NllbTokenizer": Published("", ROBERTA), "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos")),
+    "M2M100Tokenizer": Published("m2m", M2M),
+    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS),
+    "XLNetTokenizer": Published(
+        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"),
+        {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]},
+    ),
+}  # fmt: skip
+
+
+def published(kind: str) -> Published:
+    return CLASSES.get(kind, CLASSES[""])

@@ -1,0 +1,167 @@
+"""Tokenizers of files that hold words, word pieces, byte pairs or letters: what was published before tokenizer.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, published
+from anyformer.weights.io import JSON_BYTES, read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The files of a folder, understood: `core` reads text, `writer` makes it (where that is another vocabulary)."""
+
+    core: tokenizers.Tokenizer
+    config: dict[str, Any]
+    special: dict[str, str]
+    writer: tokenizers.Tokenizer | None = None
+    unknown_from: int | None = None  # ids from here on stand for words that the model does not have
+    doubles_space: bool = False  # see sentencepiece.doubles
+    languages: dict[str, int] = dataclasses.field(default_factory=dict)  # code -> the id of its token
+    target: tokenizers.Tokenizer | None = None  # reads what is to be written, where `core` does not
+
+
+def content(token: Any) -> str | None:
+    """A token as configs write it: its text, or an object with the text in it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def around(core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str, str]) -> processors.PostProcessor:
+    """What stands around one text and around two (see `published.Published.ends`)."""
+    texts = {"A": "$A", "B": "$B"}
+    tokens = {name.removesuffix("_token"): token for name, token in special.items()}
+
+    def template(form: str) -> list[str]:
+        named = (word.partition(":") for word in form.split())
+        return [{**tokens, **texts}[name] + colon + segment for name, colon, segment in named]
+
+    used = {tokens[name] for name in re.findall("[a-z]+", " ".join(ends))}
+    return processors.TemplateProcessing(
+        single=template(ends[0]), pair=template(ends[1]),
+        special_tokens=[(token, core.token_to_id(token)) for token in sorted(used)],
+    )  # fmt: skip
+
+
+def places(folder: Path) -> dict[str, int]:
+    """The words of vocab.json and their ids."""
+    vocabulary = read_json(folder / "vocab.json")
+    for word, place in vocabulary.items():
+        if type(place) is not int or not 0 <= place < 2**31:
+            raise ValueError(f"vocab.json: the id of {word[:50]!r} is {str(place)[:50]}, not a whole number from 0 up")
+    return vocabulary
+
+
+def numbered(folder: Path) -> dict[str, int]:
+    """The words of vocab.json, which have the ids 0, 1, ... in some order."""
+    vocabulary = places(folder)
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise ValueError("vocab.json does not number its words from 0 without a gap")
+    return vocabulary
+
+
+# Qwen2's split into words: digits one by one.
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """Byte-level BPE: GPT-2, RoBERTa, DeBERTa, Qwen2."""
+    for name in ("vocab.json", "merges.txt"):
+        if (folder / name).stat().st_size > JSON_BYTES:
+            raise ValueError(f"{name} is larger than the {JSON_BYTES:,} bytes allowed here")
+    vocabulary = places(folder)
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+    if bad := [line for line in lines if line.count(" ") != 1]:
+        raise ValueError(f"merges.txt: {bad[0]!r} is not a pair")
+    if not kind:  # files of before there was a config tell by their special tokens
+        old = ("RobertaTokenizer", "GPT2Tokenizer")
+        kind = next((name for name in old if {*CLASSES[name].special.values()} <= {*vocabulary}), "")
+        special = {**CLASSES[kind].special, **special}
+    pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, pairs))
+    space = bool(config.get("add_prefix_space", False))
+    core.decoder = decoders.ByteLevel()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    if kind == "Qwen2Tokenizer":
+        core.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
+        core.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    ends = published(kind).ends
+    if ends is not None and kind == "DebertaTokenizer":
+        core.post_processor = around(core, ends, special)
+    elif ends is not None:  # the same, and offsets leave spaces out
+        end, start = ((special[name], vocabulary[special[name]]) for name in ("sep_token", "cls_token"))
+        core.post_processor = processors.RobertaProcessing(end, start, trim_offsets=True, add_prefix_space=space)
+    return Words(core, config, special)
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: itself where it can be seen, else the next of those from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [byte for byte in range(256) if byte not in seen]
+    return {**{chr(byte): byte for byte in seen}, **{chr(256 + i): byte for i, byte in enumerate(other)}}
+
+
+BYTES = _alphabet()
+
+
+def single_bytes(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """A token a byte, behind the special ones: the Perceiver's."""
+    all_special = {**PERCEIVER, **special}
+    marked = [all_special[name] for name in PERCEIVER]
+    vocabulary = {token: i for i, token in enumerate(marked)}
+    vocabulary |= {letter: len(marked) + byte for letter, byte in BYTES.items()}
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = around(core, SEGMENTS, all_special)
+    return Words(core, config, special)
+
+
+def letters(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """One token a letter, and one that stands between words: what is heard, letter by letter."""
+    between_words = content(config.get("word_delimiter_token", "|")) or "|"
+    core = tokenizers.Tokenizer(models.WordLevel(numbered(folder), special.get("unk_token", "<unk>")))
+    spaces = normalizers.Replace(" ", between_words)
+    lower = [normalizers.Lowercase()] if config.get("do_lower_case") else []
+    core.normalizer = normalizers.Sequence([*lower, spaces])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    ends = decoders.Replace(Regex(r"\A +| +\z"), "")  # not Strip, which fails on a lone space
+    core.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(between_words, " "), ends])
+    # some files call the space special, which it is not: it is written
+    added = {n: token for n, token in config.get("added_tokens_decoder", {}).items() if content(token) != between_words}
+    return Words(core, {**config, "added_tokens_decoder": added}, special)
+
+
+def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
+    """BERT's WordPiece."""
+    usual = CLASSES[kind or "BertTokenizer"]
+    special = {**usual.special, **special}
+    path = folder / "vocab.txt"
+    if path.stat().st_size > JSON_BYTES:
+        raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocabulary = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
+    for name in ("unk_token", "cls_token", "sep_token"):
+        if special[name] not in vocabulary:
+            raise ValueError(f"{name} {special[name]!r} is not among its words")
+    core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
+    core.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"), lowercase=bool(config.get("do_lower_case", True)),
+    )  # fmt: skip
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece(prefix="##")
+    core.post_processor = around(core, usual.ends or SEGMENTS, special)
+    return Words(core, config, special)
