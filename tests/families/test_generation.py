@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from catalogue import (
     Case,
-    body,
     cases,
     close,
     family,
@@ -22,6 +21,7 @@ from catalogue import (
     ours,
     over,
     published,
+    settings,
     shallow,
     shared,
     spec_of,
@@ -199,7 +199,7 @@ def test_g1_every_state_writes_the_same_text(case: Case, way: str) -> None:
         assert out.finish_reasons == expected.finish_reasons
 
 
-@over(WRITERS, body)
+@over(WRITERS, settings)
 @pytest.mark.parametrize("kind", ["growing", "static"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_g2_three_and_one_are_four(case: Case, kind: str, sampled: bool) -> None:
