@@ -404,14 +404,14 @@ def test_g5_inductor_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -
     compiled_equals_eager(case, "inductor", monkeypatch, {"greedy": {}})
 
 
-@over_writers
-def test_contrastive_search_is_its_formula(case: Case) -> None:
+@in_ways("k", {"of four": 4}, everyday="")
+def test_contrastive_search_is_its_formula(case: Case, k: int) -> None:
     inputs = prompts(case)
-    options = {"penalty_alpha": 0.6, "top_k": 4, "eos_token_id": [], "forced_eos_token_id": [], "max_new_tokens": 6}
+    options = {"penalty_alpha": 0.6, "top_k": k, "eos_token_id": [], "forced_eos_token_id": [], "max_new_tokens": 6}
     out = write(case, inputs, **options, prefill_chunk_size=2)[:, read_before(case, inputs) :]
     for row in range(3):
         alone = prompts(case, (row,))
-        assert torch.equal(out[row : row + 1], contrastive(case, alone, 0.6, 4))
+        assert torch.equal(out[row : row + 1], contrastive(case, alone, 0.6, k))
 
 
 @over_writers
