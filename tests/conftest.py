@@ -76,7 +76,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(20_000, 10, 10)  # models and graphs are of many objects, few of them ever in a ring
 
 
 @pytest.hookimpl(tryfirst=True)
