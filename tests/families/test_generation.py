@@ -161,7 +161,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@in_ways("way", WAYS, "greedy beams-early")
+@in_ways("way", WAYS, "greedy constrained beams-early")
 def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: dict[str, Any]) -> None:
     """Sequences, scores of sequences and of every token, and which beam they came from."""
     inputs = prompts(case)
