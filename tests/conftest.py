@@ -78,6 +78,19 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Slow cases that `-m "not slow"` would leave out at the end are not made: they are as many as the others."""
+    if not metafunc.config.getoption("markexpr").startswith("not slow"):
+        return
+    for parametrized in metafunc.definition.iter_markers("parametrize"):
+        values = parametrized.args[1] if len(parametrized.args) > 1 else None
+        if isinstance(values, list) and not isinstance(parametrized.kwargs.get("ids"), list | tuple):
+            slow = [any(mark.name == "slow" for mark in getattr(value, "marks", ())) for value in values]
+            if not all(slow):  # of nothing pytest would make a test that is skipped
+                values[:] = [value for value, later in zip(values, slow, strict=True) if not later]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, there, reason in (
         ("gpu", torch.cuda.is_available, "needs a CUDA GPU"),

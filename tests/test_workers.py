@@ -34,3 +34,40 @@ def test_groups_and_files_stay_together(tmp_path: Path) -> None:
         group, worker = line.split()
         workers[group].add(worker)
     assert len(workers) == 7 and all(len(each) == 1 for each in workers.values()), workers
+
+
+SLOW = """
+import pytest
+
+def rows(*values, **options):
+    marked = [pytest.param(value, marks=pytest.mark.slow) if value > 9 else value for value in values]
+    return pytest.mark.parametrize("value", marked, **options)
+
+twice = rows(1, 2, 10)
+
+@twice
+def test_some(value): pass
+
+@twice
+@pytest.mark.parametrize("other", [0, 1])
+def test_with_others(value, other): pass
+
+@rows(11, 12)
+def test_all(value): pass
+
+@rows(3, 13, ids=["three", "more"])
+def test_named(value): pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "said"), [("not slow", "7 passed, 3 deselected"), ("slow", "6 passed, 7 deselected")]
+)
+def test_slow_cases_are_made_where_they_are_asked_for(asked: str, said: str, tmp_path: Path) -> None:
+    """7 quick ones and 6 slow; where all of a test are slow, or all have names, they are left out at the end."""
+    shutil.copyfile(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
+    (tmp_path / "test_it.py").write_text(SLOW)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", asked, "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert said in done.stdout, done.stdout

@@ -84,8 +84,12 @@ def letters(figure: Figure) -> float:
 # -- every description ------------------------------------------------------------------------------------------------
 
 
-def test_every_named_description_draws() -> None:
-    for name in NAMES:
+FIRST = [next(iter(family.sizes)) for family in {family.name: family for _, family in families.names()}.values()]
+
+
+@pytest.mark.parametrize("names", [FIRST, pytest.param(NAMES, marks=pytest.mark.slow)], ids=["one a family", "all"])
+def test_every_named_description_draws(names: list[str]) -> None:
+    for name in names:
         drawing = draw(name)
         found = [*faults(drawing.figure)]
         assert not found, (name, found[:5])

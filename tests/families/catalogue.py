@@ -411,6 +411,11 @@ def class_and_body(case: Case) -> tuple[Any, ...]:
     return (case.architecture, *body_and_head(case))
 
 
+def class_and_settings(case: Case) -> tuple[Any, ...]:
+    """For what depends on what a class calls its tensors and fields, and on what there is to be called so."""
+    return (case.architecture, *settings(case))
+
+
 def family(case: Case) -> tuple[str]:
     return (case.model_type,)
 
@@ -421,11 +426,6 @@ def family_and_head(case: Case) -> tuple[str, Any]:
     return case.model_type, (type(spec), type(spec.head))
 
 
-def body(case: Case) -> tuple[Any]:
-    """All of the description but its head."""
-    return body_and_head(case)[:1]
-
-
 @functools.cache
 def body_and_head(case: Case) -> tuple[Any, Any]:
     """What lines about the body depend on: all of the description but its head (a family's dozen heads share it), and
@@ -433,3 +433,25 @@ def body_and_head(case: Case) -> tuple[Any, Any]:
     spec = spec_of(case)
     body = spec.replace(head=None, architecture="", ties=(), init={}, source={})
     return body, (type(spec), type(spec.head), getattr(getattr(spec.head, "pool", None), "take", None))
+
+
+@functools.cache
+def settings(case: Case) -> tuple[Any, ...]:
+    """What lines about numbers depend on: the family, the kind of head, and every setting of every kind of Part, from
+    whichever family. A size is a setting in whether it is there: of two cases with the same settings and other sizes
+    the second is for `make test-all`."""
+    def setting(value: Any) -> Any:
+        match value:
+            case bool() | str() | None:
+                return value
+            case int() | float():
+                return value > 0
+            case tuple() | list() if all(isinstance(each, str) for each in value):
+                return frozenset(value)
+            case tuple() | list() | dict():
+                return len(value) > 0
+        return type(value)
+
+    described, head = body_and_head(case)
+    found = {(type(part), name, setting(value)) for _, part in af_walk(described) for name, value in part.items()}
+    return (case.model_type, head, *found)

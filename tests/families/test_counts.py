@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, body, body_and_head, cases, make_inputs, over, over_catalogue, published, spec_of, time_axis
+from catalogue import (
+    Case,
+    cases,
+    class_and_body,
+    make_inputs,
+    over,
+    over_catalogue,
+    published,
+    settings,
+    spec_of,
+    time_axis,
+)
 
 import anyformer as af
 from anyformer import families
@@ -15,7 +26,7 @@ from anyformer.construct import skeleton
 from anyformer.state import State, declarations
 
 
-@over_catalogue(run=True)
+@over_catalogue("", class_and_body, run=True)
 def test_count_of_every_case(case: Case) -> None:
     model, _ = published(case)
     assert af.count(spec_of(case)).parameters == sum(p.numel() for p in model.parameters())
@@ -78,7 +89,7 @@ def counted(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     return list(found.parts.items()), found.idle, state
 
 
-@over_catalogue("", body_and_head)
+@over_catalogue("", settings)
 def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None:
     assert counted(spec_of(case)) == built(spec_of(case))
 
@@ -88,7 +99,7 @@ def test_one_layer_of_each_kind_counts_for_all_in_every_name(name: str) -> None:
     assert counted(af.spec(name)) == built(af.spec(name))
 
 
-@over([case for case in cases() if spec_of(case).writes and "G1" not in case.skip], body)
+@over([case for case in cases() if spec_of(case).writes and "G1" not in case.skip], settings)
 def test_state_is_what_a_pass_leaves_behind(case: Case) -> None:
     """Windows, latents, recurrences, and what is made of an encoder's places, which are fewer than what it read."""
     spec = spec_of(case)

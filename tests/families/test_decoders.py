@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, cases, close, make_inputs, published, shared, spec_of
+from catalogue import Case, cases, class_and_settings, close, make_inputs, over, published, shared, spec_of
 
 import anyformer as af
 from anyformer import families
@@ -94,7 +94,7 @@ def test_bart_finds_the_end_of_each_text() -> None:
     close(model(input_ids=ids, attention_mask=mask).logits[:1], model(input_ids=ids[:1, :4]).logits)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@over(CASES, class_and_settings)
 def test_weights_start_as_published(case: Case) -> None:
     family, spec = families.find(case.model_type), spec_of(case)
     theirs = type(published(case)[0])(type(published(case)[0].config)(**case.config)).state_dict()

@@ -7,14 +7,27 @@ import shutil
 
 import pytest
 import torch
-from catalogue import Case, cases, close, folder, is_encoder_decoder, make_inputs, mask_for, published, shared, spec_of
+from catalogue import (
+    Case,
+    cases,
+    close,
+    folder,
+    is_encoder_decoder,
+    make_inputs,
+    mask_for,
+    over,
+    published,
+    published_class,
+    shared,
+    spec_of,
+)
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer.parts.head import ClassifyHead, LMHead
 
 PAIRS = [case for case in cases() if is_encoder_decoder(spec_of(case))]
-over_pairs = pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.id)
+over_pairs = over(PAIRS, published_class)
 
 
 @over_pairs

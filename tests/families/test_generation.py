@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from catalogue import (
     Case,
-    body,
     cases,
     close,
     family,
@@ -22,6 +22,7 @@ from catalogue import (
     ours,
     over,
     published,
+    settings,
     shallow,
     shared,
     spec_of,
@@ -48,6 +49,18 @@ LENGTHS = (7, 3, 5)  # of the prompts in a batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
 over_writers = over(WRITERS, family)
+
+
+def in_ways(name: str, ways: dict[str, Any], everyday: str, writers: Any = over_writers) -> Any:
+    """Parametrises a test over writers and ways to write. A search knows no family: those of `everyday` are for every
+    writer, the others for one of each kind, and for all in `make test-all`."""
+    found = []
+    for row in writers.args[1]:
+        for way, value in ways.items():
+            later = way not in everyday.split() and row.id not in ONE_WRITER_PER_KIND
+            marks = [*row.marks, pytest.mark.slow] if later else row.marks
+            found.append(pytest.param(*row.values, value, marks=marks, id=f"{row.id}-{way}"))
+    return pytest.mark.parametrize(("case", name), found)
 
 
 def prompts(case: Case, rows: tuple[int, ...] = (0, 1, 2), side: str = "") -> dict[str, Any]:
@@ -148,16 +161,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@over_writers
-@pytest.mark.parametrize("way", WAYS)
-def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: str) -> None:
+@in_ways("way", WAYS, "greedy constrained beams-early")
+def test_g4_a_padded_batch_equals_transformers_row_by_row(case: Case, way: dict[str, Any]) -> None:
     """Sequences, scores of sequences and of every token, and which beam they came from."""
     inputs = prompts(case)
-    mine = write(case, inputs, **WAYS[way], return_dict=True, output_logits=True)
-    P, R, N = read_before(case, inputs), WAYS[way].get("num_return_sequences", 1), WAYS[way].get("num_beams", 1)
+    mine = write(case, inputs, **way, return_dict=True, output_logits=True)
+    P, R, N = read_before(case, inputs), way.get("num_return_sequences", 1), way.get("num_beams", 1)
     for row in range(3):
         alone = prompts(case, (row,))
-        other = theirs(case, alone, **WAYS[way])
+        other = theirs(case, alone, **way)
         new = other.sequences[:, read_before(case, alone) :]
         T = new.shape[1]
         rows, beams = slice(row * R, row * R + R), slice(row * N, row * N + N)
@@ -185,27 +197,30 @@ def test_g4_right_and_no_mask_given(case: Case) -> None:
                 assert torch.equal(out[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
 
 
-@over_writers
-@pytest.mark.parametrize("way", ["greedy", "beams"])
-def test_g1_every_state_writes_the_same_text(case: Case, way: str) -> None:
+@in_ways("way", {name: WAYS[name] for name in ("greedy", "beams")}, "beams")
+def test_g1_every_state_writes_the_same_text(case: Case, way: dict[str, Any]) -> None:
     inputs, model = prompts(case), shared(case)
-    expected = write(case, inputs, **WAYS[way], use_cache=False, return_dict=True)
+    expected = write(case, inputs, **way, use_cache=False, return_dict=True)
     capacity = read_before(case, inputs) + NEW
     others = [{}, {"prefill_chunk_size": 2}, {"past_key_values": model.new_state(3, capacity=capacity)}]
     for options in others:
-        out = write(case, inputs, **WAYS[way], **options, return_dict=True)
+        out = write(case, inputs, **way, **options, return_dict=True)
         assert torch.equal(out.sequences, expected.sequences)
         close(out.log_probs, expected.log_probs, 2e-5)
         assert out.finish_reasons == expected.finish_reasons
 
 
-@over(WRITERS, body)
-@pytest.mark.parametrize("kind", ["growing", "static"])
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_g2_three_and_one_are_four(case: Case, kind: str, sampled: bool) -> None:
-    spec, inputs, model = spec_of(case), prompts(case), shared(case)
+GOING_ON = {
+    f"{way}-{kind}": (way == "sampled", kind == "static")
+    for way, kind in itertools.product(("greedy", "sampled"), ("growing", "static"))
+}
+
+
+@in_ways("how", GOING_ON, "greedy-growing sampled-static", over(WRITERS, settings))
+def test_g2_three_and_one_are_four(case: Case, how: tuple[bool, bool]) -> None:
+    spec, inputs, model, (sampled, static) = spec_of(case), prompts(case), shared(case), how
     options = {"eos_token_id": [], "forced_eos_token_id": [], "do_sample": sampled, "seed": 3}
-    state = model.new_state(3, capacity=20) if kind == "static" else None
+    state = model.new_state(3, capacity=20) if static else None
     four = write(case, inputs, **options, max_new_tokens=4)
     three = write(case, inputs, **options, max_new_tokens=3, past_key_values=state, return_dict=True)
     P = read_before(case, inputs)
@@ -248,10 +263,9 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@over_writers
-@pytest.mark.parametrize("way", DRAFTS)
-def test_g3_drafts_change_nothing(case: Case, way: str) -> None:
-    inputs, options = prompts(case), {**DRAFTS[way], "max_new_tokens": 12}
+@in_ways("way", DRAFTS, "plain")
+def test_g3_drafts_change_nothing(case: Case, way: dict[str, Any]) -> None:
+    inputs, options = prompts(case), {**way, "max_new_tokens": 12}
     expected = write(case, inputs, **options, return_dict=True)
     for drafting in (
         {"assistant_model": draft(case), "num_assistant_tokens": 3},
@@ -285,8 +299,7 @@ def test_g3_drafts_are_partly_right(case: Case) -> None:
     pytest.fail(f"calls for 20 tokens: {seen}")
 
 
-@over_writers
-@pytest.mark.parametrize("way", [{}, {"num_return_sequences": 2}, {"num_beams": 3}], ids=["one", "copies", "beams"])
+@in_ways("way", {"one": {}, "copies": {"num_return_sequences": 2}, "beams": {"num_beams": 3}}, "one")
 def test_g7_seeds_do_not_depend_on_the_batch(case: Case, way: dict[str, Any]) -> None:
     options = {**way, "do_sample": True, "seed": 11, "temperature": 1.3, "top_p": 0.9, "eos_token_id": []}
     inputs = prompts(case)
@@ -391,14 +404,14 @@ def test_g5_inductor_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -
     compiled_equals_eager(case, "inductor", monkeypatch, {"greedy": {}})
 
 
-@over_writers
-def test_contrastive_search_is_its_formula(case: Case) -> None:
+@in_ways("k", {"of four": 4}, everyday="")
+def test_contrastive_search_is_its_formula(case: Case, k: int) -> None:
     inputs = prompts(case)
-    options = {"penalty_alpha": 0.6, "top_k": 4, "eos_token_id": [], "forced_eos_token_id": [], "max_new_tokens": 6}
+    options = {"penalty_alpha": 0.6, "top_k": k, "eos_token_id": [], "forced_eos_token_id": [], "max_new_tokens": 6}
     out = write(case, inputs, **options, prefill_chunk_size=2)[:, read_before(case, inputs) :]
     for row in range(3):
         alone = prompts(case, (row,))
-        assert torch.equal(out[row : row + 1], contrastive(case, alone, 0.6, 4))
+        assert torch.equal(out[row : row + 1], contrastive(case, alone, 0.6, k))
 
 
 @over_writers

@@ -16,6 +16,7 @@ from catalogue import (
     Case,
     cases,
     class_and_body,
+    class_and_settings,
     close,
     family_and_head,
     folder,
@@ -67,7 +68,7 @@ def compare(theirs, mine, real: Tensor | None = None) -> None:
 ALL = ("output_hidden_states", "output_attentions")
 
 
-@over_catalogue("L1", run=True)
+@over_catalogue("L1", class_and_body, run=True)
 def test_l1_outputs_equal_published(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     for labels in (False, True):
@@ -79,7 +80,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
         compare({k: v for k, v in expected.items() if k in fast and isinstance(v, Tensor)}, fast)
 
 
-@over_catalogue("L1", run=True)
+@over_catalogue("L1", class_and_body, run=True)
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
     mask = mask_for(spec, inputs)
@@ -134,7 +135,7 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
         assert re.search(rf"wrong shape {re.escape(bent)} \(here [^;]*; {re.escape(shapes)}", text)
 
 
-@over_catalogue("L3")
+@over_catalogue("L3", class_and_body)
 def test_l3_everything_is_filled(case: Case) -> None:
     for name, tensor in shared(case).state_dict().items():
         assert tensor.device.type == "cpu", name
@@ -183,7 +184,7 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
 OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.library == "transformers"]
 
 
-@over(OF_TRANSFORMERS, class_and_body)  # others: test_dit.py, test_mvit.py
+@over(OF_TRANSFORMERS, class_and_settings)  # others: test_dit.py, test_mvit.py
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 
@@ -278,7 +279,7 @@ def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_pa
     assert model.spec.replace(source={}) == shared(case).spec.replace(source={})
 
 
-@over_catalogue()
+@over_catalogue("", class_and_body)
 def test_description_survives_json(case: Case) -> None:
     spec = shared(case).spec
     assert from_json(json.loads(to_json(spec))) == spec

@@ -11,8 +11,6 @@ from catalogue import (
     Case,
     af_walk,
     belonging,
-    body,
-    body_and_head,
     cases,
     close,
     family,
@@ -27,6 +25,7 @@ from catalogue import (
     over,
     over_catalogue,
     results,
+    settings,
     shallow,
     shared,
     spec_of,
@@ -82,7 +81,7 @@ STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features", "inp
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 
-@over_catalogue("N1", body_and_head)
+@over_catalogue("N1", settings)
 def test_n1_causality(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -114,7 +113,7 @@ def not_causal(case: Case) -> None:
     assert both == (read.encoder.sees != "past")
 
 
-@over_catalogue("N2", body)
+@over_catalogue("N2", settings)
 def test_n2_kernels_agree(case: Case) -> None:
     kernels_agree(case, torch.float32)
 
@@ -146,7 +145,7 @@ def kernels_agree(case: Case, dtype: torch.dtype) -> None:
                 close(found, value, tolerance)
 
 
-@over_catalogue("N3", body_and_head)
+@over_catalogue("N3", settings)
 def test_n3_a_batch_is_its_rows(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     inputs = make_inputs(case, batch=3)
@@ -159,7 +158,7 @@ def test_n3_a_batch_is_its_rows(case: Case) -> None:
                 assert torch.equal(whole[key][0][row].argmax(-1), value[0].argmax(-1))
 
 
-@over_catalogue("N4", body_and_head)
+@over_catalogue("N4", settings)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     spec, model = spec_of(case), shared(case)
@@ -189,7 +188,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
                 close(found, value)
 
 
-@over_catalogue("N5", body)
+@over_catalogue("N5", settings)
 def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
     spec = spec_of(case)
     if "attention_mask" not in spec.embedding.inputs:
@@ -232,7 +231,7 @@ def test_n6_nan_names_its_address(case: Case) -> None:
             assert not any(bool(v.isnan().any()) for v in out.values() if isinstance(v, Tensor))
 
 
-@over_catalogue("N7", body_and_head)
+@over_catalogue("N7", settings)
 def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
     spec = spec_of(case)
     if "document_ids" not in spec.embedding.inputs or isinstance(spec.head, MultipleChoiceHead):
@@ -286,7 +285,7 @@ def train_step(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Te
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@over_catalogue("N8", body_and_head)
+@over_catalogue("N8", settings)
 def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, labels=True)
     with filled_with_nan():
@@ -319,7 +318,7 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
         close(recomputed[name], grad, 1e-6)
 
 
-@over_catalogue("G1", body_and_head)
+@over_catalogue("G1", settings)
 def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -339,7 +338,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
                     close(step[key][0], value[:, start * each : end * each])
 
 
-@over_catalogue("G1", body_and_head)
+@over_catalogue("G1", settings)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     """N4 for states: a padded prompt leaves behind what the prompt alone does."""

@@ -38,7 +38,7 @@ COPIES, SHARD, TENSOR = {}, {"shard": 2}, {"tensor": 2}  # type: ignore[var-anno
 BOTH, HYBRID, WIDE = {"shard": 2, "tensor": 2}, {"replicate": 2, "shard": 2}, {"replicate": 2, "tensor": 2}
 EVERYDAY = {
     2: [*([f"{name}-shard", name, SHARD] for name in FAMILIES), ["llama-copies", "llama", COPIES],
-        ["bert-copies", "bert", COPIES], ["t5-tensor", "t5", TENSOR], ["bert-tensor", "bert", TENSOR],
+        ["t5-tensor", "t5", TENSOR], ["bert-tensor", "bert", TENSOR],
         ["llama-to-pieces", "llama", COPIES, TENSOR], ["llama-from-pieces", "llama", SHARD, COPIES],
         ["killed-whole", "killed.json"], ["troubles", "troubles", TENSOR]],
     4: [["llama-both", "llama", BOTH], ["mixtral-both", "mixtral", BOTH]],

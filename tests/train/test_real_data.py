@@ -124,6 +124,7 @@ def test_answers_to_questions(tmp_path: Path, shared_data: Path, capsys: pytest.
     assert 1 < baseline < 20 and found["f1"] > baseline + 20, (baseline, found)
 
 
+@pytest.mark.slow  # learns as in test_recipes.py, and is scored as in evaluate/test_eval.py
 def test_translations(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = {"evaluate.num_beams": 2, "optimizer": AdamW(lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0)}
     run = small("multi30k-en-de", shared_data, 800, 32, train=4000, valid=60, steps=260, **fast)

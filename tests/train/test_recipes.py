@@ -20,8 +20,10 @@ from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
 
-SCRATCH = ["multi30k-en-de", "squad-scratch", "sst2-scratch", "wnut17-scratch", "shakespeare"]
+SCRATCH: list[Any] = ["multi30k-en-de", "shakespeare"]
 SCRATCH += ["fashion-mnist", "fashion-mnist-swin", "fashion-mnist-resnet", "fashion-dit"]
+# these learn more than this every day in test_real_data.py
+SCRATCH += [pytest.param(f"{name}-scratch", marks=pytest.mark.slow) for name in ("squad", "sst2", "wnut17")]
 PARTS = ("train", "test")
 
 

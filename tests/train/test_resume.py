@@ -69,7 +69,7 @@ def same_end(a: Path, b: Path) -> None:
             assert torch.equal(tensor, two.tensors[kind][name]), f"{kind}: {name}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery, precision: str) -> None:
     """Epochs of 7 steps, checkpoints every 3: twice within the first, after its end, and at two random steps."""
     texts = runs.write_texts(tmp_path / "texts")
