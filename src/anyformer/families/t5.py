@@ -116,7 +116,7 @@ def decoder_depth(c: Any) -> int:
 
 
 def encoder_alone(c: Any) -> None:
-    """A class of the encoder alone hands it the whole config, where is_decoder gives it a cross-attention to nothing."""
+    """Where a published class hands its encoder the whole config, is_decoder gives it a cross-attention to nothing."""
     if c.is_decoder:
         raise ValueError(f"is_decoder=True is not supported with {c.architecture}: an encoder alone")
 
