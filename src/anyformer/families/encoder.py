@@ -82,6 +82,8 @@ def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more:
     length = c.max_position_embeddings - pad - 1
     if length < 1:
         raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
+    if pad == -1:  # no token: all are counted, from 0
+        return embedding(c, kind, position=Learned(length=length), **more)
     position = Learned(length=length, offset=pad + 1, padding=True)
     return embedding(c, kind, position=position, numbering=WithoutToken(token=pad, first=pad + 1), **more)
 
