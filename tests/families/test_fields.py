@@ -32,7 +32,7 @@ UNUSUAL: list[tuple[str, dict[str, Any], str]] = [
     (T5, {"num_decoder_layers": 0}, EMPTY),
     ("T5EncoderModel", {"num_layers": 0}, EMPTY),
     (SWITCH, {"is_decoder": True}, OWN),
-    (SWITCH, {"num_hidden_layers": 4}, "every third layer is sparse, as of num_layers"),
+    (SWITCH, {"num_hidden_layers": 5}, "every third layer is sparse, as of num_layers: the second and the fifth"),
     (SWITCH, {"num_decoder_layers": 0}, EMPTY),
     (MARIAN, {"decoder_vocab_size": 120}, TABLE),
     (MARIAN, {"decoder_vocab_size": 120, "tie_word_embeddings": False}, TABLE),
