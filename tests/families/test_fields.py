@@ -39,6 +39,8 @@ UNUSUAL: list[tuple[str, dict[str, Any], str]] = [
     ("MarianForCausalLM", {"decoder_vocab_size": 120}, TABLE),
     ("BartModel", {"pad_token_id": -1}, "the last row of the table, as in nn.Embedding"),
     ("M2M100Model", {"pad_token_id": -1}, "the last row of the table; positions begin at 0"),
+    ("NystromformerModel", {"add_cross_attention": True}, "no layer looks at it"),
+    ("NystromformerForQuestionAnswering", {"num_labels": 7}, "an answer has two ends, whatever the labels"),
     ("RobertaForMaskedLM", {"pad_token_id": -1}, "the last row of the table; positions begin at 0"),
 ]
 
