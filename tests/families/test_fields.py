@@ -77,3 +77,10 @@ def test_an_encoder_alone_that_says_it_decodes_is_refused() -> None:
         case = FIRST[architecture]
         with pytest.raises(ValueError, match="is_decoder=True is not supported with"):
             families.find(case.model_type).read(changed(case, {"is_decoder": True}))
+
+
+@pytest.mark.parametrize("architecture", ["DebertaModel", "DebertaV2Model"])
+def test_no_layer_is_refused_where_the_first_one_holds_the_distances(architecture: str) -> None:
+    case = FIRST[architecture]
+    with pytest.raises(ValueError, match="num_hidden_layers is 0; the first layer has the vectors of distances"):
+        families.find(case.model_type).read(changed(case, {"num_hidden_layers": 0}))
