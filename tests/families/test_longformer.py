@@ -121,8 +121,7 @@ def test_published_config() -> None:
 
 @pytest.mark.parametrize(
     "bad", [
-        {"attention_dilation": [1] * 11 + [2]}, {"attention_window": 7}, {"attention_window": [512] * 11},
-        {"attention_window": 0}, {"pad_token_id": None},
+        {"attention_window": 7}, {"attention_window": [512] * 11}, {"attention_window": 0}, {"pad_token_id": None},
     ], ids=json.dumps,
 )  # fmt: skip
 def test_refused(bad: dict[str, Any]) -> None:

@@ -85,7 +85,6 @@ def test_given_positions_are_rows_of_the_published_table() -> None:
 @pytest.mark.parametrize(
     "bad", [
         {"inv_coeff_init_option": True}, {"conv_kernel_size": 4}, {"num_landmarks": 7}, {"hidden_size": 33},
-        {"add_cross_attention": True},
     ], ids=json.dumps,
 )  # fmt: skip
 def test_refused(bad: dict[str, Any]) -> None:

@@ -107,6 +107,8 @@ def describe(c: Any) -> Model:
 
 
 def model(c: Any, stack: Stack) -> Model:
+    if c.num_hidden_layers < 1:
+        raise ValueError(f"num_hidden_layers is {c.num_hidden_layers}; the first layer has the vectors of distances")
     if not c.legacy:  # whose head reads the table of tokens, whatever the config says of ties
         c = SimpleNamespace(**{**vars(c), "tie_word_embeddings": True})
     return encoder.model(c, embedding(c), head(c), stack)

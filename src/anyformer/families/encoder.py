@@ -82,6 +82,8 @@ def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more:
     length = c.max_position_embeddings - pad - 1
     if length < 1:
         raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
+    if pad == -1:  # no token: all are counted, from 0
+        return embedding(c, kind, position=Learned(length=length), **more)
     position = Learned(length=length, offset=pad + 1, padding=True)
     return embedding(c, kind, position=position, numbering=WithoutToken(token=pad, first=pad + 1), **more)
 
@@ -93,6 +95,8 @@ def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, nor
     """Attention (or `op` in its place) and feed-forward, each normed after the add, or in another place of a step."""
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    if cross and not causal:
+        raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
 
     def step(op: Any) -> Sublayer:
         return Sublayer(op=op, dropout=c.hidden_dropout_prob).replace(**{norm: LayerNorm(eps=c.layer_norm_eps)})
@@ -110,8 +114,6 @@ def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, nor
 def model(c: Any, embedding: TextEmbedding, head: heads.Head | None, stack: Stack | None = None) -> Model:
     """An encoder, or with is_decoder a decoder of the same layers [Rothe et al. 2020]."""
     decodes, cross = getattr(c, "is_decoder", False), getattr(c, "add_cross_attention", False)
-    if cross and not decodes:
-        raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
     if stack is None:
         stack = Stack(layers=block(c, None, decodes, cross), depth=c.num_hidden_layers)
     out = {heads.LMHead: "head.out.weight", heads.PretrainingHead: "head.lm.out.weight"}

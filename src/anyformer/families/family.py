@@ -285,6 +285,10 @@ class Family:
                 raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
             affordable(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
+        # a published class derives one field from another (num_decoder_layers) before it hears the other's alias
+        values.unaliased = SimpleNamespace(**{n: own.get(n, known[n].default) for n in self.aliases.values()})
+        for name, value in vars(values.unaliased).items():
+            affordable(name, value)
         values.architecture = architecture = self._class_of(config, architecture)
         try:
             values.num_labels, tables = labels(config, known["num_labels"].default or 2)

@@ -33,8 +33,8 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     pad, source, target = c.pad_token_id, c.src_vocab_size, c.tgt_vocab_size
-    if pad is None:
-        raise ValueError("pad_token_id is None; positions are counted from it")
+    if pad is None or pad < 0:
+        raise ValueError(f"pad_token_id is {pad}; positions are counted from it")
     if c.tie_word_embeddings and source != target:
         raise ValueError(f"src_vocab_size {source} is not tgt_vocab_size {target}, and they share a table")
     check_padding(c, source, target)

@@ -36,7 +36,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
     "attention_window": Field(512, windows),
     "sep_token_id": Field(2, separator),
-    "attention_dilation": Field(None),
+    "attention_dilation": Gone(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
     "attention_mode": Gone("longformer", "other ways of the original code, which no published class has"),
     "ignore_attention_mask": Gone(False, "an option of the original code, which no published class has"),
     "bos_token_id": Inert(0, "used by tokenizers"),
@@ -50,8 +50,6 @@ def describe(c: Any) -> Model:
     each = [given] * L if isinstance(given, int) else list(given)
     if len(each) != L or any(not isinstance(size, int) or size < 2 or size % 2 for size in each):
         raise ValueError(f"attention_window is an even number, or one for each of {L} layers; got {given}")
-    if any(step != 1 for step in c.attention_dilation or ()):
-        raise ValueError(f"attention_dilation={c.attention_dilation}: no published class skips tokens")
 
     def layer(size: int) -> Any:
         return encoder.block(c, LocalAttention(

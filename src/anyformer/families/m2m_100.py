@@ -12,7 +12,7 @@ from anyformer.model import EncoderDecoderModel, Model
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.numbering import WithoutToken
+from anyformer.parts.numbering import ByPlace, WithoutToken
 from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule
 
@@ -40,7 +40,7 @@ def describe(c: Any) -> Model:
     check_padding(c, c.vocab_size)
     tokens = Tokens(vocab_size=c.vocab_size, padding_index=pad, scale=c.d_model**0.5 if c.scale_embedding else None)
     embedding = TextEmbedding(
-        tokens=tokens, numbering=WithoutToken(token=pad), dropout=c.dropout,
+        tokens=tokens, dropout=c.dropout, numbering=ByPlace() if pad < 0 else WithoutToken(token=pad),
         position=Sinusoidal(length=c.max_position_embeddings, offset=pad + 1, inclusive=True),
     )  # fmt: skip
     writes = c.architecture == "M2M100ForConditionalGeneration"

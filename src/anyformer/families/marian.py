@@ -60,9 +60,8 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     alone, share, tie = c.architecture == "MarianForCausalLM", c.share_encoder_decoder_embeddings, c.tie_word_embeddings
-    target_size = c.decoder_vocab_size or c.vocab_size
-    if target_size != c.vocab_size and (tie if alone else share):
-        raise ValueError(f"decoder_vocab_size {target_size} is not vocab_size {c.vocab_size}, and they share a table")
+    # a shared table has the source's tokens, whatever decoder_vocab_size says
+    target_size = (share and tie and not alone and c.vocab_size) or c.decoder_vocab_size or c.vocab_size
     check_padding(c, c.vocab_size, target_size)
     scale = c.d_model**0.5 if c.scale_embedding else None
     position = Sinusoidal(length=c.max_position_embeddings, stored=True)
@@ -71,13 +70,17 @@ def describe(c: Any) -> Model:
         tokens=Tokens(vocab_size=target_size, padding_index=c.pad_token_id), scale=scale, position=position,
         dropout=c.dropout,
     )  # fmt: skip
+
+    def scores(size: int) -> LMHead:
+        return LMHead(vocab_size=size, shift=False, foreign=size != target_size)
+
     if alone:
         return DecoderModel(
             width=c.d_model,
             embedding=target_embedding,
             decoder=stack(c, "decoder"),
-            # published: whoever calls it moves the labels, and it scores the source's vocabulary
-            head=LMHead(vocab_size=c.vocab_size, shift=False, foreign=target_size != c.vocab_size),
+            # published: whoever calls it moves the labels, and untied it scores the source's vocabulary
+            head=scores(target_size if tie else c.vocab_size),
             ties=(("head.out.weight", TOKENS),) if tie else (),
             init={"*": Normal(std=c.init_std)},
         )
@@ -96,7 +99,7 @@ def describe(c: Any) -> Model:
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         state_offered="without labels",
-        head=LMHead(vocab_size=target_size, shift=False, offset=True) if writes else None,
+        head=scores(c.vocab_size if share else target_size).replace(offset=True) if writes else None,
         ties=tuple(ties),
         init={"*": Normal(std=c.init_std)},
     )

@@ -49,6 +49,8 @@ def describe(c: Any) -> Model:
 
 
 def head(c: Any) -> heads.Head | None:
+    if c.architecture == "NystromformerForQuestionAnswering":  # with two labels whatever num_labels is
+        return heads.SpanHead()
     dropout = c.hidden_dropout_prob
     act = activation_named(c.hidden_act)
     classify = heads.Pool(take="first", input_dropout=dropout, dense=True, activation=act, dropout=dropout)

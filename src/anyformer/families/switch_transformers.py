@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import t5
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Only, Size, activation_at
+from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at
 from anyformer.mask import FULL, Causal
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.part import at
@@ -55,7 +55,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Inert(False, "published code never reads it"),
-    "is_decoder": Only(False, "a decoder alone"),
+    "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
     "eos_token_id": Inert(1, "used by generation"),
     "router_ignore_padding_tokens": Inert(False, "published code never reads it"),
@@ -96,19 +96,18 @@ def describe(c: Any) -> Model:
 
     def stack(depth: int, every: int, both_ways: bool, **steps: Sublayer) -> Stack:
         buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
+        bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
         kinds = {name: Block(**steps, feedforward=step(op)) for name, op in (("dense", mlp), ("sparse", experts))}
         return Stack(
             layers=kinds, pattern=pattern(every), depth=depth, norm=norm, dropout=c.dropout_rate,
-            position=BucketedBias(
-                num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways
-            ),
+            position=bias if depth else None,
         )  # fmt: skip
 
     def sparse_step(given: int | None, layers: int, sparse: int) -> int:
         return given if given is not None else layers // sparse if sparse > 0 else layers
 
-    layers = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
-    every = sparse_step(c.encoder_sparse_step, c.num_layers, c.num_sparse_encoder_layers)
+    layers = t5.decoder_depth(c)
+    every = sparse_step(c.encoder_sparse_step, c.unaliased.num_layers, c.num_sparse_encoder_layers)
     decoder_every = sparse_step(c.decoder_sparse_step, layers, c.num_sparse_decoder_layers)
     tie = c.tie_word_embeddings  # untied, every stack has its own table and checkpoints a third that nothing reads
     embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
@@ -118,6 +117,7 @@ def describe(c: Any) -> Model:
     encoder = stack(c.num_layers, every, True, attention=attention(mask=FULL))
     shared: Any = {"width": c.d_model, "embedding": first, "encoder": encoder, "init": init}
     if c.architecture == "SwitchTransformersEncoderModel":
+        t5.encoder_alone(c)
         return EncoderModel(**shared)
     if not c.is_encoder_decoder:
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")

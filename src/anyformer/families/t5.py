@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, activation_at, tied
+from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import end_head
 from anyformer.mask import FULL, Causal
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
@@ -59,7 +59,7 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(None, "start_token"),
     "eos_token_id": Field(1, "head.pool.token"),
     "problem_type": Field(None, "head.problem"),
-    "is_decoder": Only(False, "a decoder alone"),
+    "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
     "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
     "output_past": Inert(True, "an old name of use_cache"),
@@ -81,12 +81,13 @@ def describe(c: Any) -> Model:
         buckets, farthest = c.relative_attention_num_buckets, c.relative_attention_max_distance
         bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
         block = Block(**steps, feedforward=step(feedforward(c)))
-        return Stack(layers=block, depth=depth, position=bias, norm=norm, dropout=c.dropout_rate)
+        return Stack(layers=block, depth=depth, position=bias if depth else None, norm=norm, dropout=c.dropout_rate)
 
     embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.dropout_rate)
     encoder = stack(c.num_layers, True, attention=attention(mask=FULL))
     shared: Any = {"width": c.d_model, "embedding": embedding, "encoder": encoder, "head": head(c), "init": init(c)}
     if c.architecture in ("T5EncoderModel", "T5ForTokenClassification"):
+        encoder_alone(c)
         return EncoderModel(**shared)
     if not c.is_encoder_decoder:  # transformers would mix up the memories of self- and cross-attention
         raise ValueError(f"is_encoder_decoder=False is not supported with {c.architecture}")
@@ -99,7 +100,7 @@ def describe(c: Any) -> Model:
         **shared,
         decoder_embedding=embedding,
         decoder=stack(
-            c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers, False,
+            decoder_depth(c), False,
             attention=attention(mask=Causal()), cross=attention(memory=True),
         ),
         start_token=c.decoder_start_token_id,
@@ -108,6 +109,17 @@ def describe(c: Any) -> Model:
         reads_source=c.architecture in READS_SOURCE,
         ties=tuple(ties),
     )  # fmt: skip
+
+
+def decoder_depth(c: Any) -> int:
+    """As many as in the encoder unless said, of which an alias says nothing: {"num_hidden_layers": 2} leaves 6 here."""
+    return c.unaliased.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+
+
+def encoder_alone(c: Any) -> None:
+    """Where a published class hands its encoder the whole config, is_decoder gives it a cross-attention to nothing."""
+    if c.is_decoder:
+        raise ValueError(f"is_decoder=True is not supported with {c.architecture}: an encoder alone")
 
 
 def feedforward(c: Any) -> MLP | GatedMLP:

@@ -69,7 +69,8 @@ def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stac
 
 
 def check_padding(c: Any, *vocab_sizes: int) -> None:
-    if c.pad_token_id is not None and not 0 <= c.pad_token_id < min(vocab_sizes):
+    """A token of each vocabulary, or none; files that have none say -1 too, which in a table is its last row."""
+    if c.pad_token_id is not None and not -1 <= c.pad_token_id < min(vocab_sizes):
         raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")
 
 

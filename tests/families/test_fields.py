@@ -1,0 +1,86 @@
+"""Values of config fields that published classes take and few files have: what transformers gives for the same
+config.json, and again for what we write back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from catalogue import Case, every_case, make_inputs, randomise
+from test_loading import compare
+
+import anyformer as af
+from anyformer import families
+
+transformers = pytest.importorskip("transformers")
+
+FIRST = {case.architecture: case for case in reversed(every_case())}
+T5, SWITCH = "T5ForConditionalGeneration", "SwitchTransformersModel"
+MARIAN, TABLE = "MarianMTModel", "of a shared table, and the published class cannot give a loss then"
+OWN, EMPTY = "each stack of a pair has its own", "no layer, so no table of distances"
+
+# the class, the config fields that differ from its first case's (... leaves one out), and what is unusual about them
+UNUSUAL: list[tuple[str, dict[str, Any], str]] = [
+    (T5, {"is_decoder": True}, OWN),
+    ("T5ForQuestionAnswering", {"is_decoder": True}, OWN),
+    (T5, {"num_hidden_layers": 3}, "the decoder has num_layers, 2: derived before the alias is heard"),
+    ("T5Model", {"num_layers": ..., "num_hidden_layers": 1}, "the decoder has the default number of layers, 6"),
+    (T5, {"num_layers": 0, "num_decoder_layers": 1}, EMPTY),
+    (T5, {"num_decoder_layers": 0}, EMPTY),
+    ("T5EncoderModel", {"num_layers": 0}, EMPTY),
+    (SWITCH, {"is_decoder": True}, OWN),
+    (SWITCH, {"num_hidden_layers": 5}, "every third layer is sparse, as of num_layers: the second and the fifth"),
+    (SWITCH, {"num_decoder_layers": 0}, EMPTY),
+    (MARIAN, {"decoder_vocab_size": 120}, TABLE),
+    (MARIAN, {"decoder_vocab_size": 120, "tie_word_embeddings": False}, TABLE),
+    ("MarianForCausalLM", {"decoder_vocab_size": 120}, TABLE),
+    ("BartModel", {"pad_token_id": -1}, "the last row of the table, as in nn.Embedding"),
+    ("M2M100Model", {"pad_token_id": -1}, "the last row of the table; positions begin at 0"),
+    ("NystromformerModel", {"add_cross_attention": True}, "no layer looks at it"),
+    ("NystromformerForQuestionAnswering", {"num_labels": 7}, "an answer has two ends, whatever the labels"),
+    ("RobertaForMaskedLM", {"pad_token_id": -1}, "the last row of the table; positions begin at 0"),
+]
+
+
+def changed(case: Case, changes: dict[str, Any]) -> dict[str, Any]:
+    config = {**case.config, **changes, "model_type": case.model_type, "architectures": [case.architecture]}
+    return {name: value for name, value in config.items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    "architecture, changes, why", UNUSUAL,
+    ids=[f"{architecture}-{json.dumps(changes, default=str)}" for architecture, changes, _ in UNUSUAL],
+)  # fmt: skip
+@torch.no_grad()
+def test_an_unusual_value_is_honoured(architecture: str, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    case, kind = FIRST[architecture], getattr(transformers, architecture)
+    config = changed(case, changes)
+    model = kind(kind.config_class.from_dict(dict(config))).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))  # as it was, not as the class writes it
+    theirs, mine = kind.from_pretrained(tmp_path / "theirs").eval(), af.load(tmp_path / "theirs")
+    theirs.set_attn_implementation("eager")
+    inputs = make_inputs(case, labels=why is not TABLE)
+    expected = theirs(**inputs)
+    compare(expected, mine(**inputs))
+    af.save(mine, tmp_path / "ours", format="hf")
+    compare(expected, kind.from_pretrained(tmp_path / "ours").eval()(**inputs))
+
+
+def test_an_encoder_alone_that_says_it_decodes_is_refused() -> None:
+    """The published class then has a cross-attention, and nothing for it to look at."""
+    for architecture in ("T5EncoderModel", "T5ForTokenClassification", "SwitchTransformersEncoderModel"):
+        case = FIRST[architecture]
+        with pytest.raises(ValueError, match="is_decoder=True is not supported with"):
+            families.find(case.model_type).read(changed(case, {"is_decoder": True}))
+
+
+@pytest.mark.parametrize("architecture", ["DebertaModel", "DebertaV2Model"])
+def test_no_layer_is_refused_where_the_first_one_holds_the_distances(architecture: str) -> None:
+    case = FIRST[architecture]
+    with pytest.raises(ValueError, match="num_hidden_layers is 0; the first layer has the vectors of distances"):
+        families.find(case.model_type).read(changed(case, {"num_hidden_layers": 0}))
