@@ -7,9 +7,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
-from anyformer.families.heads import decoder_model
+from anyformer.families.heads import causal, decoder_model, seen
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal
 from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -54,11 +53,13 @@ FIELDS: dict[str, ConfigField] = {
     "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(None),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "attention_bias": Field(False, f"{ATTENTION}.bias"),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "output_router_logits": Inert(False, "which outputs are returned by default; honoured by forward"),
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
@@ -99,7 +100,7 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
         turned_width=c.qk_rope_head_dim,
         value_width=c.v_head_dim,
         bias=c.attention_bias,
-        mask=Causal(),
+        mask=seen(c),
         position=read_rope(c).replace(interleaved=interleaved),
         scale=score_scale(c),
         dropout=c.attention_dropout,

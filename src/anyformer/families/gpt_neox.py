@@ -8,9 +8,8 @@ from typing import Any
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_model, tag_dropout
+from anyformer.families.heads import decoder_model, seen, tag_dropout
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
@@ -62,6 +61,7 @@ FIELDS: dict[str, ConfigField] = {
     "use_parallel_residual": Field(True, is_parallel),
     "rope_parameters": Field(None, rope_parameters, within=ROPE),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "rotary_emb_base": Field(None),
     "rotary_pct": Field(None),
     "rope_theta": Field(None),  # these two were written beside the two before, and say the same
@@ -70,6 +70,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": Field(True, lambda spec: attention(spec).mask.sees == "past"),
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "is_decoder": Inert(False, "it reads from left to right whatever this says"),
@@ -94,7 +95,7 @@ def describe(c: Any) -> Model:
     norm = LayerNorm(eps=c.layer_norm_eps)
     ops = {
         "attention": Attention(
-            num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "", mask=Causal(),
+            num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "", mask=seen(c),
             position=rotary(c), dropout=c.attention_dropout,
         ),
         "feedforward": MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act)),
