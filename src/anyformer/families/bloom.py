@@ -64,8 +64,8 @@ def describe(c: Any) -> Model:
         return Sublayer(pre_norm=norm, op=op, normed_skip=skip, dropout=c.hidden_dropout)
 
     attention = Attention(
-        num_heads=c.n_head, mask=seen(c), position=Alibi(num_heads=c.n_head, unpadded=True),
-        dropout=c.attention_dropout,
+        num_heads=c.n_head, mask=seen(c), dropout=c.attention_dropout,
+        position=Alibi(num_heads=c.n_head, unpadded=True, signed=not c.is_causal),
     )  # fmt: skip
     mlp = MLP(width=4 * c.hidden_size, activation="gelu_tanh")
     layers = Block(attention=step(attention), feedforward=step(mlp))
