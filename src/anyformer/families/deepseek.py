@@ -38,7 +38,7 @@ FIELDS: dict[str, ConfigField] = {
     "qk_nope_head_dim": Field(128, f"{ATTENTION}.head_width"),
     "qk_rope_head_dim": Field(64, f"{ATTENTION}.turned_width"),
     "v_head_dim": Field(128, f"{ATTENTION}.value_width"),
-    "qk_head_dim": Field(None, lambda spec: sum(at(spec, f"{ATTENTION}.{n}_width") for n in ("head", "turned"))),
+    "qk_head_dim": Inert(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
     "head_dim": Inert(None, "replaced by qk_rope_head_dim"),
     "n_routed_experts": Field(64, f"{MOE}.num_experts"),
     "n_shared_experts": Field(2, lambda spec: shared_of(at(spec, MOE))),
@@ -83,10 +83,9 @@ def groups_of(router: TopK, name: str) -> int:
 
 def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Model:
     """What both versions share."""
-    if c.num_key_value_heads not in (None, c.num_attention_heads):
-        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: every head has keys of its own here")
-    if c.qk_head_dim not in (None, c.qk_nope_head_dim + c.qk_rope_head_dim):
-        raise ValueError(f"qk_head_dim={c.qk_head_dim} is not qk_nope_head_dim + qk_rope_head_dim")
+    heads = c.num_attention_heads
+    if c.num_key_value_heads is not None and 2 * c.num_key_value_heads <= heads:  # others share nothing, as published
+        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: every one of {heads} heads has its own keys here")
     norm, activation = RMSNorm(eps=c.rms_norm_eps), activation_named(c.hidden_act)
 
     def mlp(width: int, bias: bool = bias) -> GatedMLP:
@@ -118,7 +117,7 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
     }
     depth = c.num_hidden_layers
     dense = min(c.first_k_dense_replace, depth)
-    pattern = ("dense",) * dense + ("sparse",) * (depth - dense)
+    pattern = ("dense",) * dense + ("sparse",) * (depth - dense) or ("sparse",)
     stack = Stack(layers=kinds, pattern=pattern, depth=depth, norm=norm)
     return decoder_model(c, stack, length=c.max_position_embeddings)
 
