@@ -67,8 +67,8 @@ def test_bart_has_three_labels_unless_said() -> None:
 
 @pytest.mark.parametrize(("model_type", "config", "what"), [
     ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
-    ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"), ("gpt_neox", {"rotary_pct": 0.0}, "fraction"),
-    ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+    ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 is not hidden_size"),
+    ("deepseek_v2", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
     ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
     ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
     ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
@@ -124,6 +124,7 @@ def test_kinds_of_token_and_given_vectors(name: str) -> None:
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 20.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 3.5]}
+WARM = {"rope_type": "linear", "factor": 4.0, "rope_theta": 20.0, "mscale_all_dim": 0.9}
 PART = {"rope_type": "proportional", "rope_theta": 20.0, "partial_rotary_factor": 0.5}
 BOTH_SIDES = {
     "gpt2": ("GPT2Model", gpt2.SMALL), "gpt_neox": ("GPTNeoXModel", gpt_neox.SMALL), "opt": ("OPTModel", opt.SMALL),
@@ -144,10 +145,13 @@ READ = [
            f"trained-{rope['rope_type']}-{length}")
       for rope, length in ((YARN, 30), ({**YARN, "original_max_position_embeddings": 9}, 30), (LONG, 16), (LONG, 17))],
     Case("gpt_neox", "GPTNeoXModel", {**gpt_neox.SMALL, "rope_parameters": PART}, "read-part"),
+    Case("gpt_neox", "GPTNeoXModel",
+         {**gpt_neox.SMALL, "rope_theta": 20.0, "rotary_pct": 0.5, "partial_rotary_factor": 1.0}, "beside"),
     *[Case(name, kind, {**small, **more}, f"read-{next(iter(more))}")
       for name, kind, small in (("deepseek_v2", "DeepseekV2Model", deepseek.SMALL),
                                 ("deepseek_v3", "DeepseekV3Model", deepseek.V3))
-      for more in ({"num_key_value_heads": 3}, {"qk_head_dim": 99}, {"num_hidden_layers": 0})],
+      for more in ({"num_key_value_heads": 3}, {"qk_head_dim": 99}, {"num_hidden_layers": 0},
+                   {"rope_parameters": WARM})],
     Case("bloom", "BloomModel", {**bloom.SMALL, "per_layer_config": {}}, "alike"),
 ]  # fmt: skip
 

@@ -38,7 +38,13 @@ from anyformer.parts.position import (
     add_position,
 )
 from anyformer.parts.rotary import (
-    DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, ProportionalScaling, Rope, YarnScaling,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
 )  # fmt: skip
 from anyformer.parts.window import GridBias, Windows
 from small import close, compiled_equals_eager, context, filled, made

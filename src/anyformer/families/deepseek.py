@@ -17,7 +17,6 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.rotary import YarnScaling
 from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 
@@ -85,7 +84,7 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
     """What both versions share."""
     heads = c.num_attention_heads
     if c.num_key_value_heads is not None and 2 * c.num_key_value_heads <= heads:  # others share nothing, as published
-        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: every one of {heads} heads has its own keys here")
+        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: each of {heads} heads has its own keys here")
     norm, activation = RMSNorm(eps=c.rms_norm_eps), activation_named(c.hidden_act)
 
     def mlp(width: int, bias: bool = bias) -> GatedMLP:
@@ -123,14 +122,12 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
 
 
 def score_scale(c: Any) -> float | None:
-    """YaRN warms all channels, not only those that turn."""
-    rope = read_rope(c)
-    given = c.rope_scaling or c.rope_parameters or {}
-    if not given.get("mscale_all_dim") or rope.scaling is None:
+    """YaRN warms all channels, not only those that turn; published code does with any scaling that says so."""
+    scaling: Any = read_rope(c).scaling
+    mscale = (c.rope_scaling or c.rope_parameters or {}).get("mscale_all_dim")
+    if not mscale or scaling is None:
         return None
-    if not isinstance(rope.scaling, YarnScaling):
-        raise ValueError("rope_parameters: mscale_all_dim needs rope_type 'yarn'")
-    factor, mscale = rope.scaling.factor, given["mscale_all_dim"]
+    factor = scaling.factor
     warm = 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
     return warm * warm * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.heads import TAGGING
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.heads import TAGGING
 from anyformer.model import Model
 from anyformer.parts.moe import TopK
 

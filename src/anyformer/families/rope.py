@@ -7,7 +7,14 @@ from typing import Any
 
 from anyformer.part import nearest
 from anyformer.parts.rotary import (
-    DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, ProportionalScaling, Rope, RopeScaling, YarnScaling,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
 )  # fmt: skip
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
