@@ -68,7 +68,7 @@ def test_bart_has_three_labels_unless_said() -> None:
 @pytest.mark.parametrize(("model_type", "config", "what"), [
     ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
     ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 is not hidden_size"),
-    ("deepseek_v2", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
+    ("deepseek_v3", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
     ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
     ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
     ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
