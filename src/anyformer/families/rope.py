@@ -43,6 +43,10 @@ def read_rope(c: Any, fraction: float = 1.0) -> Rope:
 
 def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling | None:
     trained = given.get("original_max_position_embeddings", longest)
+
+    def factor() -> Any:
+        return given["factor"] if "factor" in given else longest / max(trained, 1)
+
     try:
         match kind:
             case "default":
@@ -53,14 +57,14 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
                 return DynamicScaling(factor=given["factor"], length=longest)
             case "yarn":
                 return YarnScaling(
-                    factor=given["factor"] if "factor" in given else longest / trained, length=trained,
+                    factor=factor(), length=trained,
                     beta_fast=given.get("beta_fast") or 32.0, beta_slow=given.get("beta_slow") or 1.0,
                     **{n: given[n] for n in ("attention_factor", "mscale", "mscale_all_dim", "truncate") if n in given},
                 )  # fmt: skip
             case "longrope":
                 return LongScaling(
                     short=tuple(given["short_factor"]), long=tuple(given["long_factor"]), length=trained,
-                    factor=given.get("factor", longest / trained), attention_factor=given.get("attention_factor"),
+                    factor=factor(), attention_factor=given.get("attention_factor"),
                 )  # fmt: skip
             case "llama3":
                 return Llama3Scaling(
