@@ -56,10 +56,10 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def window(mask: Any) -> int | None:
+def window(mask: Mask) -> int | None:
     if isinstance(mask, Window):
         return mask.size - 1
-    return mask.masks[1].size if isinstance(mask, All) else None
+    return next((each.size for each in mask.masks if isinstance(each, Window)), None) if isinstance(mask, All) else None
 
 
 def mask(c: Any) -> Mask:
