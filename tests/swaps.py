@@ -91,7 +91,8 @@ RELATIVE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROPES = {
     "LinearScaling": {"factor": 2.0}, "DynamicScaling": {"factor": 2.0, "length": 32},
-    "YarnScaling": {"factor": 2.0, "length": 16},
+    "YarnScaling": {"factor": 2.0, "length": 16}, "ProportionalScaling": {"share": 0.5},
+    "LongScaling": {"short": (1.5,), "long": (2.5,), "length": 32},
     "Llama3Scaling": {"factor": 2.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "length": 16},
 }  # fmt: skip
 FEATURES: dict[str, dict[str, Any]] = {"EluFeatures": {}, "SoftmaxFeatures": {"count": 8}}

@@ -452,6 +452,8 @@ EXCUSED = (
             lambda part, _: part.taps is not None and part.taps > 1),
     Excused("DynamicScaling", ("N1", "N3", "N4", "G1", "G2"), "the base grows with the length of the text, so earlier"
             " tokens turn otherwise once it is longer", lambda part, _: part.length < LENGTH + PADS),
+    Excused("LongScaling", ("N1", "N3", "N4", "G1", "G2"), "a longer text takes other factors, so earlier tokens turn"
+            " otherwise once it is longer", lambda part, _: part.length < LENGTH + PADS),
     Excused("XVectorHead", ("N4",), "its taps reach pads beside the last frames, as published"),
     Excused("ConvolutionAdapter", ("N4",), "its taps reach pads beside the last frames, as published",
             lambda part, _: part.depth > 0 and part.kernel > 2),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import bloom, ctrl, deepseek, gpt2, gpt_neox, llama, mixtral, opt
 from catalogue import Case, cases, class_and_settings, close, make_inputs, over, published, shared, spec_of
 
 import anyformer as af
@@ -66,8 +67,8 @@ def test_bart_has_three_labels_unless_said() -> None:
 
 @pytest.mark.parametrize(("model_type", "config", "what"), [
     ("opt", {"num_attention_heads": 5}, "hidden_size 768"),
-    ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"), ("gpt_neox", {"rotary_pct": 0.0}, "fraction"),
-    ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+    ("gpt_neox", {"rotary_pct": 0.0}, "fraction"), ("gpt_neox", {"head_dim": 8}, "head_dim=8 is not hidden_size"),
+    ("deepseek_v3", {"num_key_value_heads": 16}, "num_key_value_heads=16"),
     ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
     ("openai-gpt", {"afn": "mish"}, "afn"), ("ctrl", {"n_head": 7}, "n_head"),
     ("openai-gpt", {"summary_type": "attn", "architectures": ["OpenAIGPTDoubleHeadsModel"]}, "summary_type"),
@@ -119,3 +120,67 @@ def test_kinds_of_token_and_given_vectors(name: str) -> None:
         close(model(**inputs)[0], theirs(**inputs)[0])
     vectors = theirs.get_input_embeddings()(inputs.pop("input_ids"))
     close(model(**inputs, inputs_embeds=vectors)[0], theirs(**inputs, inputs_embeds=vectors.clone())[0])
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 20.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 3.5]}
+WARM = {"rope_type": "linear", "factor": 4.0, "rope_theta": 20.0, "mscale_all_dim": 0.9}
+PART = {"rope_type": "proportional", "rope_theta": 20.0, "partial_rotary_factor": 0.5}
+BOTH_SIDES = {
+    "gpt2": ("GPT2Model", gpt2.SMALL), "gpt_neox": ("GPTNeoXModel", gpt_neox.SMALL), "opt": ("OPTModel", opt.SMALL),
+    "bloom": ("BloomModel", bloom.SMALL), "ctrl": ("CTRLModel", ctrl.SMALL), "llama": ("LlamaModel", llama.SMALL),
+    "mixtral": ("MixtralModel", mixtral.SMALL), "deepseek_v2": ("DeepseekV2Model", deepseek.SMALL),
+    "deepseek_v3": ("DeepseekV3Model", deepseek.V3),
+}  # fmt: skip
+# fields that published code reads though no config class, or not this one, has them, and values that it takes
+READ = [
+    *[Case(name, kind, {**small, "is_causal": False}, "both-sides") for name, (kind, small) in BOTH_SIDES.items()],
+    Case("mixtral", "MixtralModel", {**mixtral.SMALL, "is_causal": False, "sliding_window": 3}, "both-sides-near"),
+    *[Case(name, f"{kind}ForTokenClassification", {**small, "token_classification_bias": False}, "no-bias")
+      for name, kind, small in (("llama", "Llama", llama.SMALL), ("mixtral", "Mixtral", mixtral.SMALL),
+                                ("deepseek_v3", "DeepseekV3", deepseek.V3))],
+    *[Case("llama", "LlamaModel", {**llama.SMALL, "rope_parameters": rope}, f"read-{i}")
+      for i, rope in enumerate((PART, {"rope_type": "default", "partial_rotary_factor": 0.5}))],
+    *[Case("llama", "LlamaModel", {**llama.SMALL, "rope_parameters": rope, "original_max_position_embeddings": length},
+           f"trained-{rope['rope_type']}-{length}")
+      for rope, length in ((YARN, 30), ({**YARN, "original_max_position_embeddings": 9}, 30), (LONG, 16), (LONG, 17))],
+    Case("gpt_neox", "GPTNeoXModel", {**gpt_neox.SMALL, "rope_parameters": PART}, "read-part"),
+    Case("gpt_neox", "GPTNeoXModel",
+         {**gpt_neox.SMALL, "rope_theta": 20.0, "rotary_pct": 0.5, "partial_rotary_factor": 1.0}, "beside"),
+    *[Case(name, kind, {**small, **more}, f"read-{next(iter(more))}")
+      for name, kind, small in (("deepseek_v2", "DeepseekV2Model", deepseek.SMALL),
+                                ("deepseek_v3", "DeepseekV3Model", deepseek.V3))
+      for more in ({"num_key_value_heads": 3}, {"qk_head_dim": 99}, {"num_hidden_layers": 0},
+                   {"rope_parameters": WARM})],
+    Case("bloom", "BloomModel", {**bloom.SMALL, "per_layer_config": {}}, "alike"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ, ids=lambda case: case.id)
+@torch.no_grad()
+def test_what_published_code_reads_beyond_its_config_class(case: Case) -> None:
+    theirs, model = published(case)[0], shared(case)
+    inputs = make_inputs(case)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -5:] = 0
+    close(model(**inputs)[0], theirs(**inputs)[0])
+    close(model(**inputs, attention_mask=mask)[0][mask.bool()], theirs(**inputs, attention_mask=mask)[0][mask.bool()])
+    family = families.find(case.model_type)
+    assert family.read(family.write(model.spec)).replace(source={}) == model.spec.replace(source={})
+
+
+def test_a_model_that_writes_sees_no_future_whatever_its_config_says() -> None:
+    with pytest.raises(ValueError, match="llama config: .*mask: Full lets a token see the future; Causal"):
+        families.find("llama").read({**llama.SMALL, "is_causal": False})
+
+
+@torch.no_grad()
+def test_a_config_that_asks_for_tuples_writes_too() -> None:
+    model = shared(BY_ID["BloomForCausalLM"])
+    ids = make_inputs(BY_ID["BloomForCausalLM"])["input_ids"]
+    tuples = af.build(model.spec.replace(source={**model.spec.source, "return_dict": False}), seed=0).eval()
+    tuples.load_state_dict(model.state_dict())
+    assert isinstance(tuples(input_ids=ids), tuple)
+    for cached in (True, False):
+        wanted = af.generate(model, input_ids=ids, max_new_tokens=3, use_cache=cached)
+        assert torch.equal(af.generate(tuples, input_ids=ids, max_new_tokens=3, use_cache=cached), wanted)

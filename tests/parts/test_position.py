@@ -37,7 +37,15 @@ from anyformer.parts.position import (
     TreeDepth,
     add_position,
 )
-from anyformer.parts.rotary import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from anyformer.parts.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)  # fmt: skip
 from anyformer.parts.window import GridBias, Windows
 from small import close, compiled_equals_eager, context, filled, made
 
@@ -238,6 +246,14 @@ ROPES: list[tuple[Any, dict[str, Any]]] = [
         {"rope_type": "llama3", "factor": 3.0, "low_freq_factor": 0.3, "high_freq_factor": 30.0,
          "original_max_position_embeddings": 8192},
     ),
+    *[(  # nothing between the bands
+        Llama3Scaling(factor=3.0, low_frequency_factor=low, high_frequency_factor=2.0, length=64),
+        {"rope_type": "llama3", "factor": 3.0, "low_freq_factor": low, "high_freq_factor": 2.0,
+         "original_max_position_embeddings": 64},
+    ) for low in (2.0, 9.0)],
+    (ProportionalScaling(share=0.3, factor=2.0),
+     {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0}),
+    (ProportionalScaling(share=0.75), {"rope_type": "proportional", "partial_rotary_factor": 0.75}),
 ]  # fmt: skip
 
 
@@ -268,6 +284,26 @@ def test_dynamic_rope_equals_published(length: int) -> None:
     ctx = context(length)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), ctx.positions)
     scaling = DynamicScaling(factor=2.5, length=32)
+    ours = Rope(base=700.0, scaling=scaling).build(Site(width=K)).tables(ctx, torch.float32)
+    for mine, published in zip(ours, (cos, sin)):
+        close(mine[:, 0], published[..., : K // 2], 1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 32, 33, 100])
+@pytest.mark.parametrize("warmed", [{}, {"factor": 4.0}, {"factor": 0.5}, {"attention_factor": 1.3}], ids=str)
+def test_long_rope_equals_published(length: int, warmed: dict[str, float]) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    short, long = [1.0 + 0.1 * i for i in range(K // 2)], [2.0 + 0.5 * i for i in range(K // 2)]
+    rope = {"rope_type": "longrope", "rope_theta": 700.0, "short_factor": short, "long_factor": long, **warmed}
+    config = LlamaConfig(
+        hidden_size=K, num_attention_heads=1, max_position_embeddings=96,
+        rope_parameters={**rope, "original_max_position_embeddings": 32},
+    )  # fmt: skip
+    ctx = context(length)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), ctx.positions)
+    scaling = LongScaling(short=tuple(short), long=tuple(long), length=32, **{"factor": 3.0, **warmed})
     ours = Rope(base=700.0, scaling=scaling).build(Site(width=K)).tables(ctx, torch.float32)
     for mine, published in zip(ours, (cos, sin)):
         close(mine[:, 0], published[..., : K // 2], 1e-5)
@@ -550,10 +586,12 @@ def test_every_parameter_learns(scheme: dict[str, Any]) -> None:
     (lambda: Rope(fraction=1.5), "Rope.fraction is 1.5"),
     (lambda: Rope(base=float("nan")), "Rope.base: expected a finite number, got nan"),
     (lambda: LinearScaling(factor=0.0), "LinearScaling.factor is 0.0"),
-    (lambda: DynamicScaling(factor=0.5, length=9), "DynamicScaling.factor is 0.5"),
+    (lambda: DynamicScaling(factor=0.0, length=9), "DynamicScaling.factor is 0.0"),
     (lambda: YarnScaling(factor=2.0, length=0), "YarnScaling.length is 0"),
-    (lambda: Llama3Scaling(factor=2.0, length=9, low_frequency_factor=4.0, high_frequency_factor=4.0),
-     "Llama3Scaling.high_frequency_factor is 4.0"),
+    (lambda: LongScaling(short=(1.0, 0.0), long=(1.0, 2.0), length=9), "every factor of a frequency must be above 0"),
+    (lambda: Rope(scaling=LongScaling(short=(1.0, 2.0), long=(1.0,), length=9)).build(Site(width=6, address="a.b")),
+     "a.b: LongScaling.short has 2 factors for 3 pairs"),
+    (lambda: ProportionalScaling(share=1.5), "ProportionalScaling.share is 1.5"),
     (lambda: Alibi(num_heads=0), "Alibi.num_heads is 0"),
     (lambda: BucketedBias(num_heads=2, num_buckets=2), "BucketedBias.num_buckets is 2"),
     (lambda: BucketedBias(num_heads=2, max_distance=8), "BucketedBias.max_distance is 8; it must be above 8"),

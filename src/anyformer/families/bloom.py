@@ -6,8 +6,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_model, tag_dropout
-from anyformer.mask import Causal
+from anyformer.families.heads import causal, decoder_model, seen, tag_dropout
 from anyformer.model import Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -42,6 +41,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal("decoder.layers.attention.op.mask"),
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "seq_length": Inert(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
@@ -64,8 +64,8 @@ def describe(c: Any) -> Model:
         return Sublayer(pre_norm=norm, op=op, normed_skip=skip, dropout=c.hidden_dropout)
 
     attention = Attention(
-        num_heads=c.n_head, mask=Causal(), position=Alibi(num_heads=c.n_head, unpadded=True),
-        dropout=c.attention_dropout,
+        num_heads=c.n_head, mask=seen(c), dropout=c.attention_dropout,
+        position=Alibi(num_heads=c.n_head, unpadded=True, signed=not c.is_causal),
     )  # fmt: skip
     mlp = MLP(width=4 * c.hidden_size, activation="gelu_tanh")
     layers = Block(attention=step(attention), feedforward=step(mlp))

@@ -6,8 +6,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, tied
-from anyformer.families.heads import decoder_head
-from anyformer.mask import Causal
+from anyformer.families.heads import causal, decoder_head, seen
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -34,6 +33,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal("decoder.layers.attention.op.mask"),
     "attn_pdrop": Inert(0.1, "the published class drops no attention weights"),
     **{f"summary_{name}": Inert(None, OLD) for name in ("type", "use_proj", "activation", "proj_to_labels")},
     **{name: Inert(None, OLD) for name in ("summary_first_dropout", "n_ctx", "from_tf", "output_past")},
@@ -47,7 +47,7 @@ def describe(c: Any) -> Model:
     def step(op: Any) -> Sublayer:  # layer_norm_epsilon is that of the last norm alone
         return Sublayer(pre_norm=LayerNorm(eps=1e-6), op=op, dropout=c.resid_pdrop)
 
-    attention, mlp = Attention(num_heads=c.n_head, mask=Causal()), MLP(width=c.dff, activation="relu")
+    attention, mlp = Attention(num_heads=c.n_head, mask=seen(c)), MLP(width=c.dff, activation="relu")
     head = decoder_head(c)
     writes = isinstance(head, LMHead)
     return DecoderModel(

@@ -7,9 +7,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
-from anyformer.families.heads import decoder_model
+from anyformer.families.heads import causal, decoder_model, seen
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal
 from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -18,7 +17,6 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.latent import LatentAttention
 from anyformer.parts.moe import MoE, TopK
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.rotary import YarnScaling
 from anyformer.weights.rules import Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 
@@ -39,7 +37,7 @@ FIELDS: dict[str, ConfigField] = {
     "qk_nope_head_dim": Field(128, f"{ATTENTION}.head_width"),
     "qk_rope_head_dim": Field(64, f"{ATTENTION}.turned_width"),
     "v_head_dim": Field(128, f"{ATTENTION}.value_width"),
-    "qk_head_dim": Field(None, lambda spec: sum(at(spec, f"{ATTENTION}.{n}_width") for n in ("head", "turned"))),
+    "qk_head_dim": Inert(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
     "head_dim": Inert(None, "replaced by qk_rope_head_dim"),
     "n_routed_experts": Field(64, f"{MOE}.num_experts"),
     "n_shared_experts": Field(2, lambda spec: shared_of(at(spec, MOE))),
@@ -54,11 +52,13 @@ FIELDS: dict[str, ConfigField] = {
     "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(None),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "attention_bias": Field(False, f"{ATTENTION}.bias"),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "output_router_logits": Inert(False, "which outputs are returned by default; honoured by forward"),
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
@@ -82,10 +82,9 @@ def groups_of(router: TopK, name: str) -> int:
 
 def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Model:
     """What both versions share."""
-    if c.num_key_value_heads not in (None, c.num_attention_heads):
-        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: every head has keys of its own here")
-    if c.qk_head_dim not in (None, c.qk_nope_head_dim + c.qk_rope_head_dim):
-        raise ValueError(f"qk_head_dim={c.qk_head_dim} is not qk_nope_head_dim + qk_rope_head_dim")
+    heads = c.num_attention_heads
+    if c.num_key_value_heads is not None and 2 * c.num_key_value_heads <= heads:  # others share nothing, as published
+        raise ValueError(f"num_key_value_heads={c.num_key_value_heads}: each of {heads} heads has its own keys here")
     norm, activation = RMSNorm(eps=c.rms_norm_eps), activation_named(c.hidden_act)
 
     def mlp(width: int, bias: bool = bias) -> GatedMLP:
@@ -99,7 +98,7 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
         turned_width=c.qk_rope_head_dim,
         value_width=c.v_head_dim,
         bias=c.attention_bias,
-        mask=Causal(),
+        mask=seen(c),
         position=read_rope(c).replace(interleaved=interleaved),
         scale=score_scale(c),
         dropout=c.attention_dropout,
@@ -117,20 +116,18 @@ def decoder(c: Any, router: TopK, interleaved: bool, bias: bool = False) -> Mode
     }
     depth = c.num_hidden_layers
     dense = min(c.first_k_dense_replace, depth)
-    pattern = ("dense",) * dense + ("sparse",) * (depth - dense)
+    pattern = ("dense",) * dense + ("sparse",) * (depth - dense) or ("sparse",)
     stack = Stack(layers=kinds, pattern=pattern, depth=depth, norm=norm)
     return decoder_model(c, stack, length=c.max_position_embeddings)
 
 
 def score_scale(c: Any) -> float | None:
-    """YaRN warms all channels, not only those that turn."""
-    rope = read_rope(c)
-    given = c.rope_scaling or c.rope_parameters or {}
-    if not given.get("mscale_all_dim") or rope.scaling is None:
+    """YaRN warms all channels, not only those that turn; published code does with any scaling that says so."""
+    scaling: Any = read_rope(c).scaling
+    mscale = (c.rope_scaling or c.rope_parameters or {}).get("mscale_all_dim")
+    if not mscale or scaling is None:
         return None
-    if not isinstance(rope.scaling, YarnScaling):
-        raise ValueError("rope_parameters: mscale_all_dim needs rope_type 'yarn'")
-    factor, mscale = rope.scaling.factor, given["mscale_all_dim"]
+    factor = scaling.factor
     warm = 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
     return warm * warm * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.heads import TAGGING
 from anyformer.model import Model
 from anyformer.parts.moe import TopK
 
@@ -29,8 +30,7 @@ V3: dict[str, ConfigField] = {
     "norm_topk_prob": Field(True, f"{MOE}.router.normalize"),
     "max_position_embeddings": Field(4096, "length"),
     "rope_interleave": Field(True, f"{ATTENTION}.position.interleaved"),
-    "classifier_dropout": Field(None),
-    "hidden_dropout": Field(None),
+    **TAGGING,
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(1, "used by generation"),
     "num_nextn_predict_layers": Inert(1, PREDICT),

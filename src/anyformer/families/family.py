@@ -150,7 +150,7 @@ COMMON: dict[str, ConfigField] = {
     "is_decoder": Gone(False, "decoding in a family that has none"),
     "cross_attention_hidden_size": Gone(None, "an option for pairs of models"),
     "pruned_heads": Gone(None, "checkpoints with heads cut out", (None, {})),
-    "per_layer_config": Only(None, "layers that differ from each other"),
+    "per_layer_config": Only(None, "layers that differ from each other", ({},)),
     "quantization_config": Only(None, "quantised checkpoints"),
     "tie_last_hidden_states": Only(None, "hidden states before the last norm", (None, True)),
 }

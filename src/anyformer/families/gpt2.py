@@ -7,9 +7,8 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import summary
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_head
+from anyformer.families.heads import causal, decoder_head, seen
 from anyformer.families.summary import double_head
-from anyformer.mask import Causal
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -44,6 +43,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, tied(LMHead, DoubleHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "bos_token_id": Inert(50256, "used by generation"),
     "eos_token_id": Inert(50256, "used by generation"),
     "reorder_and_upcast_attn": Inert(False, "softmax is computed in fp32 anyway"),
@@ -68,7 +68,7 @@ def stack(c: Any, kind: type[LayerNorm | RMSNorm] = LayerNorm) -> Stack:
         return Sublayer(pre_norm=norm, op=op, dropout=c.resid_pdrop)
 
     mlp = MLP(width=c.n_inner or 4 * c.n_embd, activation=activation_named(c.activation_function))
-    steps = {"attention": attention(mask=Causal())}
+    steps = {"attention": attention(mask=seen(c))}
     if c.add_cross_attention:
         steps["cross"] = attention(memory=True)
     steps["feedforward"] = Sublayer(pre_norm=norm, op=mlp, dropout=c.resid_pdrop)

@@ -8,9 +8,8 @@ from typing import Any
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_model, tag_dropout
+from anyformer.families.heads import decoder_model, seen, tag_dropout
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.attention import Attention
@@ -22,6 +21,7 @@ from anyformer.parts.rotary import Rope
 from anyformer.weights.rules import Interleave, Rename, Rule
 
 OLD = "a name of old configs that the published class does not honour"
+BESIDE = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
 
 
 def is_parallel(spec: Any) -> bool:
@@ -62,14 +62,16 @@ FIELDS: dict[str, ConfigField] = {
     "use_parallel_residual": Field(True, is_parallel),
     "rope_parameters": Field(None, rope_parameters, within=ROPE),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "rotary_emb_base": Field(None),
     "rotary_pct": Field(None),
-    "rope_theta": Field(None),  # these two were written beside the two before, and say the same
-    "partial_rotary_factor": Field(None),
+    **{name: Inert(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
+    "head_dim": Field(None),  # published: of the rotary positions alone
     "attention_bias": Field(True, lambda spec: attention(spec).bias == "qkvo"),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": Field(True, lambda spec: attention(spec).mask.sees == "past"),
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "is_decoder": Inert(False, "it reads from left to right whatever this says"),
@@ -80,21 +82,20 @@ FIELDS: dict[str, ConfigField] = {
 
 def rotary(c: Any) -> Rope:
     given = {**(c.rope_scaling or c.rope_parameters or {})}
-    base = given.setdefault("rope_theta", 10000.0 if c.rotary_emb_base is None else c.rotary_emb_base)
+    given.setdefault("rope_theta", 10000.0 if c.rotary_emb_base is None else c.rotary_emb_base)
     fraction = given.setdefault("partial_rotary_factor", 0.25 if c.rotary_pct is None else c.rotary_pct)
-    for name, said in (("rope_theta", base), ("partial_rotary_factor", fraction)):
-        if getattr(c, name) not in (None, said):
-            raise ValueError(f"{name}={getattr(c, name)} contradicts {said}, which is what the published class reads")
     return read_rope(SimpleNamespace(**{**vars(c), "rope_scaling": None, "rope_parameters": given}), fraction)
 
 
 def describe(c: Any) -> Model:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    if c.head_dim not in (None, c.hidden_size // c.num_attention_heads):
+        raise ValueError(f"head_dim={c.head_dim} is not hidden_size / num_attention_heads")
     norm = LayerNorm(eps=c.layer_norm_eps)
     ops = {
         "attention": Attention(
-            num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "", mask=Causal(),
+            num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "", mask=seen(c),
             position=rotary(c), dropout=c.attention_dropout,
         ),
         "feedforward": MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act)),

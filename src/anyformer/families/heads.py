@@ -5,11 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.block import Stack
-from anyformer.families.family import Absent
+from anyformer.families.family import Absent, ConfigField, Field
+from anyformer.mask import Causal, Full, Mask
 from anyformer.model import DecoderModel
+from anyformer.part import at
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.head import ClassifyHead, Head, LMHead, MultipleChoiceHead, Pool, SpanHead, TagHead
 from anyformer.parts.init import Normal
+
+
+def tag_bias(spec: Any) -> bool:
+    if not isinstance(spec.head, TagHead):
+        raise Absent
+    return spec.head.bias
+
+
+# what the tagging class reads that newer decoders share; their config classes do not have these fields
+TAGGING: dict[str, ConfigField] = {
+    "classifier_dropout": Field(None), "hidden_dropout": Field(None), "token_classification_bias": Field(True, tag_bias)
+}  # fmt: skip
+
+
+def causal(path: str) -> Field:
+    """The field by which published decoders are made to see both sides, for embeddings say; `path` is their mask."""
+    return Field(True, lambda spec: at(spec, path).sees == "past")
+
+
+def seen(c: Any) -> Mask:
+    """What a token of such a decoder sees."""
+    return Causal() if getattr(c, "is_causal", True) else Full()
 
 
 def decoder_head(c: Any) -> Head | None:
@@ -22,7 +46,7 @@ def decoder_head(c: Any) -> Head | None:
         return ClassifyHead(num_labels=c.num_labels, pool=pool, bias=False, problem=c.problem_type)
     if name.endswith("ForTokenClassification"):
         dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
-        return TagHead(num_labels=c.num_labels, dropout=dropout)
+        return TagHead(num_labels=c.num_labels, dropout=dropout, bias=getattr(c, "token_classification_bias", True))
     return SpanHead() if name.endswith("ForQuestionAnswering") else None
 
 

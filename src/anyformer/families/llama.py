@@ -6,9 +6,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_model
+from anyformer.families.heads import TAGGING, causal, decoder_model, seen
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal
 from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -34,6 +33,7 @@ FIELDS: dict[str, ConfigField] = {
     "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(None),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "max_position_embeddings": Field(2048, "length"),
     "attention_bias": Field(False, lambda spec: spec.decoder.layers.steps["attention"].op.bias == "qkvo"),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
@@ -41,8 +41,8 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
-    "classifier_dropout": Field(None),
-    "hidden_dropout": Field(None),
+    **TAGGING,
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "pretraining_tp": Inert(1, "splits the same sums over devices"),
@@ -58,7 +58,7 @@ def describe(c: Any) -> Model:
         num_kv_heads=c.num_key_value_heads or c.num_attention_heads,
         head_width=c.head_dim or c.hidden_size // c.num_attention_heads,
         bias="qkvo" if c.attention_bias else "",
-        mask=Causal(),
+        mask=seen(c),
         position=read_rope(c),
         dropout=c.attention_dropout,
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_head, decoder_model
+from anyformer.families.heads import TAGGING, causal, decoder_head, decoder_model, seen
 from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.mask import Causal, Window
+from anyformer.mask import All, Causal, Mask, Window
 from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -38,6 +38,7 @@ FIELDS: dict[str, ConfigField] = {
     "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
     "rope_theta": Field(1e6),
     "rope_scaling": Field(None, within=ROPE),
+    "original_max_position_embeddings": Field(None),
     "sliding_window": Field(None, lambda spec: window(at(spec, f"{ATTENTION}.mask"))),
     "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
     "num_experts_per_tok": Field(2, f"{EXPERTS}.router.top_k"),
@@ -47,16 +48,25 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
-    "classifier_dropout": Field(None),
-    "hidden_dropout": Field(None),
+    **TAGGING,
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "output_router_logits": Inert(False, "which outputs are returned by default; honoured by forward"),
     "bos_token_id": Inert(1, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
 }
 
 
-def window(mask: Any) -> int | None:
-    return None if isinstance(mask, Causal) else mask.masks[1].size
+def window(mask: Mask) -> int | None:
+    if isinstance(mask, Window):
+        return mask.size - 1
+    return next((each.size for each in mask.masks if isinstance(each, Window)), None) if isinstance(mask, All) else None
+
+
+def mask(c: Any) -> Mask:
+    size = c.sliding_window
+    if size is None or c.is_causal:
+        return seen(c) if size is None else Causal() & Window(size=size)
+    return Window(size=size + 1, ahead=True)  # published: to both sides, a window does not count the query itself
 
 
 def describe(c: Any) -> Model:
@@ -69,7 +79,7 @@ def describe(c: Any) -> Model:
         num_kv_heads=heads if c.num_key_value_heads is None else c.num_key_value_heads,
         head_width=c.head_dim or c.hidden_size // heads,
         bias="",
-        mask=Causal() if c.sliding_window is None else Causal() & Window(size=c.sliding_window),
+        mask=mask(c),
         position=read_rope(c),
         dropout=c.attention_dropout,
     )

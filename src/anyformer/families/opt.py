@@ -7,8 +7,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
-from anyformer.families.heads import decoder_head
-from anyformer.mask import Causal
+from anyformer.families.heads import causal, decoder_head, seen
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -59,6 +58,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal(f"{ATTENTION}.mask"),
     "bos_token_id": Inert(2, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "activation_dropout": Gone(0.0, "a field of old configs that the published class does not honour"),
@@ -75,7 +75,7 @@ def describe(c: Any) -> Model:
         return Sublayer(op=op, dropout=c.dropout, **place)
 
     attention = Attention(
-        num_heads=c.num_attention_heads, bias="qkvo" if c.enable_bias else "", mask=Causal(),
+        num_heads=c.num_attention_heads, bias="qkvo" if c.enable_bias else "", mask=seen(c),
         dropout=c.attention_dropout,
     )  # fmt: skip
     mlp = MLP(width=c.ffn_dim, activation=activation_named(c.activation_function), bias=c.enable_bias)

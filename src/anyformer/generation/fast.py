@@ -59,7 +59,7 @@ def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
         return "contrastive search looks at hidden states"
     if stepper.source:
         return f"{next(iter(stepper.source))} is read at every step"
-    if any(type(part).__name__ == "DynamicScaling" for _, part in walk(model.spec)):
+    if any(getattr(part, "by_length", False) for _, part in walk(model.spec)):
         return "dynamic rotary positions depend on the length of the text"
     read = [part for name in model.spec.left_to_right for _, part in walk(getattr(model.spec, name))]
     if any(isinstance(part, Sinusoidal) and part.length < max_length for part in read):
@@ -138,7 +138,7 @@ class Recording:
     def step(self) -> Tensor:
         """Reads one token of each row; the scores (B, V) of the next, and the likeliest in its place."""
         buffers = self.buffers
-        out = self.model(**buffers.inputs, past_key_values=self.state, logits_to_keep=1)
+        out = self.model(**buffers.inputs, past_key_values=self.state, logits_to_keep=1, return_dict=True)
         scores = out.logits[:, -1].float()
         best, tokens = highest(scores)
         buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])

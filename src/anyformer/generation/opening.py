@@ -88,6 +88,6 @@ def heard(model: TransformerModule, start: Tensor, source: dict[str, Any], s: Se
     if memory is None:
         memory, _ = model.encode({name: v for name, v in source.items() if name in model.spec.embedding.inputs}, None)
     memory = memory if isinstance(memory, Tensor) else memory[0]
-    scores = model(decoder_input_ids=start, encoder_outputs=memory, use_cache=False).logits[:, -1]
+    scores = model(decoder_input_ids=start, encoder_outputs=memory, use_cache=False, return_dict=True).logits[:, -1]
     ids = torch.tensor(sorted((s.lang_to_id or {}).values()), device=scores.device)
     return ids[scores[:, ids].argmax(-1)], memory

@@ -148,7 +148,7 @@ class Stepper:
             inputs["past_key_values"] = self.state
         else:
             inputs["use_cache"] = False
-        out = self.model(**inputs, logits_to_keep=keep, output_hidden_states=self.wants_hidden)
+        out = self.model(**inputs, logits_to_keep=keep, output_hidden_states=self.wants_hidden, return_dict=True)
         if self.wants_hidden:
             layers = out.decoder_hidden_states if self.pair else out.hidden_states
             self.hidden = layers[-1]

@@ -486,7 +486,7 @@ def forgetting(part: Part, module: Any, path: str) -> Iterator[str]:
 def position_limit(spec: Any) -> int | None:
     """The longest text a model can read, where there is one."""
     limit = getattr(getattr(getattr(spec, spec.target), "position", None), "length", None)
-    if limit is None and not any(type(part).__name__ == "DynamicScaling" for _, part in walk(spec)):
+    if limit is None and not any(getattr(part, "by_length", False) for _, part in walk(spec)):
         limit = spec.length  # made for longer texts by stretching, dynamic rotary positions have no end
     return limit
 

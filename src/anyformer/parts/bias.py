@@ -250,6 +250,7 @@ class Alibi(AttentionPosition, sees="itself", called=("linear biases",)):
 
     num_heads: int
     unpadded: bool = False  # distances count real tokens alone, so that holes in the mask take no room (BLOOM)
+    signed: bool = False  # a key that comes later scores higher, where one is seen (BLOOM)
 
     def check(self) -> None:
         at_least(self, 1, "num_heads")
@@ -266,13 +267,13 @@ class AlibiModule(AttentionPositionModule):
     def __init__(self, part: Alibi) -> None:
         super().__init__()
         self.slopes = Computed(lambda: alibi_slopes(part.num_heads))
-        self.unpadded, self.key = part.unpadded, f"alibi {part!r}"
+        self.unpadded, self.signed, self.key = part.unpadded, part.signed, f"alibi {part!r}"
 
     def forward(self, index: Tensor, places: Tensor) -> Tensor:
         return self.fall(distance(index, places))
 
     def fall(self, apart: Tensor) -> Tensor:
-        return -self.slopes()[:, None, None] * apart.abs()[:, None]
+        return self.slopes()[:, None, None] * (apart if self.signed else -apart.abs())[:, None]
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         return q, ctx.once_for(places, self.key, lambda: self.fall(self.apart(ctx, places)).to(q.dtype))

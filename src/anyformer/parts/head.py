@@ -380,6 +380,7 @@ class TagHead(Head, called=("token classification", "NER")):
     num_labels: int
     dropout: float = 0.0
     counts_pads: bool = True  # their labels, where they are not -100; or they are ignored (XLM-R XL)
+    bias: bool = True
 
     def build(self, site: Site) -> nn.Module:
         return TagModule(self, site.width)
@@ -389,7 +390,7 @@ class TagModule(HeadModule):
     def __init__(self, part: TagHead, width: int) -> None:
         super().__init__()
         self.dropout, self.counts_pads = part.dropout, part.counts_pads
-        self.out = nn.Linear(width, part.num_labels)
+        self.out = nn.Linear(width, part.num_labels, bias=part.bias)
 
     def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
         return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}

@@ -6,6 +6,7 @@ B batch, T tokens, K head width.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from anyformer.parts.constant import Computed
 
 class RopeScaling(Part):
     """How the rotary frequencies of a model are stretched beyond the length it was trained on."""
+
+    by_length: ClassVar[bool] = False  # whether the longest text so far decides how all tokens turn
 
 
 class LinearScaling(RopeScaling, sees="itself", called=("position interpolation",)):
@@ -34,11 +37,45 @@ class DynamicScaling(RopeScaling, sees="itself", called=("NTK",)):
     """NTK-aware base that grows with the text once it is longer than `length`: there, as published, a token that comes
     later changes the angles of all before it, in a model that writes too."""
 
+    by_length: ClassVar[bool] = True
+
     factor: float
     length: int
 
     def check(self) -> None:
-        at_least(self, 1, "factor", "length")
+        positive(self, "factor")
+        at_least(self, 1, "length")
+
+
+class LongScaling(RopeScaling, sees="itself", called=("LongRoPE",)):
+    """Each frequency divided by a factor of its own [Ding et al. 2024], of the `long` ones once a text is longer than
+    `length`: there, as published, a token that comes later changes the angles of all before it."""
+
+    by_length: ClassVar[bool] = True
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    length: int  # trained on
+    factor: float = 1.0  # of that length, which warms the scores
+    attention_factor: float | None = None
+
+    def check(self) -> None:
+        positive(self, "factor")
+        at_least(self, 2, "length")
+        if not all(each > 0 for each in (*self.short, *self.long)):
+            raise ValueError("LongScaling: every factor of a frequency must be above 0")
+
+
+class ProportionalScaling(RopeScaling, sees="itself"):
+    """The fastest frequencies, a share of them, turn and the others stand still."""
+
+    share: float = 1.0
+    factor: float = 1.0  # positions are divided by it
+
+    def check(self) -> None:
+        positive(self, "factor")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"ProportionalScaling.share is {self.share}; it must be in [0, 1]")
 
 
 class YarnScaling(RopeScaling, sees="itself", called=("YaRN",)):
@@ -69,9 +106,6 @@ class Llama3Scaling(RopeScaling, sees="itself"):
     def check(self) -> None:
         positive(self, "factor", "low_frequency_factor")
         at_least(self, 1, "length")
-        if self.high_frequency_factor <= self.low_frequency_factor:
-            high, low = self.high_frequency_factor, self.low_frequency_factor
-            raise ValueError(f"Llama3Scaling.high_frequency_factor is {high}; it must be above the low one, {low}")
 
 
 class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer")):
@@ -93,6 +127,10 @@ class Rope(AttentionPosition, sees="itself", called=("rotary", "RoFormer")):
             raise ValueError(f"{site.address}: Rope turns pairs of channels, and {width} of {site.width} are to turn")
         if width < 3 and isinstance(self.scaling, DynamicScaling):
             raise ValueError(f"{site.address}: DynamicScaling needs more than one pair of channels that turns")
+        if isinstance(self.scaling, LongScaling):
+            for name in ("short", "long"):
+                if (given := len(getattr(self.scaling, name))) not in (1, (width + 1) // 2):
+                    raise ValueError(f"{site.address}: LongScaling.{name} has {given} factors for {width // 2} pairs")
         return RopeModule(self, site.width)
 
 
@@ -110,6 +148,8 @@ class RopeModule(AttentionPositionModule):
         frequency, scaling = self.frequency(), self.part.scaling
         if isinstance(scaling, DynamicScaling):
             frequency = dynamic_frequencies(self.series, self.part.base, scaling, ctx.positions.max() + 1)
+        elif isinstance(scaling, LongScaling):  # (2, width / 2): short and long
+            frequency = torch.where(ctx.positions.max() + 1 > scaling.length, frequency[1], frequency[0])
         angle = ctx.positions[:, None, :, None].float() * frequency
         return ((angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(dtype))
 
@@ -129,14 +169,21 @@ class RopeModule(AttentionPositionModule):
 
 
 def frequencies(width: int, base: float, scaling: RopeScaling | None) -> Tensor:
-    """(width / 2,) radians a position, scaled."""
+    """(width / 2,) radians a position, scaled; of LongScaling the short and the long ones, (2, width / 2)."""
     plain = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
     if isinstance(scaling, LinearScaling):
         return plain / scaling.factor
+    if isinstance(scaling, ProportionalScaling):
+        return torch.where(torch.arange(len(plain)) < int(scaling.share * width // 2), plain / scaling.factor, 0.0)
+    if isinstance(scaling, LongScaling):
+        return torch.stack([plain / torch.tensor(each) for each in (scaling.short, scaling.long)])
     if isinstance(scaling, Llama3Scaling):
         wavelength = 2 * math.pi / plain
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        blend = ((scaling.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
+        if high > low:
+            blend = ((scaling.length / wavelength - low) / (high - low)).clamp(0, 1)  # 1: keep, 0: divide
+        else:  # no band between
+            blend = (wavelength <= scaling.length / low).float()
         return (1 - blend) * plain / scaling.factor + blend * plain
     if isinstance(scaling, YarnScaling):
 
@@ -162,10 +209,12 @@ def dynamic_frequencies(width: int, base: float, scaling: DynamicScaling, length
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    if not isinstance(scaling, YarnScaling):
+    if not isinstance(scaling, YarnScaling | LongScaling):
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
+    if isinstance(scaling, LongScaling):
+        return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.length)) if scaling.factor > 1 else 1.0
 
     def warm(mscale: float) -> float:
         return 0.1 * mscale * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0

@@ -132,7 +132,7 @@ def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndar
     else:
         values = {"input_values": inputs["input_values"]}
     values = {name: value.to(model.device, model.dtype) for name, value in values.items()}
-    return model(**values).logits[0].float().log_softmax(-1).cpu()
+    return model(**values, return_dict=True).logits[0].float().log_softmax(-1).cpu()
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
@@ -272,7 +272,8 @@ class Listener:
         begin = self.settings.decoder_start_token_id
         begin = self.model.spec.start_token if begin is None else begin
         ids = torch.full((len(features), 1), begin, device=self.model.device)
-        scores = self.model(decoder_input_ids=ids, encoder_outputs=memory, use_cache=False).logits[:, -1]
+        inputs = {"decoder_input_ids": ids, "encoder_outputs": memory, "use_cache": False, "return_dict": True}
+        scores = self.model(**inputs).logits[:, -1]
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:

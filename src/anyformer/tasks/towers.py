@@ -41,7 +41,7 @@ def text_vectors(asked: TaskRun, texts: Sequence[str], *, raw: bool = False, tru
     found = torch.empty(len(texts), model.spec.head.width)
     for which, batch in asked.batches(records):
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-        found[which] = model(**inputs)["text_embeds"].float().cpu()
+        found[which] = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
     return found if raw else F.normalize(found, dim=-1)
 
 
@@ -51,5 +51,5 @@ def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = Fals
     model = tower(asked, "image")
     found = torch.empty(len(asked.rows), model.spec.head.width)
     for which, batch in asked.seen(interpolate):
-        found[which] = model(**batch)["image_embeds"].float().cpu()
+        found[which] = model(**batch, return_dict=True)["image_embeds"].float().cpu()
     return found if raw else F.normalize(found, dim=-1)
