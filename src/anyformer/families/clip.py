@@ -289,6 +289,7 @@ FAMILIES = (
             **dict.fromkeys((*IMAGE.architectures, "CLIPForImageClassification"), "vision_model."),
         },
         dropped=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids", *DROPPED),
+        pictures="CLIP",
         sizes={
             "clip-b32": Size(size(512, {}, {}), 151e6),
             "clip-b16": Size(size(512, {"patch_size": 16}, {}), 150e6),

@@ -104,6 +104,7 @@ FAMILIES = (
         dropped=(
             "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq", "vision_tower.embeddings.position_ids",
         ),
+        pictures="Llava",
         sizes={
             "llava-1.5-7b": Size({"text_config": {"vocab_size": 32064, "max_position_embeddings": 4096,
                                                   "rms_norm_eps": 1e-5}}, 7.06e9),

@@ -151,6 +151,7 @@ FAMILIES = (
         architectures=("ResNetForImageClassification", "ResNetModel"),
         base=("ResNetModel",),
         prefix="resnet.",
+        pictures="ConvNext",
         sizes={
             "resnet-18": size(11.7e6, 2, 2, 2, 2, **BASIC),
             "resnet-26": size(16.0e6, 2, 2, 2, 2),

@@ -42,9 +42,10 @@ def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
             yield from (config, *(part for part in config.values() if isinstance(part, dict)))
 
 
+PICTURES = {"image_processor_type", "image_mean", "size"}  # one of them is in what is said of pictures
 # by the keyword that the data is given by: the one place that knows of them
 READERS: dict[str, Reader] = {
-    "images": Reader(lambda folder: any({"image_mean", "size"} & c.keys() for c in settings_in(folder)), Images.load),
+    "images": Reader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
     "audio": Reader(lambda folder: any("sampling_rate" in c for c in settings_in(folder)), AudioProcessor.load),
 }
 
