@@ -90,6 +90,7 @@ FAMILIES = (
             "image_seq_length": Inert(576, "how many tokens a picture takes; counted from its pixels"),
             "ignore_index": Inert(-100, "a field of old files that nothing reads"),
             "vocab_size": Inert(None, "a field of old files: the text's own counts"),
+            "tie_last_hidden_states": Inert(None, "the text's own counts"),
         },
         describe=describe,
         rules=rules,
