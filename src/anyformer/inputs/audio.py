@@ -101,9 +101,9 @@ class AudioProcessor:
             raise ValueError(f"padding_side is {side!r}; recordings are padded at their end; valid: 'right'")
         known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
         # a switch that is null is off, as published, and whatever else is null is as if it were not there
-        given = {field: False if value is None and field in SWITCHES else value for field, value in config.items()}
-        given = {field: value for field, value in given.items() if field in known and value is not None}
-        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **given})
+        off: dict[str, Any] = {field: False for field in SWITCHES if field in config}
+        given = {field: value for field, value in config.items() if field in known and value is not None}
+        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **off, **given})
 
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""
