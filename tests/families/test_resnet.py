@@ -127,7 +127,7 @@ def test_a_step_before_the_first_stage_is_drawn_where_it_stands() -> None:
 def test_clear_errors() -> None:
     read = af.families.find("resnet").read
     for config, match in (
-        ({"hidden_sizes": [8], "depths": [1, 1]}, "for each stage"), ({"depths": [0], "hidden_sizes": [8]}, "for each"),
+        ({"hidden_sizes": [8, 8], "depths": [1]}, "for each stage"), ({"hidden_sizes": [], "depths": []}, "for each"),
         ({"layer_type": "wide"}, "valid: basic, bottleneck"),
         ({"hidden_sizes": [3], "depths": [1]}, "too narrow for a bottleneck"), ({"hidden_act": "rely"}, "'relu'"),
     ):  # fmt: skip

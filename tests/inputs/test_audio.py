@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import anyformer as af
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.inputs.sound import BLOCK, Recording, Unreadable
 
@@ -37,7 +38,7 @@ def folder(path: Path, extractor: Any) -> Path:
 
 VALUES = [
     {}, {"return_attention_mask": True}, {"do_normalize": False, "return_attention_mask": True},
-    {"padding_value": 0.5, "return_attention_mask": True},
+    {"padding_value": 0.5, "return_attention_mask": True}, {"do_normalize": None, "return_attention_mask": None},
 ]  # fmt: skip
 
 
@@ -109,6 +110,15 @@ def test_banks_equal_published(config: dict, tmp_path) -> None:
         assert (found["input_features"] - expected["input_features"]).abs().max() <= 1e-4
     mine.save(tmp_path)
     assert AudioProcessor.load(tmp_path) == mine
+
+
+def test_a_file_with_no_more_than_its_kind(tmp_path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"feature_extractor_type": "Wav2Vec2FeatureExtractor", "padding_side": null}'
+    )
+    expected = transformers.AutoFeatureExtractor.from_pretrained(tmp_path)(tone(0.2), return_tensors="pt")
+    found = af.processor(tmp_path)(audio=tone(0.2), sampling_rate=RATE)
+    assert (found["input_values"] - expected["input_values"]).abs().max() <= 1e-6
 
 
 def test_old_files_and_those_of_processors(tmp_path) -> None:

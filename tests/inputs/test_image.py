@@ -41,17 +41,32 @@ SETTINGS = [
     ("ViT", {"size": 16, "resample": 4, "do_rescale": False}), ("ViT", {"size": 16, "do_normalize": False}),
     ("ViT", {"size": 16, "rescale_factor": 1 / 127.5, "image_mean": 0.25, "image_std": 0.75}),
     ("CLIP", {"size": 31, "do_center_crop": False, "do_pad": True, "pad_size": {"height": 60, "width": 61}}),
+    ("ConvNext", {}), ("ConvNext", {"size": 20}), ("ConvNext", {"size": 22, "crop_pct": 0.6, "do_center_crop": True,
+                                                               "crop_size": 17, "do_pad": True}),
+    ("Llava", {}), ("Llava", {"size": 20, "crop_size": 18, "do_pad": True, "image_mean": [0.1, 0.5, 0.9]}),
+    ("CLIP", {"use_square_size": True, "size": 30}), ("CLIP", {"size": 30, "crop_size": 28, "default_to_square": True}),
+    ("ViT", {"size": 20, "default_to_square": False}), ("ViT", {"size": 20, "crop_size": {"shortest_edge": 12}}),
+    ("DeiT", {"do_center_crop": None, "do_rescale": None, "crop_size": None, "pad_size": None, "do_pad": None}),
+    ("Bit", {"do_normalize": None, "do_resize": None, "do_convert_rgb": None}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=str)
 def test_pixels_are_those_of_the_published_processor(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    theirs = getattr(transformers, f"{kind}ImageProcessorPil")(**settings)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"image_processor_type": f"{kind}ImageProcessor", **settings}))
+    theirs = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(tmp_path)
+    own = [Images.load(tmp_path), Images.of({"feature_extractor_type": f"{kind}FeatureExtractor", **settings})]
     theirs.save_pretrained(tmp_path)
-    for read in (Images.load(tmp_path), Images.of({"feature_extractor_type": f"{kind}FeatureExtractor", **settings})):
+    own.append(Images.load(tmp_path))
+    own[0].save(tmp_path)
+    again = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    for read in own:
         for shape in ((33, 46, 3), (47, 31, 3), (24, 24, 3)):
             pixels = bytes_of(*shape)
             expected = theirs(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+            kept = again(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+            assert kept.shape == expected.shape and float((kept - expected).abs().max()) <= 1e-6
             first = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             for given in (Image.fromarray(pixels), pixels, first, torch.from_numpy(pixels), pixels.astype(np.float32)):
                 found = read(given)["pixel_values"]
@@ -221,6 +236,22 @@ def test_settings_travel_with_the_model(tmp_path: Path) -> None:
     pixels = bytes_of(30, 20, 3)
     expected = theirs(pixels, return_tensors="pt")["pixel_values"]
     assert float((Images.load(tmp_path / "b")(pixels)["pixel_values"] - expected).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("model_type", ["vit", "deit", "swin", "swinv2", "resnet", "clip", "llava"])
+def test_settings_that_name_no_kind_are_of_the_models(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 300, "rescale_factor": 0.01}))
+    picture = Image.fromarray(bytes_of(33, 46, 3))
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    expected = theirs(picture, return_tensors="pt")["pixel_values"]
+    found = af.processor(tmp_path)(images=picture)["pixel_values"]
+    assert found.shape == expected.shape and float((found - expected).abs().max()) <= 1e-6
+
+
+def test_a_file_with_no_more_than_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
+    assert af.processor(tmp_path)(images=bytes_of(9, 9, 3))["pixel_values"].shape == (1, 3, 224, 224)
 
 
 # -- pictures as colours (ImageGPT)

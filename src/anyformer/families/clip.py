@@ -33,7 +33,7 @@ OUT = "encoder.layers.*.op.o.weight"  # what starts by the factor alone
 
 def stack(c: Any, mask: Any, norm: LayerNorm | None) -> Stack:
     before = LayerNorm(eps=c.layer_norm_eps)
-    if c.hidden_size % c.num_attention_heads:
+    if c.num_attention_heads < 1 or c.hidden_size < 1 or c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is no multiple of {c.num_attention_heads} attention heads")
     attention = Attention(num_heads=c.num_attention_heads, mask=mask, dropout=c.attention_dropout)
     mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
@@ -45,7 +45,7 @@ def stack(c: Any, mask: Any, norm: LayerNorm | None) -> Stack:
 def init(c: Any, **others: Initializer) -> dict[str, Initializer]:
     """Narrower where many layers add up, as published."""
     width, factor = c.hidden_size**-0.5, c.initializer_factor
-    deep = Normal(std=width * (2 * c.num_hidden_layers) ** -0.5 * factor)
+    deep = Normal(std=width * max(2 * c.num_hidden_layers, 1) ** -0.5 * factor)
     return {
         **{f"encoder.layers.*.op.{name}.weight": deep for name in ("q", "k", "v", "down")},
         OUT: Normal(std=width * factor),
@@ -131,6 +131,12 @@ def image(c: Any) -> Model:
     )
 
 
+def image_start(spec: Any) -> float:
+    if not factor(spec):  # nothing says
+        raise Absent
+    return short(spec.init["*"].std / factor(spec))
+
+
 def image_head(c: Any, pool: Pool) -> Head:
     if c.architecture == "CLIPVisionModelWithProjection":
         return ProjectionHead(pool=pool, width=c.projection_dim, name="image_embeds")
@@ -145,7 +151,7 @@ IMAGE_FIELDS: dict[str, ConfigField] = {
     "num_channels": Field(3, "embedding.channels"),
     "image_size": Field(224, lambda spec: spec.embedding.image_size[0]),
     "patch_size": Field(32, lambda spec: spec.embedding.patch_size[0]),
-    "initializer_range": Field(0.02, lambda spec: short(spec.init["*"].std / factor(spec))),
+    "initializer_range": Field(0.02, image_start),
 }
 
 
@@ -162,23 +168,25 @@ def describe(c: Any) -> Model:
         spec: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModel")
         pool = spec.head.pool.replace(take="rest", idle_norm=True)
         return spec.replace(head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type))
-    text: Any = inside(c, "text_config", TEXT, "CLIPTextModelWithProjection")
-    image: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModelWithProjection")
+    # their own projection_dim is not read here
+    text: Any = inside(c, "text_config", TEXT, "CLIPTextModelWithProjection", projection_dim=c.projection_dim)
+    image: Any = inside(c, "vision_config", IMAGE, "CLIPVisionModelWithProjection", projection_dim=c.projection_dim)
     text, image = (
-        spec.replace(head=spec.head.replace(width=c.projection_dim), init={**spec.init, "head.*": start})
+        spec.replace(init={**spec.init, "head.*": start})
         for spec, start in ((each, Normal(std=each.width**-0.5 * c.initializer_factor)) for each in (text, image))
     )
     head = SimilarityHead(scale=c.logit_scale_init_value)
     return TwoTowerModel(width=c.projection_dim, text=text, image=image, head=head)
 
 
-def inside(c: Any, name: str, family: Family, architecture: str) -> Model:
-    """The tower of a config inside a config; where an old file has two of them, "text_config_dict" counts."""
+def inside(c: Any, name: str, family: Family, architecture: str, **known: Any) -> Model:
+    """The tower of a config inside a config; where an old file has two of them, "text_config_dict" counts. What is
+    `known` is not asked there."""
     old = getattr(c, f"{name}_dict")
     config = (getattr(c, name) or {}) if old is None else old
     if not isinstance(config, Mapping):
         raise ValueError(f"{name}={config!r:.60} is not an object")
-    return family.part(config, architecture)
+    return family.part({**config, **known}, architecture)
 
 
 def config_of(name: str, family: Family) -> Field:
@@ -279,6 +287,7 @@ FAMILIES = (
             "logit_scale_init_value": Field(2.6592, "head.scale"),
             "initializer_factor": Field(1.0, lambda spec: short(spec.text.init["head.*"].std * spec.text.width**0.5)),
             "problem_type": Field(None, "head.problem"),
+            "tie_last_hidden_states": Inert(None, "the towers' own count"),
         },
         describe=describe,
         rules=rules,
@@ -289,6 +298,7 @@ FAMILIES = (
             **dict.fromkeys((*IMAGE.architectures, "CLIPForImageClassification"), "vision_model."),
         },
         dropped=("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids", *DROPPED),
+        pictures="CLIP",
         sizes={
             "clip-b32": Size(size(512, {}, {}), 151e6),
             "clip-b16": Size(size(512, {"patch_size": 16}, {}), 150e6),

@@ -40,6 +40,7 @@ FAMILIES = (
         prefix="deit.",
         dropped=("~pooler.dense.{p}",),
         absent=vision.ABSENT,
+        pictures="DeiT",
         sizes={
             "deit-tiny": Size(vision.size(192, 12, 3), 6e6),
             "deit-small": Size(vision.size(384, 12, 6), 22e6),

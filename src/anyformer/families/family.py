@@ -201,6 +201,7 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # whose classes they are
+    pictures: str = "ViT"  # the kind of processor that reads for it where a folder's settings name none
 
     @property
     def stem(self) -> str:

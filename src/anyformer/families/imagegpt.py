@@ -68,6 +68,7 @@ FAMILIES = (
         prefix="transformer.",
         aliases=gpt2.FAMILIES[0].aliases,
         dropped=gpt2.FAMILIES[0].dropped,
+        pictures="ImageGPT",
         sizes={
             "imagegpt-small": size(24, 512, 8, 76e6),
             "imagegpt-medium": size(36, 1024, 8, 455e6),

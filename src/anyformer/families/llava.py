@@ -90,6 +90,7 @@ FAMILIES = (
             "image_seq_length": Inert(576, "how many tokens a picture takes; counted from its pixels"),
             "ignore_index": Inert(-100, "a field of old files that nothing reads"),
             "vocab_size": Inert(None, "a field of old files: the text's own counts"),
+            "tie_last_hidden_states": Inert(None, "the text's own counts"),
         },
         describe=describe,
         rules=rules,
@@ -104,6 +105,7 @@ FAMILIES = (
         dropped=(
             "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq", "vision_tower.embeddings.position_ids",
         ),
+        pictures="Llava",
         sizes={
             "llava-1.5-7b": Size({"text_config": {"vocab_size": 32064, "max_position_embeddings": 4096,
                                                   "rms_norm_eps": 1e-5}}, 7.06e9),

@@ -10,6 +10,7 @@ from typing import Any
 from anyformer.block import Stack, Sublayer
 from anyformer.families.conformer import macaron, odd
 from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Only, Size, activation_at
+from anyformer.families.vision import head_width, heads_of
 from anyformer.model import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -30,6 +31,7 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_size": Field(1024, "width"),
     "num_hidden_layers": Field(24, "encoder.depth"),
     "num_attention_heads": Field(8, f"{ATTENTION}.num_heads"),
+    "head_dim": Field(None, head_width),
     "num_key_value_heads": Field(None, f"{ATTENTION}.num_kv_heads"),
     "intermediate_size": Field(4096, f"{MLP_OP}.width"),
     "hidden_act": Field("silu", activation_at(f"{MLP_OP}.activation")),
@@ -49,12 +51,12 @@ FIELDS: dict[str, ConfigField] = {
     "max_position_embeddings": Inert(5000, "the published table of positions is made as long as the input"),
     "scale_input": Field(True, lambda spec: spec.embedding.scale is not None),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+    "tie_last_hidden_states": Inert(None, "no norm follows the last layer"),
 }
 
 
 def encoder(c: Any) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    heads, fewer, width = c.num_attention_heads, c.num_key_value_heads, heads_of(c)
     odd("conv_kernel_size", c.conv_kernel_size)
     norm, activation = LayerNorm(), activation_named(c.hidden_act)
     half = Sublayer(
@@ -62,10 +64,10 @@ def encoder(c: Any) -> Model:
             width=c.intermediate_size, activation=activation, bias=c.attention_bias, dropout=c.activation_dropout,
         ),
     )  # fmt: skip
-    heads, fewer = c.num_attention_heads, c.num_key_value_heads
     attention = Attention(
         num_heads=heads, num_kv_heads=None if fewer == heads else fewer, bias="qkvo" if c.attention_bias else "",
-        position=RelativeSinusoids(num_heads=heads), dropout=c.attention_dropout,
+        position=RelativeSinusoids(num_heads=heads, width=c.hidden_size if width else None), head_width=width,
+        dropout=c.attention_dropout,
     )  # fmt: skip
     convolution = ConvolutionModule(
         kernel=c.conv_kernel_size, activation=activation, bias=c.convolution_bias, masked=True
@@ -161,6 +163,7 @@ FAMILIES = (
             "ctc_loss_reduction": Field("mean", "head.reduction"),
             "ctc_zero_infinity": Field(True, "head.zero_infinity"),
             "initializer_range": Inert(0.02, "what counts is the encoder's own"),
+            "tie_last_hidden_states": Inert(None, "no norm follows the last layer"),
         },
         describe=describe,
         rules=rules,

@@ -76,7 +76,7 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Any) -> Model:
-    if len(c.hidden_sizes) != len(c.depths) or min(c.depths, default=0) < 1:
+    if not 0 < len(c.hidden_sizes) <= len(c.depths):
         raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} name a width and layers for each stage")
     if c.layer_type not in ("basic", "bottleneck"):
         raise ValueError(f"layer_type {c.layer_type!r} is not valid; valid: basic, bottleneck")
@@ -93,7 +93,8 @@ def describe(c: Any) -> Model:
         return first, second, last.replace(kernel=1)
 
     stages, down, before = [], [], c.embedding_size
-    for i, (width, depth) in enumerate(zip(c.hidden_sizes, c.depths, strict=True)):
+    # published: depths that no width belongs to are not read, and a stage has its first layer in any case
+    for i, (width, depth) in enumerate(zip(c.hidden_sizes, (max(depth, 1) for depth in c.depths), strict=False)):
         stride = 2 if i or c.downsample_in_first_stage else 1
         if changes := stride > 1 or width != before:  # the first layer is a step between stages
             skip = Convolution(kernel=1, stride=stride, activation="identity")
@@ -151,6 +152,7 @@ FAMILIES = (
         architectures=("ResNetForImageClassification", "ResNetModel"),
         base=("ResNetModel",),
         prefix="resnet.",
+        pictures="ConvNext",
         sizes={
             "resnet-18": size(11.7e6, 2, 2, 2, 2, **BASIC),
             "resnet-26": size(16.0e6, 2, 2, 2, 2),

@@ -55,7 +55,7 @@ FIELDS: dict[str, ConfigField] = {
     "encoder_stride": Field(32, "head.stride"),
     "problem_type": Field(None, "head.problem"),
     "num_layers": Field(None, lambda spec: len(spec.encoder.stages)),
-    "hidden_size": Field(None, lambda spec: spec.encoder.out_width(spec.width)),
+    "hidden_size": Inert(None, "follows from embed_dim and depths, and published classes do not read it"),
     "out_features": Inert(None, BACKBONE),
     "out_indices": Inert(None, BACKBONE),
     "_out_features": Inert(None, BACKBONE),
@@ -66,15 +66,14 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def check(c: Any) -> None:
-    """Fields that say the same thing must agree."""
-    last = c.embed_dim * 2 ** (len(c.depths) - 1)
-    if len(c.num_heads) != len(c.depths):
+    """`depths` says how many stages there are; one class asks again."""
+    stages = len(c.depths)
+    if len(c.num_heads) < stages:
         raise ValueError(f"num_heads {c.num_heads} and depths {c.depths} name different numbers of stages")
-    for name, value, given in (("num_layers", len(c.depths), c.num_layers), ("hidden_size", last, c.hidden_size)):
-        if given not in (None, value):
-            raise ValueError(f"{name} is {given}, but embed_dim {c.embed_dim} and depths {c.depths} make it {value}")
-    for i, heads in enumerate(c.num_heads):
-        if c.embed_dim * 2**i % heads:
+    if c.num_layers not in (None, stages) and c.architecture.endswith("ForMaskedImageModeling"):
+        raise ValueError(f"num_layers is {c.num_layers}, but depths {c.depths} make it {stages}")
+    for i, heads in enumerate(c.num_heads[:stages]):
+        if heads < 1 or c.embed_dim * 2**i % heads:
             raise ValueError(f"stage {i} is {c.embed_dim * 2**i} wide, not a multiple of its {heads} heads")
 
 

@@ -44,6 +44,15 @@ def head_width(spec: Any) -> int:
     return op.head_width
 
 
+def heads_of(c: Any) -> int | None:
+    """How wide the heads are, where the width and their number do not give it; what is left over is dropped, as
+    published."""
+    if c.num_attention_heads < 1 or (c.head_dim is None and c.hidden_size < c.num_attention_heads):
+        raise ValueError(f"hidden_size {c.hidden_size} is too narrow for {c.num_attention_heads} attention heads")
+    width = c.head_dim or c.hidden_size // c.num_attention_heads
+    return None if width * c.num_attention_heads == c.hidden_size else width
+
+
 def has_pooler(spec: Any) -> bool:
     """Said where there is none, in a word of ours: published classes hear of it where they are made."""
     if spec.head is not None:
@@ -84,13 +93,11 @@ FIELDS: dict[str, ConfigField] = {
 
 
 def describe(c: Any, prefix: int, head: Head | None) -> Model:
-    """`prefix` learned tokens, then the patches. A width that the heads do not divide is rounded down, as published."""
-    norm, width = LayerNorm(eps=c.layer_norm_eps), c.hidden_size // c.num_attention_heads
-    if c.head_dim is None and width < 1:
-        raise ValueError(f"hidden_size {c.hidden_size} is too narrow for {c.num_attention_heads} attention heads")
+    """`prefix` learned tokens, then the patches."""
+    norm = LayerNorm(eps=c.layer_norm_eps)
     attention = Attention(
         num_heads=c.num_attention_heads, bias="qkvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
-        head_width=c.head_dim or (width if c.hidden_size % c.num_attention_heads else None),
+        head_width=heads_of(c),
     )  # fmt: skip
     mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act))
     embedding = PatchEmbedding(

@@ -27,6 +27,7 @@ from anyformer.weights.io import read_json, write_json
 FILES = ("preprocessor_config.json", "processor_config.json")
 KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel", "ParakeetFeatureExtractor": "bank"}
 USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # where not said
+SWITCHES = ("return_attention_mask", "do_normalize")
 LEAST = 1e-10  # power of what cannot be heard
 QUIET, NARROW = 2**-24, 1e-5  # added to powers before their logarithm, and to spreads before they divide (Parakeet)
 LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
@@ -59,7 +60,7 @@ class AudioProcessor:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
                 raise ValueError(f"{name} is {value!r}; it must be a number")
-        for name in ("return_attention_mask", "do_normalize"):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.kind == "values" and self.feature_size != 1:
@@ -96,11 +97,13 @@ class AudioProcessor:
             name = "WhisperFeatureExtractor" if "n_fft" in config else "Wav2Vec2FeatureExtractor"
         if not isinstance(name, str) or name not in KINDS:
             raise ValueError(f"feature_extractor_type {name!r} is not supported; {nearest(str(name), KINDS)}")
-        if config.get("padding_side", "right") != "right":
-            raise ValueError("padding_side is 'left'; recordings are padded at their end")
+        if (side := config.get("padding_side") or "right") != "right":
+            raise ValueError(f"padding_side is {side!r}; recordings are padded at their end; valid: 'right'")
         known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
+        # a switch that is null is off, as published, and whatever else is null is as if it were not there
+        off: dict[str, Any] = {field: False for field in SWITCHES if field in config}
         given = {field: value for field, value in config.items() if field in known and value is not None}
-        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **given})
+        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **off, **given})
 
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""

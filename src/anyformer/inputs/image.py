@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer import families
 from anyformer.families.family import UnknownFieldWarning
 from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
@@ -25,6 +26,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".t
 HALF, CLIP_MEAN, CLIP_STD = (0.5,) * 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 PIXELS = 89_478_485  # a picture of more is no picture but an attack on memory: PIL's own limit
 BILINEAR, BICUBIC = 2, 3  # as PIL numbers its filters: nearest, Lanczos, bilinear, bicubic, box, Hamming
+SQUEEZED = 384  # from this size on a picture of which `crop_pct` is taken is made square instead
 
 Size = Mapping[str, int]
 
@@ -42,14 +44,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "CLIP": {**CROPPED, **SHORTEST},
     "Bit": {**CROPPED, **SHORTEST},
     "Siglip": {"resample": BICUBIC, "do_convert_rgb": True},
+    "Llava": {**CROPPED, **SHORTEST},
+    "ConvNext": {"size": {"shortest_edge": SQUEEZED}, "resample": BICUBIC, "crop_pct": 224 / 256},
     "ImageGPT": {"size": square(256), "do_color_quantize": True},
 }
-SHORT = ("CLIP", "Bit", "Siglip")  # where a size that is one number is that of the shorter side
-COLOURS = ("do_color_quantize", "clusters")  # of the kind that makes tokens
+SHORT = ("CLIP", "Bit", "Siglip", "Llava", "ConvNext")  # where a size that is one number is that of the shorter side
+# fields that one kind has alone, and those that a kind has not (Llava's do_pad is another: `pad_to_square`)
+OWN = {"do_color_quantize": "ImageGPT", "clusters": "ImageGPT", "crop_pct": "ConvNext", "pad_to_square": ""}
+LACKS = {"ImageGPT": ("do_center_crop", "do_pad"), "ConvNext": ("do_pad",), "Llava": ("do_pad",)}
 # in files of every kind, and nothing here depends on them
 INERT = {
     "image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format",
-    "input_data_format", "device", "return_tensors", "disable_grouping", "default_to_square", "_valid_processor_keys",
+    "input_data_format", "device", "return_tensors", "disable_grouping", "_valid_processor_keys", "default_to_square",
     "image_seq_length", "model_input_names", "use_square_size", "auto_map", "name_or_path", "transformers_version",
 }  # fmt: skip
 
@@ -76,6 +82,8 @@ class Images(Part):
     image_std: float | tuple[float, ...] = HALF
     do_pad: bool = False
     pad_size: Size | None = None  # the largest of those that are read together unless said
+    crop_pct: float | None = None  # the middle part that is left of a scaled picture's shorter side (ConvNeXT, ResNet)
+    pad_to_square: bool = False  # before all else, with the mean's colour (LLaVA)
     do_color_quantize: bool = False
     clusters: tuple[tuple[float, ...], ...] | None = None  # colours as pixels are once they are normalised
 
@@ -85,10 +93,12 @@ class Images(Part):
             raise ValueError("clusters are the colours that pixels become, three numbers each; there are none here")
         if self.do_resize:
             target(self.size, 8, 8)
+        if self.crop_pct is not None and not (self.crop_pct > 0 and self.size.get("shortest_edge")):
+            raise ValueError(f"crop_pct {self.crop_pct} of the size {dict(self.size)}: it needs shortest_edge")
         for name, wanted, needed in (
-            ("crop_size", self.crop_size, self.do_center_crop), ("pad_size", self.pad_size, False),
+            ("crop_size", self.crop_size, self.do_center_crop), ("pad_size", self.pad_size, self.pad_size is not None),
         ):  # fmt: skip
-            if (needed or wanted is not None) and not (wanted and wanted.get("height") and wanted.get("width")):
+            if needed and not (wanted and wanted.get("height") and wanted.get("width")):
                 raise ValueError(f"{name} needs height and width, got {wanted}")
             affordable(*(wanted or {}).values())
         if self.resample not in range(6):
@@ -110,35 +120,44 @@ class Images(Part):
             path, config = whole, read_json(whole).get("image_processor")
         if not isinstance(config, dict):
             raise ValueError(f"{folder}: no {FILE}, which says how pictures are made ready for this model")
-        return cls.of({**config, **changes}, str(path))
+        return cls.of({**config, **changes}, str(path), usual(Path(folder)))
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], name: str = FILE) -> Images:
-        """From the contents of such a file; `name` is told with what is wrong."""
-        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "ViTImageProcessor")
+    def of(cls, config: Mapping[str, Any], name: str = FILE, usual: str = "ViT") -> Images:
+        """From the contents of such a file; `name` is told with what is wrong, `usual` the kind where none is named."""
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or usual)
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
             raise ValueError(f"{name}: no processor of the kind {kind!r} for pictures; {nearest(kind, KINDS)}")
-        own = set(hints(cls))
+        own = {field for field in hints(cls) if OWN.get(field, kind) == kind}
         if strange := sorted(map(str, config.keys() - own - INERT)):
             warnings.warn(f"{name}: nothing here knows {', '.join(strange)}", UnknownFieldWarning, stacklevel=3)
-        values = {key: value for key, value in config.items() if key in own and value is not None}
+        # a switch that is null is off, as published, and whatever else is null is as if it were not there
+        off = {key for key, hint in hints(cls).items() if hint is bool}
+        values = {key: value for key, value in config.items() if key in own and (value is not None or key in off)}
+        values |= {key: False for key in off if key in values and values[key] is None}
+        short = kind in SHORT if config.get("default_to_square") is None else not config["default_to_square"]
+        if kind == "CLIP" and config.get("use_square_size"):
+            values["size"] = square(224)  # published: whatever else the file says
+        if kind == "Llava":
+            values["pad_to_square"] = values.get("do_pad", False)
         try:
             for key in values.keys() & {"size", "crop_size", "pad_size"}:
-                values[key] = sides(values[key], key == "size" and kind in SHORT, key)
-            return cls(**{**KINDS[kind], **values})
+                values[key] = sides(values[key], key == "size" and short, key)
+            return cls(**{**KINDS[kind], **{k: v for k, v in values.items() if k not in LACKS.get(kind, ())}})
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Writes what `load` reads, and transformers too."""
         values = {key: thaw(value) for key, value in self.items()}
-        if self.do_color_quantize:
-            kind = "ImageGPTImageProcessor"
+        if self.pad_to_square:
+            kind, values["do_pad"] = "Llava", True
         else:
-            kind, values = "ViTImageProcessor", {k: v for k, v in values.items() if k not in COLOURS}
-        write_json(Path(folder) / FILE, {"image_processor_type": kind, **values})
+            kind = "ImageGPT" if self.clusters else "ViT" if self.crop_pct is None else "ConvNext"
+        values = {key: value for key, value in values.items() if OWN.get(key, kind) == kind}
+        write_json(Path(folder) / FILE, {"image_processor_type": f"{kind}ImageProcessor", **values})
 
     @property
     def channels(self) -> int | None:
@@ -186,11 +205,17 @@ class Images(Part):
         if len(found) != 1:
             raise ValueError(f"one picture at a time here, got {len(found)}")
         pixels = array(found[0], self.channels)
+        if self.pad_to_square:
+            pixels = squared(pixels, self.image_mean)
         if self.do_resize:
-            pixels = resized(pixels, target(self.size, *pixels.shape[1:]), self.resample)
+            size, side = self.size, self.size.get("shortest_edge", 0)
+            if self.crop_pct is not None:
+                size = {"shortest_edge": int(side / self.crop_pct)} if side < SQUEEZED else square(side)
+            pixels = resized(pixels, target(size, *pixels.shape[1:]), self.resample)
+            if self.crop_pct is not None:
+                pixels = cropped(pixels, square(side))
         if self.do_center_crop and self.crop_size is not None:
-            for axis, key in ((1, "height"), (2, "width")):
-                pixels = middle(pixels, self.crop_size[key], axis)
+            pixels = cropped(pixels, self.crop_size)
         return pixels
 
     def one(self, picture: Any, name: str = "") -> np.ndarray:
@@ -210,6 +235,15 @@ class Images(Part):
         except ValueError as error:
             raise error if not name else ValueError(f"{name}: {error}") from None
         return np.ascontiguousarray(pixels)
+
+
+def usual(folder: Path) -> str:
+    """The kind of processor that the model in a folder has where no file names one."""
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    try:
+        return families.find(str(config.get("model_type"))).pictures
+    except ValueError:  # no model, or none that is known
+        return "ViT"
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------
@@ -385,6 +419,10 @@ def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndar
     return (found.astype(np.float64) / 255).astype(np.float32) if fractions else found
 
 
+def cropped(pixels: np.ndarray, size: Size) -> np.ndarray:
+    return middle(middle(pixels, size["height"], 1), size["width"], 2)
+
+
 def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
     """The middle of an axis; zeros around what is too short."""
     length = pixels.shape[axis]
@@ -395,6 +433,16 @@ def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
         return np.pad(pixels, around)
     start = (length - wanted) // 2
     return pixels.take(range(start, start + wanted), axis)
+
+
+def squared(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
+    """In the middle of a square as long as its longer side, of the colour that `mean` is."""
+    side, (height, width) = max(pixels.shape[1:]), pixels.shape[1:]
+    colour = (255 * np.asarray(mean, np.float64)).astype(int).reshape(-1, 1, 1)
+    found = np.broadcast_to(colour, (len(pixels), side, side)).astype(pixels.dtype)
+    top, left = (side - height) // 2, (side - width) // 2
+    found[:, top : top + height, left : left + width] = pixels
+    return found
 
 
 def largest(found: list[np.ndarray]) -> Size:

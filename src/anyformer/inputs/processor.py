@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from tokenizers.models import WordPiece
 
 from anyformer.checkpoint import read_spec
-from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.audio import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
 from anyformer.weights import hub
@@ -42,10 +42,15 @@ def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
             yield from (config, *(part for part in config.values() if isinstance(part, dict)))
 
 
+def hears(config: dict[str, Any]) -> bool:
+    return "sampling_rate" in config or config.get("feature_extractor_type") in KINDS
+
+
+PICTURES = {"image_processor_type", "image_mean", "size"}  # one of them is in what is said of pictures
 # by the keyword that the data is given by: the one place that knows of them
 READERS: dict[str, Reader] = {
-    "images": Reader(lambda folder: any({"image_mean", "size"} & c.keys() for c in settings_in(folder)), Images.load),
-    "audio": Reader(lambda folder: any("sampling_rate" in c for c in settings_in(folder)), AudioProcessor.load),
+    "images": Reader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
+    "audio": Reader(lambda folder: any(hears(c) for c in settings_in(folder)), AudioProcessor.load),
 }
 
 

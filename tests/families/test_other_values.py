@@ -1,0 +1,68 @@
+"""Config values of models that read pictures, sound and more which no case of the catalogue has: what the published
+class makes of config.json as it is written, ours makes too, and what ours writes back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from catalogue import close, every_case, make_inputs, randomise
+
+import anyformer as af
+from anyformer.families.family import UnknownFieldWarning
+
+transformers = pytest.importorskip("transformers")
+
+# class, what its config says beside the first case of it; a path leads into the config of a tower
+VALUES = [
+    ("ParakeetForCTC", {"encoder_config.head_dim": 6}), ("ParakeetForCTC", {"encoder_config.num_attention_heads": 3}),
+    ("ParakeetEncoder", {"head_dim": 12, "num_key_value_heads": 2, "tie_last_hidden_states": False}),
+    ("ParakeetForCTC", {"tie_last_hidden_states": False}),
+    ("CLIPModel", {"text_config.projection_dim": None, "vision_config.projection_dim": 0}),
+    ("CLIPModel", {"text_config.num_hidden_layers": 0, "tie_last_hidden_states": False}),
+    ("CLIPVisionModel", {"num_hidden_layers": 0, "initializer_factor": 0.0}),
+    ("SwinForImageClassification", {"hidden_size": 7, "num_layers": 3, "num_heads": [2, 4, 8]}),
+    ("Swinv2Model", {"depths": [2], "hidden_size": 24, "num_hidden_layers": 2}),
+    ("ResNetForImageClassification", {"depths": [0, 2, 2]}),
+    ("LlavaForConditionalGeneration", {"tie_last_hidden_states": False}),
+]  # fmt: skip
+
+
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    for path, value in changes.items():
+        *outer, name = path.split(".")
+        inner = config
+        for each in outer:
+            inner = inner[each]
+        inner[name] = value
+    return config
+
+
+@pytest.mark.parametrize(("architecture", "changes"), VALUES, ids=str)
+def test_other_values_are_read_as_published(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    case = next(case for case in every_case() if case.architecture == architecture)
+    config = {**changed(case.config, changes), "model_type": case.model_type, "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kind = getattr(transformers, architecture)
+    theirs = kind(transformers.AutoConfig.from_pretrained(tmp_path)).eval()
+    randomise(theirs)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownFieldWarning)
+        ours = af.load(tmp_path)
+        af.save(ours, tmp_path / "back", format="hf")
+    again = kind.from_pretrained(tmp_path / "back")
+    inputs = make_inputs(case)
+    with torch.no_grad():
+        expected = {name: value for name, value in theirs(**inputs).items() if isinstance(value, torch.Tensor)}
+        for model in (ours, again):
+            found = model(**inputs)
+            for name, value in expected.items():
+                close(found[name], value)
