@@ -47,8 +47,8 @@ def trials(
 ) -> list[Trial]:
     """The gradients of every placement, and its trainings."""
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data, "seed": seed}
-    ways = [("gradients", None, None)]
-    ways += [(f"{'warm' if warm else 'cold'}-{lr:g}", lr, warm) for lr in rates for warm in (True, False)]
+    trained = [(f"{'warm' if warm else 'cold'}-{lr:g}", lr, warm) for lr in rates for warm in (True, False)]
+    ways: list[tuple[str, float | None, bool | None]] = [("gradients", None, None), *trained]
     return [
         Trial(f"{placement}-{name}", {"placement": placement, "lr": lr, "warm": warm, **same})
         for placement in PLACEMENTS for name, lr, warm in ways
