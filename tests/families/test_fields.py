@@ -49,8 +49,9 @@ UNUSUAL: list[tuple[str, dict[str, Any], str]] = [
       for name in ("BertModel", "RobertaForTokenClassification", "XLMRobertaXLModel", "ElectraModel")],
     ("BigBirdModel", {"is_causal": False, "is_decoder": True, "attention_type": "original_full"}, BOTH),
     ("BertModel", {"is_causal": False}, "an encoder sees both sides anyhow"),
-    ("GPT2Model", {"add_cross_attention": True}, "is_causal true, written back, would hide what it looks at"),
     ("FSMTModel", {"is_causal": False}, "it makes its own masks, and does not read it"),
+    *[(f"Deepseek{version}ForCausalLM", {"n_shared_experts": 0}, "their tensors are in the file, without a number")
+      for version in ("V2", "V3")],
 ]  # fmt: skip
 
 
