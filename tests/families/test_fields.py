@@ -95,3 +95,14 @@ def test_no_layer_is_refused_where_the_first_one_holds_the_distances(architectur
     case = FIRST[architecture]
     with pytest.raises(ValueError, match="num_hidden_layers is 0; the first layer has the vectors of distances"):
         families.find(case.model_type).read(changed(case, {"num_hidden_layers": 0}))
+
+
+@torch.no_grad()
+def test_a_null_return_dict_asks_for_tuples() -> None:
+    """As published, but for a few classes without a head, which give their outputs by name for null alone."""
+    case = FIRST["LlamaForCausalLM"]
+    config = changed(case, {"return_dict": None, "num_hidden_layers": 1})
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(dict(config))).eval()
+    ours = af.build(families.find(case.model_type).read(config), seed=0).eval()
+    for model in (theirs, ours):
+        assert isinstance(model(**make_inputs(case)), tuple)
