@@ -9,8 +9,8 @@ from anyformer.block import Stack
 from anyformer.families import encoder
 from anyformer.families.bert import LARGE
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
-from anyformer.families.heads import encoder_head
-from anyformer.mask import CAUSAL, FULL
+from anyformer.families.heads import encoder_head, seen
+from anyformer.mask import FULL
 from anyformer.model import Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
@@ -59,7 +59,7 @@ def describe(c: Any) -> Model:
     sparse = c.attention_type == "block_sparse"
     common: dict[str, Any] = {
         "num_heads": c.num_attention_heads, "dropout": c.attention_probs_dropout_prob,
-        "bias": "qkvo" if c.use_bias else "o", "mask": CAUSAL if c.is_decoder else FULL,
+        "bias": "qkvo" if c.use_bias else "o", "mask": seen(c) if c.is_decoder else FULL,
     }  # fmt: skip
     blocks = {"block_size": c.block_size, "random_blocks": c.num_random_blocks}
     length = c.max_position_embeddings

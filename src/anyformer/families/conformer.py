@@ -50,7 +50,7 @@ def odd(name: str, taps: int) -> None:
 
 FIELDS: dict[str, ConfigField] = {
     **{name: field for name, field in transformer.FIELDS.items()
-       if name not in ("max_position_embeddings", "scale_embedding", "init_std", "decoder_layerdrop")},
+       if name not in ("max_position_embeddings", "scale_embedding", "init_std", "decoder_layerdrop", "is_causal")},
     **again(transformer.FIELDS, d_model=144, encoder_layers=16, encoder_attention_heads=4, encoder_ffn_dim=576,
             decoder_attention_heads=4, decoder_ffn_dim=576),
     "decoder_layers": Field(0, lambda spec: spec.decoder.depth if spec.pair else 0),  # 0: CTC

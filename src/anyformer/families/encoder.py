@@ -6,7 +6,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Gone, tied
-from anyformer.mask import CAUSAL, FULL
+from anyformer.families.heads import causal, seen
+from anyformer.mask import FULL
 from anyformer.model import DecoderModel, EncoderModel, Model
 from anyformer.part import at
 from anyformer.parts import head as heads
@@ -54,6 +55,7 @@ FIELDS: dict[str, ConfigField] = {
 DECODING: dict[str, ConfigField] = {
     "is_decoder": Field(False, lambda spec: stack_of(spec) == "decoder"),
     "add_cross_attention": Field(False, lambda spec: "cross" in getattr(spec, stack_of(spec)).layers.steps),
+    "is_causal": causal("decoder.layers.attention.op.mask"),
     "classifier_dropout": Field(None),  # hidden_dropout_prob stands in where it is None
 }
 
@@ -91,11 +93,11 @@ def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more:
 COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.embedding.position.offset)
 
 
-def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
+def block(c: Any, op: Any = None, decodes: bool = False, cross: bool = False, norm: str = "out_norm") -> Block:
     """Attention (or `op` in its place) and feed-forward, each normed after the add, or in another place of a step."""
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
-    if cross and not causal:
+    if cross and not decodes:
         raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
 
     def step(op: Any) -> Sublayer:
@@ -104,7 +106,7 @@ def block(c: Any, op: Any = None, causal: bool = False, cross: bool = False, nor
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=c.num_attention_heads, dropout=c.attention_probs_dropout_prob, **kind))
 
-    steps = {"attention": attention(mask=CAUSAL if causal else FULL) if op is None else step(op)}
+    steps = {"attention": attention(mask=seen(c) if decodes else FULL) if op is None else step(op)}
     if cross:
         steps["cross"] = attention(memory=True)
     steps["feedforward"] = step(MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act)))

@@ -17,7 +17,7 @@ from anyformer.parts.position import Sinusoidal
 from anyformer.weights.rules import Rename, Rule
 
 FIELDS: dict[str, ConfigField] = {
-    **transformer.FIELDS,
+    **{name: field for name, field in transformer.FIELDS.items() if name != "is_causal"},
     "src_vocab_size": Field(42024, "embedding.tokens.vocab_size"),
     "tgt_vocab_size": Field(42024, "decoder_embedding.tokens.vocab_size"),
     "tie_word_embeddings": Field(False, lambda spec: bool(spec.ties)),

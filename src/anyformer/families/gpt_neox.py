@@ -8,7 +8,7 @@ from typing import Any
 
 from anyformer.block import Block, Parallel, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_model, seen, tag_dropout
+from anyformer.families.heads import causal, decoder_model, seen, tag_dropout
 from anyformer.families.rope import ROPE, read_rope, write_rope
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named, published_name
@@ -71,7 +71,7 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
-    "is_causal": Field(True, lambda spec: attention(spec).mask.sees == "past"),
+    "is_causal": causal(lambda spec: attention(spec).mask),
     "bos_token_id": Inert(0, "used by generation"),
     "eos_token_id": Inert(2, "used by generation"),
     "is_decoder": Inert(False, "it reads from left to right whatever this says"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from anyformer.block import Stack
@@ -26,9 +27,16 @@ TAGGING: dict[str, ConfigField] = {
 }  # fmt: skip
 
 
-def causal(path: str) -> Field:
-    """The field by which published decoders are made to see both sides, for embeddings say; `path` is their mask."""
-    return Field(True, lambda spec: at(spec, path).sees == "past")
+def causal(path: str | Callable[[Any], Mask]) -> Field:
+    """The field by which published decoders are made to see both sides, for embeddings say; `path` is their mask.
+    It is written where it says so alone: true hides the future in encoders and cross-attentions of some kernels too."""
+
+    def read(spec: Any) -> bool:
+        if (path(spec) if callable(path) else at(spec, path)).sees == "past":
+            raise Absent
+        return False
+
+    return Field(True, read)
 
 
 def seen(c: Any) -> Mask:

@@ -7,7 +7,8 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import t5
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at
-from anyformer.mask import FULL, Causal
+from anyformer.families.heads import causal, seen
+from anyformer.mask import FULL
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -55,6 +56,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
     "add_cross_attention": Inert(False, "published code never reads it"),
+    "is_causal": causal("decoder.layers.dense.attention.op.mask"),
     "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
     "eos_token_id": Inert(1, "used by generation"),
@@ -134,7 +136,7 @@ def describe(c: Any) -> Model:
         **shared,
         head=head,
         decoder_embedding=embedding,
-        decoder=stack(layers, decoder_every, False, attention=attention(mask=Causal()), cross=attention(memory=True)),
+        decoder=stack(layers, decoder_every, False, attention=attention(mask=seen(c)), cross=attention(memory=True)),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         ties=tuple((name, TOKENS) for name in ties if tie),

@@ -6,8 +6,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import end_head
-from anyformer.mask import FULL, Causal
+from anyformer.families.heads import causal, end_head, seen
+from anyformer.mask import FULL
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -59,6 +59,7 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(None, "start_token"),
     "eos_token_id": Field(1, "head.pool.token"),
     "problem_type": Field(None, "head.problem"),
+    "is_causal": causal("decoder.layers.attention.op.mask"),
     "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
     "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
@@ -101,7 +102,7 @@ def describe(c: Any) -> Model:
         decoder_embedding=embedding,
         decoder=stack(
             decoder_depth(c), False,
-            attention=attention(mask=Causal()), cross=attention(memory=True),
+            attention=attention(mask=seen(c)), cross=attention(memory=True),
         ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,

@@ -157,6 +157,9 @@ class Held:
         self.state, self.folder = module.state_dict(), type(module).__name__
         self.names = list(self.state)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.state[name].shape)
+
     def read(self, name: str) -> Tensor:
         return self.state[name].detach().clone()
 

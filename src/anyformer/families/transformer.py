@@ -6,7 +6,8 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Field, Inert, activation_at
-from anyformer.mask import FULL, Causal
+from anyformer.families.heads import causal, seen
+from anyformer.mask import FULL
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding
@@ -39,6 +40,7 @@ FIELDS: dict[str, ConfigField] = {
     "activation_function": Field("gelu", activation_at(f"{STEP}.feedforward.op.activation")),
     "init_std": Field(0.02, lambda spec: spec.init["*"].std),
     "scale_embedding": Field(False, lambda spec: target(spec).scale is not None),
+    "is_causal": causal(f"{STEP}.attention.op.mask"),
     "is_encoder_decoder": Inert(True, "follows from the class"),
 }
 ALIASES = {
@@ -59,7 +61,7 @@ def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stac
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=heads, bias=bias, dropout=c.attention_dropout, **kind))
 
-    steps = {"attention": attention(mask=Causal() if side == "decoder" else FULL)}
+    steps = {"attention": attention(mask=seen(c) if side == "decoder" else FULL)}
     if side == "decoder":
         steps["cross"] = attention(memory=True)
     activation, inner = activation_named(c.activation_function), getattr(c, f"{side}_ffn_dim")

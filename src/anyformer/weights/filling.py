@@ -62,6 +62,8 @@ class Stored(Protocol):
     folder: Any  # for messages
     names: list[str]
 
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
     def read(self, name: str) -> Tensor: ...
 
 
@@ -70,6 +72,7 @@ class Outline:
 
     def __init__(self, checkpoint: Checkpoint | Pieces) -> None:
         self.names, self.folder, self._of = checkpoint.names, checkpoint.folder, checkpoint
+        self.shape = checkpoint.shape
 
     def read(self, name: str) -> Tensor:
         return torch.empty(self._of.shape(name), dtype=self._of.dtype(name), device="meta")
@@ -132,7 +135,9 @@ def fill(
     tables = {n: f for n, f in computed(model).items() if n not in filled and n not in mismatched}
     missing = [name for name in targets if name not in filled and name not in mismatched and name not in tables]
     left = [name for name in names if name not in used]
-    unexpected = dict.fromkeys(name for name in left if all(fits(template, name) is None for template in dropped))
+    # a tensor without a number in it (shared experts, of which there are none) holds nothing to learn either
+    full = [name for name in left if 0 not in stored.shape(names[name])]
+    unexpected = dict.fromkeys(name for name in full if all(fits(template, name) is None for template in dropped))
     how = "initialised as its description says"
     known = tuple(name for name in left if name not in unexpected)
     published = {name: published[name] for name in (*missing, *mismatched)}
