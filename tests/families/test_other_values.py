@@ -14,9 +14,12 @@ import torch
 from catalogue import close, every_case, make_inputs, randomise
 
 import anyformer as af
+from anyformer import families
 from anyformer.families.family import UnknownFieldWarning
 
 transformers = pytest.importorskip("transformers")
+
+FIRST = {case.architecture: case for case in reversed(every_case())}  # the first case of each class
 
 # class, what its config says beside the first case of it; a path leads into the config of a tower
 VALUES = [
@@ -46,7 +49,7 @@ def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("architecture", "changes"), VALUES, ids=str)
 def test_other_values_are_read_as_published(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    case = next(case for case in every_case() if case.architecture == architecture)
+    case = FIRST[architecture]
     config = {**changed(case.config, changes), "model_type": case.model_type, "architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     kind = getattr(transformers, architecture)
@@ -66,3 +69,19 @@ def test_other_values_are_read_as_published(architecture: str, changes: dict[str
             found = model(**inputs)
             for name, value in expected.items():
                 close(found[name], value)
+
+
+NOTHING = [
+    ("BertModel", "num_attention_heads", 0), ("GPT2LMHeadModel", "n_head", 0),
+    ("LlamaForCausalLM", "num_attention_heads", 0),
+    ("WhisperModel", "decoder_attention_heads", 0), ("Wav2Vec2Model", "adapter_kernel_size", 0),
+    ("T5Model", "feed_forward_proj", None), ("Swinv2Model", "patch_size", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "name", "value"), NOTHING, ids=str)
+def test_values_of_which_nothing_can_be_made_are_named(architecture: str, name: str, value: Any) -> None:
+    case = FIRST[architecture]
+    with pytest.raises(ValueError, match=name) as error:
+        families.find(case.model_type).read({**case.config, name: value, "architectures": [architecture]})
+    assert "\n" not in str(error.value)
