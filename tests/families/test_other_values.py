@@ -25,7 +25,7 @@ FIRST = {case.architecture: case for case in reversed(every_case())}  # the firs
 VALUES = [
     ("ParakeetForCTC", {"encoder_config.head_dim": 6}), ("ParakeetForCTC", {"encoder_config.num_attention_heads": 3}),
     ("ParakeetEncoder", {"head_dim": 12, "num_key_value_heads": 2, "tie_last_hidden_states": False}),
-    ("ParakeetForCTC", {"tie_last_hidden_states": False}),
+    ("ParakeetForCTC", {"tie_last_hidden_states": False}), ("ParakeetEncoder", {"dropout_positions": 0.3}),
     ("CLIPModel", {"text_config.projection_dim": None, "vision_config.projection_dim": 0}),
     ("CLIPModel", {"text_config.num_hidden_layers": 0, "tie_last_hidden_states": False}),
     ("CLIPVisionModel", {"num_hidden_layers": 0, "initializer_factor": 0.0}),
@@ -85,3 +85,49 @@ def test_values_of_which_nothing_can_be_made_are_named(architecture: str, name: 
     with pytest.raises(ValueError, match=name) as error:
         families.find(case.model_type).read({**case.config, name: value, "architectures": [architecture]})
     assert "\n" not in str(error.value)
+
+
+def told(folder: Path, architecture: str, **changes: Any) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """The published model of the first case of a class with other values, ours, and what both read."""
+    case = FIRST[architecture]
+    config = {**case.config, **changes, "model_type": case.model_type, "architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(config))
+    theirs = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder)).eval()
+    randomise(theirs)
+    theirs.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return theirs, af.load(folder), make_inputs(case)
+
+
+def test_states_that_are_averaged_are_part_of_the_answer(tmp_path: Path) -> None:
+    theirs, ours, inputs = told(tmp_path, "WhisperForAudioClassification", use_weighted_layer_sum=True)
+    with torch.no_grad():
+        for asked in ({}, {"output_hidden_states": False}):
+            expected, found = theirs(**inputs, **asked), ours(**inputs, **asked)
+            assert len(found.hidden_states) == len(expected.hidden_states)
+            for state, same in zip(found.hidden_states, expected.hidden_states, strict=True):
+                close(state, same)
+
+
+def test_a_tuple_of_what_is_done_holds_what_is_published(tmp_path: Path) -> None:
+    theirs, ours, inputs = told(tmp_path, "DecisionTransformerModel", return_dict=False)
+    with torch.no_grad():
+        expected, found = theirs(**inputs), ours(**inputs)
+    assert isinstance(found, tuple) and len(found) == len(expected)
+    for value, same in zip(found, expected, strict=True):
+        close(value, same)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "name"),
+    [("GPT2LMHeadModel", {}, "n_inner"), ("DecisionTransformerModel", {"n_inner": None}, "n_inner"),
+     ("DiTTransformer2DModel", {"out_channels": None}, "out_channels")], ids=str,
+)  # fmt: skip
+def test_what_is_left_open_stays_open(architecture: str, changes: dict[str, Any], name: str) -> None:
+    case = FIRST[architecture]
+    family = families.find(case.model_type)
+    config = {**case.config, **changes}
+    said = config.pop(name, None)
+    for value in (said, None):
+        spec = family.read({**config, name: value, "architectures": [architecture]})
+        assert family.write(spec)[name] == value

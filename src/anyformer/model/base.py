@@ -263,6 +263,8 @@ class TransformerModule(nn.Module):
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
         if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
+        always = any(getattr(part, "shown", False) for _, part in walk(spec))
+        self.always = ("output_hidden_states",) * always  # what is shown whatever is asked
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
     def _repr_html_(self) -> str:
@@ -324,7 +326,7 @@ class TransformerModule(nn.Module):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
         defaults = self.spec.source
-        asked = [name for name in OUTPUTS if inputs.pop(name, defaults.get(name) or False)]
+        asked = [name for name in OUTPUTS if inputs.pop(name, defaults.get(name) or False) or name in self.always]
         shown = Shown(self.shows, asked, self.listener) if asked else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
@@ -350,7 +352,9 @@ class TransformerModule(nn.Module):
         result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
         if as_output:
             return result
-        return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
+        left = {"past_key_values"} - {state_name} | {*getattr(self.head, "unlisted", ())}
+        kept = {name: value for name, value in result.items() if name not in left}
+        return tuple(kept.values())
 
     # what Hugging Face's Trainer asks: whether a loss can be divided by the labels of several batches, and which count
 
