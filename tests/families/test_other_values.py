@@ -127,7 +127,17 @@ def test_what_is_left_open_stays_open(architecture: str, changes: dict[str, Any]
     case = FIRST[architecture]
     family = families.find(case.model_type)
     config = {**case.config, **changes}
-    said = config.pop(name, None)
-    for value in (said, None):
-        spec = family.read({**config, name: value, "architectures": [architecture]})
-        assert family.write(spec)[name] == value
+    config.pop(name, None)
+    for said in ({}, {name: None}, {name: 128}):
+        spec = family.read({**config, **said, "architectures": [architecture]})
+        assert family.write(spec)[name] == said.get(name)
+
+
+def test_what_a_perceiver_reads_has_two_names(tmp_path: Path) -> None:
+    theirs, ours, given = told(tmp_path, "PerceiverForSequenceClassification")
+    ids = given["input_ids"]
+    with torch.no_grad():
+        close(ours(inputs=ids).logits, theirs(inputs=ids).logits)
+        close(ours(inputs=ids).logits, ours(input_ids=ids, inputs=None).logits)
+    with pytest.raises(ValueError, match="one input"):
+        ours(inputs=ids, input_ids=ids)

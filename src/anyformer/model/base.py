@@ -248,6 +248,7 @@ class TransformerModule(nn.Module):
     spec: Any
     inputs: tuple[str, ...]  # the names forward takes
     shows: dict[str, str | None]  # every tapped address, and the output that shows it
+    also: Mapping[str, str] = {}  # other names of inputs
     embedding: Any
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
@@ -316,6 +317,11 @@ class TransformerModule(nn.Module):
             raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
         if args:
             inputs = {**dict(zip(known, args, strict=False)), **inputs}
+        for name, own in self.also.items():
+            if inputs.get(name) is not None and inputs.get(own) is not None:
+                raise ValueError(f"{name} and {own} are two names of one input: give one of them")
+            if (value := inputs.pop(name, None)) is not None:
+                inputs[own] = value
         if state_name in inputs:
             inputs["past_key_values"] = inputs.pop(state_name)
         for name in inputs:
