@@ -141,3 +141,17 @@ def test_what_a_perceiver_reads_has_two_names(tmp_path: Path) -> None:
         close(ours(inputs=ids).logits, ours(input_ids=ids, inputs=None).logits)
     with pytest.raises(ValueError, match="one input"):
         ours(inputs=ids, input_ids=ids)
+
+
+@pytest.mark.parametrize("architecture", ["LlavaModel", "ParakeetForCTC", "CLIPForImageClassification"])
+def test_what_is_shown_unasked_the_inner_config_says(architecture: str, tmp_path: Path) -> None:
+    inner = {"LlavaModel": "text_config", "ParakeetForCTC": "encoder_config"}.get(architecture, "vision_config")
+    shown = {"output_hidden_states": True}
+    for name, changes in (("inner", {inner: {**FIRST[architecture].config[inner], **shown}}), ("outer", shown)):
+        (tmp_path / name).mkdir()
+        theirs, ours, inputs = told(tmp_path / name, architecture, **changes)
+        with torch.no_grad():
+            expected, found = theirs(**inputs).get("hidden_states"), ours(**inputs).get("hidden_states")
+        assert (expected is None) == (found is None) == (name == "outer")
+        for state, same in zip(found or (), expected or (), strict=True):
+            close(state, same)
