@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import close, every_case, make_inputs, randomise
+from catalogue import close, every_case, make_inputs, randomise, spec_of
 
 import anyformer as af
 from anyformer import families
@@ -155,3 +155,8 @@ def test_what_is_shown_unasked_the_inner_config_says(architecture: str, tmp_path
         assert (expected is None) == (found is None) == (name == "outer")
         for state, same in zip(found or (), expected or (), strict=True):
             close(state, same)
+
+
+@pytest.mark.parametrize("architecture", ["LongformerModel", "Wav2Vec2ForXVector", "WhisperForAudioClassification"])
+def test_nothing_else_is_shown_unasked(architecture: str) -> None:
+    assert not spec_of(FIRST[architecture]).skeleton().always

@@ -268,7 +268,7 @@ class TransformerModule(nn.Module):
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
         if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
-        always = any(getattr(part, "shown", False) for _, part in walk(spec))
+        always = any(getattr(part, "tells", False) for _, part in walk(spec))
         self.always = ("output_hidden_states",) * always  # what is shown whatever is asked
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
