@@ -32,6 +32,7 @@ VALUES = [
     ("SwinForImageClassification", {"hidden_size": 7, "num_layers": 3, "num_heads": [2, 4, 8]}),
     ("Swinv2Model", {"depths": [2], "hidden_size": 24, "num_hidden_layers": 2}),
     ("ResNetForImageClassification", {"depths": [0, 2, 2]}),
+    ("Wav2Vec2ForCTC", {"pad_token_id": None}),
     ("LlavaForConditionalGeneration", {"tie_last_hidden_states": False}),
 ]  # fmt: skip
 
