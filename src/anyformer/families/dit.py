@@ -54,11 +54,16 @@ def unusual(path: str, default: Any, names: dict[str, Any] | None = None) -> Fie
     return Field(default, read)
 
 
+def out_channels(spec: Any) -> int | None:
+    """Left open where they are those that are read."""
+    return None if (count := spec.head.out_channels) == spec.embedding.image.channels else count
+
+
 FIELDS: dict[str, ConfigField] = {
     "num_attention_heads": Field(16, f"{OP}.num_heads"),
     "attention_head_dim": Field(72, lambda spec: spec.width // spec.encoder.layers.steps["attention"].op.num_heads),
     "in_channels": Field(4, "embedding.image.channels"),
-    "out_channels": Field(None, "head.out_channels"),
+    "out_channels": Field(None, out_channels),
     "num_layers": Field(28, "encoder.depth"),
     "dropout": Field(0.0, "encoder.layers.attention.dropout"),
     "attention_bias": Field(True, lambda spec: spec.encoder.layers.steps["attention"].op.bias == "qkvo"),

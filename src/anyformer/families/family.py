@@ -296,11 +296,26 @@ class Family:
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name} config: {error}") from None
+        except (ArithmeticError, AttributeError, LookupError) as error:
+            raise ValueError(f"{self.name} config: {self._at_fault(values, config)}") from error
         recovered = self.recover(spec)
         named = ("_class_name",) if self.library == "diffusers" else ()
         apart = ("model_type", "architectures", "id2label", "label2id", *named)
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
+
+    def _at_fault(self, values: SimpleNamespace, config: Mapping[str, Any]) -> str:
+        """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. What is
+        empty or zero is suspected first."""
+        for name in sorted((n for n in config if isinstance(self.known.get(n), Field)), key=lambda n: bool(config[n])):
+            try:
+                self.describe(SimpleNamespace(**{**vars(values), name: self.known[name].default}))
+            except (ArithmeticError, AttributeError, LookupError):
+                continue
+            except (TypeError, ValueError):  # it is understood, and does not go with the rest
+                pass
+            return f"{name}={config[name]!r:.60} is nothing that a model could be made of"
+        return "no model can be made of these values"
 
     def part(self, config: Mapping[str, Any], architecture: str) -> Model:
         """The description of a config that stands inside another: what it says of its origin is the other's matter."""

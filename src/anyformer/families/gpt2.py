@@ -10,6 +10,7 @@ from anyformer.families.family import ConfigField, Family, Field, Inert, Size, a
 from anyformer.families.heads import causal, decoder_head, seen
 from anyformer.families.summary import double_head
 from anyformer.model import DecoderModel, Model
+from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.embed import TextEmbedding, Tokens
@@ -30,7 +31,7 @@ FIELDS: dict[str, ConfigField] = {
     "n_embd": Field(768, "width"),
     "n_layer": Field(12, "decoder.depth"),
     "n_head": Field(12, f"{ATTENTION}.num_heads"),
-    "n_inner": Field(None, f"{MLP_OP}.width"),
+    "n_inner": Field(None, lambda spec: None if (width := at(spec, f"{MLP_OP}.width")) == 4 * spec.width else width),
     "activation_function": Field("gelu_new", activation_at(f"{MLP_OP}.activation")),
     "resid_pdrop": Field(0.1, "decoder.layers.attention.dropout"),
     "embd_pdrop": Field(0.1, "embedding.dropout"),

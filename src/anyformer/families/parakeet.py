@@ -9,9 +9,10 @@ from typing import Any
 
 from anyformer.block import Stack, Sublayer
 from anyformer.families.conformer import macaron, odd
-from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Only, Size, activation_at
+from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import head_width, heads_of
 from anyformer.model import EncoderModel, Model
+from anyformer.part import at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
 from anyformer.parts.conv import ConvolutionModule
@@ -32,7 +33,7 @@ FIELDS: dict[str, ConfigField] = {
     "num_hidden_layers": Field(24, "encoder.depth"),
     "num_attention_heads": Field(8, f"{ATTENTION}.num_heads"),
     "head_dim": Field(None, head_width),
-    "num_key_value_heads": Field(None, f"{ATTENTION}.num_kv_heads"),
+    "num_key_value_heads": Field(None, lambda spec: (op := at(spec, ATTENTION)).num_kv_heads or op.num_heads),
     "intermediate_size": Field(4096, f"{MLP_OP}.width"),
     "hidden_act": Field("silu", activation_at(f"{MLP_OP}.activation")),
     "attention_bias": Field(True, f"{MLP_OP}.bias"),
@@ -44,7 +45,7 @@ FIELDS: dict[str, ConfigField] = {
     "subsampling_conv_stride": Field(2, "embedding.stride"),
     "num_mel_bins": Field(80, "embedding.channels"),
     "dropout": Field(0.1, "embedding.dropout"),
-    "dropout_positions": Only(0.0, "dropout of positions", (0,)),
+    "dropout_positions": Field(0.0, f"{ATTENTION}.position.dropout"),
     "layerdrop": Field(0.1, "encoder.layer_drop"),
     "activation_dropout": Field(0.1, f"{MLP_OP}.dropout"),
     "attention_dropout": Field(0.1, f"{ATTENTION}.dropout"),
@@ -66,8 +67,10 @@ def encoder(c: Any) -> Model:
     )  # fmt: skip
     attention = Attention(
         num_heads=heads, num_kv_heads=None if fewer == heads else fewer, bias="qkvo" if c.attention_bias else "",
-        position=RelativeSinusoids(num_heads=heads, width=c.hidden_size if width else None), head_width=width,
-        dropout=c.attention_dropout,
+        position=RelativeSinusoids(
+            num_heads=heads, width=c.hidden_size if width else None, dropout=c.dropout_positions
+        ),
+        head_width=width, dropout=c.attention_dropout,
     )  # fmt: skip
     convolution = ConvolutionModule(
         kernel=c.conv_kernel_size, activation=activation, bias=c.convolution_bias, masked=True

@@ -166,8 +166,8 @@ def head(c: Any) -> Head:
             if c.vocab_size is None:
                 raise ValueError(f"{c.architecture} needs vocab_size")
             return CTCHead(
-                vocab_size=c.vocab_size, blank=c.pad_token_id, dropout=c.final_dropout, reduction=c.ctc_loss_reduction,
-                zero_infinity=c.ctc_zero_infinity,
+                vocab_size=c.vocab_size, blank=c.pad_token_id or 0, dropout=c.final_dropout,  # null: for labels alone
+                reduction=c.ctc_loss_reduction, zero_infinity=c.ctc_zero_infinity,
             )  # fmt: skip
         case "SequenceClassification":
             pool = Pool(take="mean", dense=True, width=c.classifier_proj_size)

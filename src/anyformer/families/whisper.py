@@ -78,7 +78,7 @@ def describe(c: Any) -> Model:
         position=Sinusoidal(length=c.max_source_positions, inclusive=True, stored=True),
     )  # fmt: skip
     if classifies:
-        mix = LayerMix() if c.use_weighted_layer_sum else None
+        mix = LayerMix(tells=True) if c.use_weighted_layer_sum else None
         pool = Pool(take="mean", dense=True, width=c.classifier_proj_size)
         return EncoderModel(
             width=c.d_model, embedding=embedding, encoder=encoder.replace(neck=mix),

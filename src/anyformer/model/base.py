@@ -239,6 +239,10 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+# what a stack reads first -> the config of it, where it stands in the config of a larger model
+INNER = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
+
+
 class TransformerModule(nn.Module):
     """What the modules of all shapes share: inputs by name, state, what is shown, kernels, ties."""
 
@@ -248,6 +252,7 @@ class TransformerModule(nn.Module):
     spec: Any
     inputs: tuple[str, ...]  # the names forward takes
     shows: dict[str, str | None]  # every tapped address, and the output that shows it
+    also: Mapping[str, str] = {}  # other names of inputs
     embedding: Any
     head: HeadModule | None
     folder: Path | None = None  # where it was loaded from: tokenizer files are found there
@@ -263,6 +268,8 @@ class TransformerModule(nn.Module):
         self.tree_inputs = ("tree_parents",) if tree else ()  # where positions are those in a dependency tree
         if any(getattr(part, "routes", False) for _, part in walk(spec)):  # where experts are chosen
             self.common = (*self.common, "output_router_logits")
+        always = any(getattr(part, "tells", False) for _, part in walk(spec))
+        self.always = ("output_hidden_states",) * always  # what is shown whatever is asked
         self.kernel = "auto"  # of attention: auto, eager, sdpa or flex; a matter of this run, never saved
 
     def _repr_html_(self) -> str:
@@ -314,6 +321,11 @@ class TransformerModule(nn.Module):
             raise ValueError(f"{len(args)} inputs without a name, and there are {len(known)}: {', '.join(known)}")
         if args:
             inputs = {**dict(zip(known, args, strict=False)), **inputs}
+        for name, own in self.also.items():
+            if inputs.get(name) is not None and inputs.get(own) is not None:
+                raise ValueError(f"{name} and {own} are two names of one input: give one of them")
+            if (value := inputs.pop(name, None)) is not None:
+                inputs[own] = value
         if state_name in inputs:
             inputs["past_key_values"] = inputs.pop(state_name)
         for name in inputs:
@@ -324,7 +336,7 @@ class TransformerModule(nn.Module):
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
         defaults = self.spec.source
-        asked = [name for name in OUTPUTS if inputs.pop(name, defaults.get(name) or False)]
+        asked = [name for name in OUTPUTS if inputs.pop(name, self.told.get(name) or False) or name in self.always]
         shown = Shown(self.shows, asked, self.listener) if asked else None
         as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
@@ -350,7 +362,17 @@ class TransformerModule(nn.Module):
         result = Output(dict(sorted(fields.items(), key=lambda field: field[0].startswith("encoder_"))))
         if as_output:
             return result
-        return tuple(value for name, value in result.items() if name == state_name or name != "past_key_values")
+        left = {"past_key_values"} - {state_name} | {*getattr(self.head, "unlisted", ())}
+        kept = {name: value for name, value in result.items() if name not in left}
+        return tuple(kept.values())
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """Where a config says what is shown unasked: where configs stand inside it, in the one of the stack (as
+        published)."""
+        source, read = self.spec.source, getattr(self.spec, "embedding", None)
+        inner = source.get(INNER.get(read.inputs[0], "")) if read is not None else None
+        return inner if isinstance(inner, Mapping) else source
 
     # what Hugging Face's Trainer asks: whether a loss can be divided by the labels of several batches, and which count
 

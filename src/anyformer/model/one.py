@@ -69,6 +69,8 @@ class OneStackModule(TransformerModule):
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs, self.shows = self.known_inputs(), declared(self)
+        if isinstance(part, Perceiver):  # which reads anything
+            self.also = {"inputs": spec.embedding.inputs[0]}
         self.forgotten = self.forgets()
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:

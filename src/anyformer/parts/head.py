@@ -35,6 +35,8 @@ class Head(Part):
 
 
 class HeadModule(nn.Module):
+    unlisted: tuple[str, ...] = ()  # outputs that stand under their names alone, and not in a tuple of all
+
     def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """A chance to reshape the model's inputs before they are embedded."""
         return inputs

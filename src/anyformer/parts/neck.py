@@ -26,6 +26,7 @@ class LayerMix(Neck, sees="itself"):
     """A learned average of the states of all layers [Peters et al. 2018]; `rest` is what the average goes through."""
 
     rest: Part | None = None
+    tells: bool = False  # the states are part of what the model says, asked for or not
     count: int = 1  # of averages, side by side: one for each layer that looks at them [Bapna et al. 2018]
 
     def check(self) -> None:

@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyformer.check import chance
 from anyformer.context import Context, at_places
 from anyformer.part import Site
 from anyformer.parts.bias import distance
@@ -26,6 +28,10 @@ class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-X
     num_heads: int
     base: float = 10000.0
     width: int | None = None  # of the sinusoids; all heads together unless said
+    dropout: float = 0.0  # of the sinusoids, the same ones in all layers
+
+    def check(self) -> None:
+        chance(self, "dropout")
 
     def build(self, site: Site) -> RelativeSinusoidsModule:
         if (self.width or self.num_heads * site.width) % 2:
@@ -37,7 +43,7 @@ class RelativeSinusoidsModule(AttentionPositionModule):
     def __init__(self, part: RelativeSinusoids, head_width: int) -> None:
         super().__init__()
         H, D = part.num_heads, part.num_heads * head_width
-        self.part, self.key = part, f"relative sinusoids {part.base} {part.width or D}"
+        self.part, self.key = part, f"relative sinusoids {part.base} {part.width or D} {part.dropout}"
         self.project = nn.Linear(part.width or D, D, bias=False)
         self.u = nn.Parameter(torch.empty(H, head_width))
         self.v = nn.Parameter(torch.empty(H, head_width))
@@ -51,7 +57,8 @@ class RelativeSinusoidsModule(AttentionPositionModule):
         D = self.project.in_features
         steps = torch.arange(0, D, 2, device=apart.device).float()
         angle = apart.float()[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
-        return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
+        waves = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
+        return F.dropout(waves, self.part.dropout) if self.training and self.part.dropout else waves
 
     def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
         table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))

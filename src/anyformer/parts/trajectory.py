@@ -132,6 +132,8 @@ class TrajectoryHead(Head, sees="itself"):
 
 
 class TrajectoryModule(HeadModule):
+    unlisted = ("last_hidden_state", "hidden_states", "attentions")
+
     def __init__(self, part: TrajectoryHead, width: int) -> None:
         super().__init__()
         self.bounded = part.bounded
