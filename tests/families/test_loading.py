@@ -202,7 +202,8 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
         theirs, info = opened.from_pretrained(tmp_path / "hf", output_loading_info=True)
         transformers.logging.disable_propagation()
     expected, inputs = published(case)[0], make_inputs(case)
-    usual = ("must be `None` or an integer", "We set the attention implementation for the sub-config")
+    usual = ("must be `None` or an integer", "We set the attention implementation for the sub-config",
+             "The explicitly set RoPE scaling factor")  # fmt: skip
     noise = [r.getMessage() for r in caplog.records if not any(words in r.getMessage() for words in usual)]
     assert not noise and not any(info.values()), (noise, info)
     with torch.device("meta"):
