@@ -116,7 +116,6 @@ def test_an_old_checkpoint_has_every_name_of_a_tied_table(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        ({"decoder_vocab_size": 50}, "decoder_vocab_size"),
         ({"pad_token_id": 99}, "pad_token_id"),
         ({"d_model": 30}, "d_model 30"), ({"activation_function": "relv"}, "did you mean 'relu'"),
     ],

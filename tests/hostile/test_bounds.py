@@ -84,14 +84,13 @@ def rewritten(path: Path, header: dict[str, Any], data: bytes) -> None:
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
 
 
-def test_many_empty_tensors_are_told_quickly(tmp_path: Path) -> None:
+def test_many_empty_tensors_are_passed_over_quickly(tmp_path: Path) -> None:
     tiny(tmp_path)
     header, data = header_of(tmp_path / "model.safetensors")
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [len(data), len(data)]}
     rewritten(tmp_path / "model.safetensors", {**header, **{f"x{i}": empty for i in range(90_000)}}, data)
     start = time.process_time()
-    with pytest.raises(ValueError, match="unexpected x0;.* more$"):
-        af.load(tmp_path)
+    af.load(tmp_path)  # they hold nothing that could be missed
     assert time.process_time() - start < 10
 
 

@@ -24,7 +24,7 @@ MASKED = 0.15  # of the tokens are asked of a model that sees both sides [Devlin
 PRODUCTS = frozenset((
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu",
-    "scaled_dot_product_attention",
+    "scaled_dot_product_attention", "grouped_linear.default",  # the last by kernels/grouped.py
 ))  # fmt: skip
 WIDE = frozenset((
     "layer_norm", "group_norm", "softmax", "log_softmax", "logsumexp", "cross_entropy", "nll_loss", "mse_loss",

@@ -16,9 +16,9 @@ from anyformer.parts.init import Normal
 
 
 def tag_bias(spec: Any) -> bool:
-    if not isinstance(spec.head, TagHead):
+    if not isinstance(spec.head, TagHead) or spec.head.bias:  # which no config class has: written where it says no
         raise Absent
-    return spec.head.bias
+    return False
 
 
 # what the tagging class reads that newer decoders share; their config classes do not have these fields
