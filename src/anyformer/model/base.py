@@ -21,7 +21,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
-from anyformer.model.output import Offered, Output, offered
+from anyformer.model.output import Offered, Output, offered, shown_unasked
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.parts.embed import GIVERS
@@ -239,10 +239,6 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# what a stack reads first -> the config of it, where it stands in the config of a larger model
-INNER = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "encoder_config"}
-
-
 class TransformerModule(nn.Module):
     """What the modules of all shapes share: inputs by name, state, what is shown, kernels, ties."""
 
@@ -335,10 +331,10 @@ class TransformerModule(nn.Module):
         check_given(inputs)
         if self.kernel not in KERNELS:
             raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
-        defaults = self.spec.source
-        asked = [name for name in OUTPUTS if inputs.pop(name, self.told.get(name) or False) or name in self.always]
+        usual = shown_unasked(self.spec)
+        asked = [name for name in OUTPUTS if inputs.pop(name, usual.get(name) or False) or name in self.always]
         shown = Shown(self.shows, asked, self.listener) if asked else None
-        as_output = inputs.pop("return_dict", defaults.get("return_dict", True))
+        as_output = inputs.pop("return_dict", self.spec.source.get("return_dict", True))
         # a memory is of use where tokens follow: not while gradients are taken, unless it is asked for
         asked_for = inputs.pop("use_cache", None)
         keep = not torch.is_grad_enabled() and offered(self.spec, inputs) if asked_for is None else asked_for
@@ -363,16 +359,7 @@ class TransformerModule(nn.Module):
         if as_output:
             return result
         left = {"past_key_values"} - {state_name} | {*getattr(self.head, "unlisted", ())}
-        kept = {name: value for name, value in result.items() if name not in left}
-        return tuple(kept.values())
-
-    @property
-    def told(self) -> Mapping[str, Any]:
-        """Where a config says what is shown unasked: where configs stand inside it, in the one of the stack (as
-        published)."""
-        source, read = self.spec.source, getattr(self.spec, "embedding", None)
-        inner = source.get(INNER.get(read.inputs[0], "")) if read is not None else None
-        return inner if isinstance(inner, Mapping) else source
+        return tuple(value for name, value in result.items() if name not in left)
 
     # what Hugging Face's Trainer asks: whether a loss can be divided by the labels of several batches, and which count
 
