@@ -22,8 +22,8 @@ def offered(spec: Any, given: Mapping[str, Any]) -> bool:
 
 
 def shown_unasked(spec: Any) -> Mapping[str, Any]:
-    """The config that says which outputs are shown where nobody asks: where configs stand inside one, that of the stack,
-    as published."""
+    """The config that says which outputs are shown where nobody asks: of one with others inside, that of the stack, as
+    published."""
     read = getattr(spec, "embedding", None)
     inner = spec.source.get(INNER.get(read.inputs[0], "")) if read is not None else None
     return inner if isinstance(inner, Mapping) else spec.source
