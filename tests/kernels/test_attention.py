@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -236,11 +237,20 @@ def gpu(test: Any) -> Any:
     return pytest.mark.gpu(fused(test))
 
 
+def flex_cases() -> list[Any]:
+    """Every mask, bias and dtype; each compiles a kernel, so all but one of a row and a column are slow."""
+    every = itertools.product(sorted(MASKS), ["none", "t5", "alibi"], [torch.float32, torch.bfloat16, torch.float16])
+
+    def slow(name: str, kind: str, dtype: torch.dtype) -> bool:
+        others = (name != "causal") + (kind != "none") + (dtype != torch.float32)
+        return others > 1
+
+    return [pytest.param(*case, marks=[pytest.mark.slow] * slow(*case), id="-".join(map(str, case))) for case in every]
+
+
 @gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["none", "t5", "alibi"])
-@pytest.mark.parametrize("name", sorted(MASKS))
-def test_flex_equals_eager(dtype: torch.dtype, kind: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "kind", "dtype"), flex_cases())
+def test_flex_equals_eager(name: str, kind: str, dtype: torch.dtype) -> None:
     """Outputs and gradients, those of a learned bias too."""
     qkv, bias = tensors(LENGTH, G=2, dtype=dtype, device="cuda", width=32), bias_of(kind, LENGTH, dtype, "cuda")
     eager, flex = (answers(k, qkv, met(MASKS[name], LENGTH, "cuda"), bias) for k in ("eager", "flex"))
@@ -248,9 +258,13 @@ def test_flex_equals_eager(dtype: torch.dtype, kind: str, name: str) -> None:
 
 
 @gpu
-@pytest.mark.parametrize("padding", ["", "left", "right"])
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("padding", "documents", "groups"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case not in {("left", True, 1), ("right", False, 4)}))
+        for case in itertools.product(["", "left", "right"], [False, True], [1, 2, 4])
+    ],
+)
 def test_flex_with_padding_documents_and_groups(padding: str, documents: bool, groups: int) -> None:
     dtype = torch.float32
     qkv = tensors(LENGTH, G=groups, dtype=dtype, device="cuda", width=32)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.kernels.recording import recording
+from anyformer.kernels.recording import capturing, recording
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     matrices, because few rows times such a one are a third faster on CPUs than times the other layout."""
     if _native(x, weight):
         return F.grouped_mm(x, weight, offs=ends.to(torch.int32))
-    if x.is_cuda and recording() and not torch.compiler.is_compiling():
+    if x.is_cuda and capturing():
         return gathered_linear(x, weight, ends)
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         return _linear(x, weight, ends)

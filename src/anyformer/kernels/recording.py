@@ -14,7 +14,12 @@ _graphs = 0  # CUDA graphs that are being recorded
 def recording() -> bool:
     """Whether what runs is being recorded, by torch.compile or into a CUDA graph, to be run again on other values: then
     nothing may be asked of a tensor but its shape."""
-    return _graphs > 0 or torch.compiler.is_compiling()
+    return capturing() or torch.compiler.is_compiling()
+
+
+def capturing() -> bool:
+    """Whether what runs, or is being compiled, goes into a CUDA graph."""
+    return _graphs > 0
 
 
 def extremes(values: Tensor) -> tuple[int, int]:
