@@ -1,8 +1,8 @@
 """The second half of `make test-gpu`: compiled decoding and compiled training steps at full size on one CUDA GPU.
 
 Six families train: the losses of three compiled steps must agree with those of the plain model (dropout off, bf16
-autocast). Llama-1B decodes by default and compiled; both must begin with the tokens of the plain path. Each case runs
-in its own process; all compile at the same time, and a lock lets one at a time be timed. Figures are printed next to
+autocast). Llama-1B decodes by default and compiled; both must write the tokens of the plain path up to a tie. Each case runs in
+its own process; all compile at the same time, and a lock lets one at a time be timed. Figures are printed next to
 those in docs/results/gpu.json (`--record` replaces them).
 
     PYTHONPATH=src python benchmarks/check_gpu.py [--cases gpt2 decode ...] [--out FILE.json] [--record]
@@ -42,7 +42,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "gpu.json"
 TRAINED = ("gpt2", "bert-base", "t5-base", "vit-b16", "llama3.2-1b", "mixtral-8x7b")
 COMPARED, WARM, TIMED = 3, 5, 25  # steps whose losses are compared; steps before timing; steps timed
 CLOSE = 5e-3  # relative, of bf16 losses after updates in which sums have another order
-SAME = 16  # tokens at the beginning of a text that must agree; later ones may meet ties in bf16
+TIE = 0.02  # two tokens whose scores differ by less, relative to the highest, may change places in bf16
 
 
 @contextlib.contextmanager
@@ -154,13 +154,16 @@ def check_decoding(compiled: bool, options: argparse.Namespace) -> dict[str, Any
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     same = int((plain == tokens)[0, 128:].long().cumprod(0).sum())
+    if same < 256:  # the first token that differs must be a tie: later ones follow from it
+        scores = model(input_ids=plain[:, : 128 + same], logits_to_keep=1).logits[0, -1].float()
+        gap = float((scores[plain[0, 128 + same]] - scores[tokens[0, 128 + same]]) / scores.abs().max())
     figures = {
         "figure": round(256 / statistics.median(times)), "unit": "tokens/s, decoding Llama-1B, batch 1",
         "spread": [round(256 / t) for t in (max(times), min(times))], "first_step_s": round(first, 1),
         "peak_GB": round(torch.cuda.max_memory_allocated() / 1e9, 2), "same_tokens": f"first {same} of 256",
     }  # fmt: skip
-    if same < SAME:
-        figures["error"] = f"only the first {same} tokens agree with the plain path"
+    if same < 256 and gap > TIE:
+        figures["error"] = f"token {same} differs from the plain path, where it is behind by {gap:.1%}"
     return figures
 
 
