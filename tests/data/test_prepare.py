@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_used_are_named_and_counted_also_the_second_time(tmp
         splits = prepare(data, PlainObjective(), tokenizer, tmp_path / "p")
         assert len(splits.train) == 1 and splits.train.bad == 33
         (report,) = splits.report()
-        assert report.startswith("train: 33 of 34 rows skipped: ") and report.endswith("; and 30 more")
+        assert report.startswith("skipped 33 of 34 rows (train 33): ") and report.endswith("; and 30 more")
         assert "a.jsonl:2: not JSON" in report
         assert "a.jsonl:3: it says bad; " in report and "a.jsonl:4: no column 'text'; " in report
 

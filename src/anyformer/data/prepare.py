@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,14 +62,20 @@ class Splits:
             split.verify()
 
     def report(self) -> list[str]:
-        """A line for each split with rows that could not be used: how many, and why the first of them."""
-        lines = []
-        for name, split in self.items():
-            if split.bad:
-                more = [f"and {split.bad - NAMED:,} more"] if split.bad > NAMED else []
-                why = "; ".join([*split.problems[:NAMED], *more])
-                lines.append(f"{name}: {split.bad:,} of {len(split) + split.bad:,} rows skipped: {why}")
-        return lines
+        """One line about the rows that could not be used, where there are some."""
+        return report_skipped(dict(self.items()))
+
+
+def report_skipped(splits: Mapping[str, DataSplit]) -> list[str]:
+    """How many rows of each split were skipped, and why the first of them were; nothing where none was."""
+    bad = {name: split.bad for name, split in splits.items() if split.bad}
+    if not bad:
+        return []
+    total = sum(len(split) + split.bad for split in splits.values())
+    problems = [problem for name in bad for problem in splits[name].problems][:NAMED]
+    more = [f"and {sum(bad.values()) - len(problems):,} more"] if sum(bad.values()) > len(problems) else []
+    each = ", ".join(f"{name} {count:,}" for name, count in bad.items())
+    return [f"skipped {sum(bad.values()):,} of {total:,} rows ({each}): {'; '.join([*problems, *more])}"]
 
 
 def prepare(

@@ -154,10 +154,13 @@ class ParallelText(Source):
 class Columns(Files):
     """A word a line with its columns, an empty line between sentences (CoNLL): each sentence is one example, of lists.
 
-    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over."""
+    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over. Where
+    the first column is the `numbered` place of a word (CoNLL-U), lines for several words (1-2) and for none (8.1) are
+    passed over, too."""
 
     fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
     comment: str | None = None
+    numbered: bool = False
     encoding: str = "utf-8"
 
     def check(self) -> None:
@@ -181,6 +184,8 @@ class Columns(Files):
             elif line.strip():
                 begin = begin if words or problem else number
                 cells = line.split("\t") if "\t" in line else line.split()
+                if self.numbered and not cells[0].isdigit():
+                    continue
                 try:
                     words.append([cells[place].strip() for place in self.fields.values()])
                 except IndexError:

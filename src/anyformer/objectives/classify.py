@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,8 @@ class Classify(Objective):
     """Columns "text", with `pair` also "pair", and "label": one of `labels`, by name or number. Without labels it is a
     number (STS-B's 0 to 5), which `low` and `high` may bound. Beyond `length` tokens texts are cut, the longer of a
     pair first."""
+
+    task: ClassVar[str] = "classify"
 
     labels: tuple[str, ...] = ()
     pair: bool = False

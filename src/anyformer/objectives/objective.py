@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class Read(NamedTuple):
 
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
+
+    task: ClassVar[str] = ""  # of `anyformer run`, that asks a model which was trained like this
 
     @property
     def columns(self) -> tuple[str, ...]:

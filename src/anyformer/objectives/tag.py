@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,8 @@ ABBREVIATION = re.compile(r"\w(\.\w)+")  # U.S
 class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
     nothing is asked about the others; with `every`, each of its tokens has it."""
+
+    task: ClassVar[str] = "tag"
 
     labels: tuple[str, ...]
     every: bool = False

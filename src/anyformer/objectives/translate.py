@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     Columns "source" and "target", texts or lists of them: a source in sentences is read as one text, and of several
     right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
     """
+
+    task: ClassVar[str] = "translate"
 
     smoothing: float = 0.1
     prefix: str = ""

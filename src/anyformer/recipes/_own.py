@@ -1,4 +1,5 @@
-"""Runs on data of your own: what `anyformer train --text`, `--csv` and `--jsonl` stand for, as whole descriptions."""
+"""Runs on data of your own: what `anyformer train --text`, `--csv` and `--jsonl` stand for, as whole descriptions.
+`--images` and `--tags` have modules of their own."""
 
 from __future__ import annotations
 
@@ -80,10 +81,15 @@ def from_table(
         raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
     tell(f"{path}: {count:,} rows; {reading(source, named, labels, [*known])}")
-    data = Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True), unfit="skip")
+    data = held_out(source)
     if label is None:
         return writing(data, name_of(path), size, model, "")
     return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
+
+
+def held_out(source: Source) -> Data:
+    """One row in ten is for validation. Rows that cannot be used are skipped, counted and reported."""
+    return Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True), unfit="skip")
 
 
 def name_of(path: str) -> str:
@@ -233,13 +239,14 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     return run.replace(model=named, vocabulary=None, optimizer=AdamW(lr=5e-5), objective=objective)
 
 
-def classifier(model: str) -> tuple[Pretrained, int | None]:
-    """A model that is trained further under its family's head for labels, and how many tokens it takes."""
+def classifier(model: str, ending: str = CLASSIFIER) -> tuple[Pretrained, int | None]:
+    """A model that is trained further under its family's head for labels, the published class with this `ending`, and
+    how many tokens it takes."""
     given, like = model_of(model)
     classes = families.find(like.family).architectures if like.family else ()
-    own = next((each for each in classes if each.endswith(CLASSIFIER)), None)
+    own = next((each for each in classes if each.endswith(ending)), None)
     if own is None:
-        raise ValueError(f"{model}: its family has no class for labels ({CLASSIFIER})")
+        raise ValueError(f"{model}: its family has no class for labels ({ending})")
     if not isinstance(given, Pretrained):
         raise ValueError(f"{model} is a description without weights; give a folder or a hub id")
     return given.replace(architecture=own), position_limit(like)
