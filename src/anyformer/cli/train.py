@@ -189,20 +189,14 @@ def train(
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
         print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
-    for line in next_steps(trainer, folder):
-        print(line)
+    if command := usage(trainer.objective, folder):
+        print(f"`{command}` uses it")
     return trainer
 
 
-def next_steps(trainer: Any, folder: Path) -> list[str]:
-    """What to do with the model that was trained."""
-    from anyformer.evaluate.predict import task_of
-    from anyformer.tasks.table import TASKS
+def usage(objective: Any, folder: Path) -> str:
+    """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
+    from anyformer.part import walk
 
-    task = task_of(trainer.objective).task
-    if task:
-        inputs = " ".join(name.upper() for name in TASKS[task].fields)
-        return [f"`anyformer run {task} {folder} {inputs}` asks it, `anyformer eval {folder}` scores it"]
-    if trainer.tokenizer is not None and trainer.model.spec.writes:
-        return [f"`anyformer generate {folder} PROMPT` writes with it"]
-    return []
+    command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
+    return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

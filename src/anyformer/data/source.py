@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import glob
 import gzip
 import hashlib
@@ -321,15 +322,12 @@ def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") 
 
 def known_encoding(name: str) -> str:
     """The usual name of a text encoding; ValueError where Python knows none of this name."""
-    try:
+    with contextlib.suppress(LookupError, ValueError):
         found = codecs.lookup(name)
-        found.incrementaldecoder(errors="strict").decode(b"")
-        if not isinstance("".encode(name), bytes) or not getattr(found, "_is_text_encoding", True):
-            raise LookupError(name)
-    except (LookupError, TypeError, ValueError):
-        usual = ("utf-8", "utf-16", "utf-32", "cp1252", "latin-1", "cp1250", "cp1251", "gb18030", "shift_jis", "big5")
-        raise ValueError(f"no encoding {name!r}; {nearest(name, usual)}") from None
-    return found.name
+        if found._is_text_encoding:
+            return found.name
+    usual = ("utf-8", "utf-16", "utf-32", "cp1252", "latin-1", "cp1250", "cp1251", "gb18030", "shift_jis", "big5")
+    raise ValueError(f"no encoding {name!r}; {nearest(name, usual)}")
 
 
 def not_encoded(encoding: str) -> str:

@@ -24,7 +24,7 @@ class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
     which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
 
-    task: ClassVar[str] = "answer"
+    command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
     stride: int = 128

@@ -20,7 +20,7 @@ class Classify(Objective):
     number (STS-B's 0 to 5), which `low` and `high` may bound. Beyond `length` tokens texts are cut, the longer of a
     pair first."""
 
-    task: ClassVar[str] = "classify"
+    command: ClassVar[str] = "run classify RUN TEXT"
 
     labels: tuple[str, ...] = ()
     pair: bool = False

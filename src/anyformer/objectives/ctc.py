@@ -18,7 +18,7 @@ from anyformer.parts.head import CTCModule
 class CTC(Sounds, called=("speech recognition",)):
     """Also a column "text", what is said. The loss is that of a token, all its alignments together."""
 
-    task: ClassVar[str] = "transcribe"
+    command: ClassVar[str] = "run transcribe RUN FILE"
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class Read(NamedTuple):
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
 
-    task: ClassVar[str] = ""  # of `anyformer run`, that asks a model which was trained like this
+    command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
     nothing is asked about the others; with `every`, each of its tokens has it."""
 
-    task: ClassVar[str] = "tag"
+    command: ClassVar[str] = "run tag RUN TEXT"
 
     labels: tuple[str, ...]
     every: bool = False

@@ -19,7 +19,7 @@ class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
     """Also a column "text", what is to be written: behind the model's own start token and `prompt`, tokens such as
     "<|en|><|transcribe|><|notimestamps|>", and up to the tokenizer's end token. A record is as long as its text."""
 
-    task: ClassVar[str] = "transcribe"
+    command: ClassVar[str] = "run transcribe RUN FILE"
 
     prompt: str = ""
 

@@ -21,7 +21,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
     """
 
-    task: ClassVar[str] = "translate"
+    command: ClassVar[str] = "run translate RUN TEXT"
 
     smoothing: float = 0.1
     prefix: str = ""
