@@ -87,7 +87,8 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = checkpoint_of(home, options)
-        texts = any("an image" not in part.embedding.gives for part in read_spec(folder).readers)
+        readers: tuple[Any, ...] = read_spec(folder).readers
+        texts = any("an image" not in part.embedding.gives for part in readers)
         tokenizer = Tokenizer.load(folder) if texts else None
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)

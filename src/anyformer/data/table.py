@@ -151,14 +151,14 @@ def open_table(
     its content, unless they are given; `wanted` columns are expected in the header."""
     plain: CSV | JSONLines = JSONLines(path=path) if jsonl else CSV(path=path)
     file = plain.files()[0]
-    given = {"encoding": encoding or detect_encoding(file)}
-    if jsonl or plain_suffix(file) in JSONLines.endings(JSONLines(path=path)):
-        return JSONLines(path=path, **given)
+    encoding = encoding or detect_encoding(file)
+    if jsonl or plain_suffix(file) in JSONLines(path=path).endings():
+        return JSONLines(path=path, encoding=encoding)
     if delimiter is None and plain_suffix(file) == ".tsv":
-        tabs = TSV(path=path, **given)
+        tabs = TSV(path=path, encoding=encoding)
         if detect_delimiter(tabs, file, wanted) == tabs.delimiter:
             return tabs
-    table = CSV(path=path, **given)
+    table = CSV(path=path, encoding=encoding)
     return table.replace(delimiter=delimiter or detect_delimiter(table, file, wanted))
 
 
