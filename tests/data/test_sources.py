@@ -181,11 +181,16 @@ def test_comma_separated(tmp_path):
     assert bad(CSV(path=path)) == [(f"{path}:5", "3 values for 2 columns")]  # the first row has two lines
 
 
-def test_a_quote_that_is_never_closed_swallows_nothing_in_silence(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,label\na,1\n"b,1\nc,1\nd,0\n')
-    assert [e["text"] for e in good(CSV(path=path))] == ["a"]
-    ((place, problem),) = bad(CSV(path=path))
-    assert place == f"{path}:3" and "lines 3 to 5" in problem
+@pytest.mark.parametrize("line", ['"b,1', '"b" c,1'])
+def test_a_quote_that_does_not_match_costs_one_row(tmp_path, line):
+    """Not those up to the next quotation mark, or to the end of the file."""
+    more = 'c,1\n\n"d\nd",0\n'
+    path = write(tmp_path / "a.csv", f"text,label\na,1\n{line}\n{more}{line}\n{more}")
+    rows = list(CSV(path=path).rows(()))
+    assert [row.example["text"] for row in rows if row.example] == ["a", "c", "d\nd", "c", "d\nd"]
+    assert [place for place, _ in bad(CSV(path=path))] == [f"{path}:3", f"{path}:8"]
+    assert all("its quotation marks do not match (" in problem for _, problem in bad(CSV(path=path)))
+    assert rows[-1].place == f"{path}:11"
 
 
 def test_tabs_keep_quotes_and_names_may_be_given(tmp_path):

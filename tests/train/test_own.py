@@ -187,7 +187,8 @@ def images(place: Path) -> Path:
 
 
 def test_from_a_folder_of_images_to_a_classifier(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--set", "model.encoder.depth=1", "--set", "steps=20", "--set", "evaluate.every=20", "--device", "cpu"]
+    few = {"model.encoder.depth": 1, "steps": 20, "evaluate.every": 20, "batch.examples": 8}
+    small = [word for path, value in few.items() for word in ("--set", f"{path}={value}")] + ["--device", "cpu"]
     assert cli.main(["train", "--images", "photos", *small]) == 0
     out, err = capsys.readouterr()
     assert err == ("photos: 25 images, 2 classes, read as 16x16 pixels, 1 broken, 1 outside a class folder,"

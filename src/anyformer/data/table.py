@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -101,27 +102,39 @@ class CSV(Files):
                     yield Row(place, dict(zip(names, cells)))
 
     def _cells(self, file: Path) -> Iterator[tuple[str, list[str], str]]:
+        """(place, cells, problem) of each row. Where a quotation mark does not match, one line is lost: what the reader
+        took for the rest of its row is read again."""
         csv.field_size_limit(LONGEST_LINE)  # a document may be long
+        waiting, taken = deque[str](), list[str]()  # lines to read again, and those of the row that is being read
+        begin = 1
         with open_bytes(file) as stream:
             text = _lines_of_cells(file, stream, self.encoding)
-            reader = csv.reader(
-                text, delimiter=self.delimiter, quotechar=self.quote, strict=True,
-                quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-            )  # fmt: skip
+
+            def feed() -> Iterator[str]:
+                while line := waiting.popleft() if waiting else next(text, ""):
+                    taken.append(line)
+                    yield line
+
             while True:
-                begin = reader.line_num + 1
+                reader = csv.reader(
+                    feed(), delimiter=self.delimiter, quotechar=self.quote, strict=True,
+                    quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+                )  # fmt: skip
                 try:
-                    cells = next(reader)
-                except StopIteration:
+                    for cells in reader:
+                        if cells:  # an empty line is no example
+                            bad = any(UNDECODABLE in cell for cell in cells)
+                            yield f"{file}:{begin}", cells, not_encoded(self.encoding) if bad else ""
+                        begin += len(taken)
+                        taken.clear()
                     return
                 except csv.Error as error:
-                    yield f"{file}:{begin}", [], f"lines {begin} to {reader.line_num}: {error}"
-                    continue
+                    yield f"{file}:{begin}", [], f"its quotation marks do not match ({error})"
+                    waiting.extendleft(reversed(taken[1:]))
+                    begin += 1
+                    taken.clear()
                 except BROKEN as error:
                     raise ValueError(f"{file}, after line {begin - 1}: cannot be read ({error})") from None
-                if cells:  # an empty line is no example
-                    bad = any(UNDECODABLE in cell for cell in cells)
-                    yield f"{file}:{begin}", cells, not_encoded(self.encoding) if bad else ""
 
 
 def column_names(cells: list[str]) -> tuple[str, ...]:
