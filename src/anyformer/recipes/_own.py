@@ -80,7 +80,7 @@ def from_table(
     if not count:
         raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
-    tell(f"{path}: {count:,} rows; {reading(source, named, labels, [*known])}")
+    tell(f"{path}: {count:,} rows; {reading(source, named, labels)}")
     data = held_out(source)
     if label is None:
         return writing(data, name_of(path), size, model, "")
@@ -109,13 +109,11 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
     return found
 
 
-def reading(source: Source, named: Mapping[str, str], labels: Sequence[str], known: Sequence[str]) -> str:
+def reading(source: Source, named: Mapping[str, str], labels: Sequence[str]) -> str:
     """How a table is read: its columns, and what was found out about the file."""
     parts = [f"{name}: column {own!r}" for name, own in named.items()]
     if "label" in named:
         parts[-1] += f", {len(labels)} labels" if labels else ", a number"
-    unused = [name for name in known if name not in named.values()]
-    parts += [f"columns not used: {', '.join(unused)}"] if unused else []
     delimiter, encoding = getattr(source, "delimiter", ","), getattr(source, "encoding", "utf-8")
     if isinstance(source, CSV) and not isinstance(source, TSV) and delimiter != ",":
         parts.append(f"delimiter {delimiter!r} (--delimiter sets another)")

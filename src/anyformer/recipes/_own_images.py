@@ -45,7 +45,6 @@ def from_images(path: str, model: str | None = None, *, tell: Tell = lambda line
     parts = [f"{len(labels)} classes", f"read as {width}x{height} pixels"]
     parts += [f"{found.broken:,} broken"] if found.broken else []
     parts += [f"{found.outside:,} outside a class folder"] if found.outside else []
-    parts += [f"{found.others:,} other files not used"] if found.others else []
     tell(f"{train}: {found.classes.total():,} images, {', '.join(parts)}")
     return image_run(data, name_of(path), labels, reading, found.classes.total())
 
@@ -68,15 +67,13 @@ class Found(NamedTuple):
     channels: int  # 1 where all are grey
     broken: int
     outside: int  # right below the folder, so in no class
-    others: int  # files that are not images
 
 
 def look_through(folder: Path) -> Found:
     """By the beginning of every file: its pixels are not read."""
     Image = need("PIL.Image", "data", "a folder of images")
-    files = ImageFolder(path=str(folder)).files()
     classes, sides, grey, broken, outside = Counter[str](), list[int](), True, 0, 0
-    for file in files:
+    for file in ImageFolder(path=str(folder)).files():
         try:
             with Image.open(file) as image:
                 size, mode = image.size, image.mode
@@ -89,8 +86,7 @@ def look_through(folder: Path) -> Found:
         classes[file.parent.name] += 1
         sides.append(min(size))
         grey &= mode in ("1", "L")
-    every = sum(file.is_file() and not file.name.startswith(".") for file in folder.rglob("*"))
-    return Found(classes, sides, 1 if grey else 3, broken, outside, every - len(files))
+    return Found(classes, sides, 1 if grey else 3, broken, outside)
 
 
 def picture_side(sides: list[int]) -> int:
