@@ -53,6 +53,21 @@ def reviews(file: Path) -> None:
     file.write_text("".join(("text,mood\n", *lines)))
 
 
+def photos(folder: Path) -> None:
+    """A folder for each of two classes of pictures."""
+    image = pytest.importorskip("PIL.Image")
+    for shade, name in enumerate(("cats", "dogs")):
+        (folder / name).mkdir(parents=True)
+        for i in range(6):
+            image.new("RGB", (20, 16), (200 * shade, 10 * i, 90)).save(folder / name / f"{i}.png")
+
+
+def names(file: Path) -> None:
+    """Words with their tags, an empty line between sentences."""
+    one = "Ada B-PER\nLovelace I-PER\nlives O\nin O\nLondon B-LOC\n. O\n\n"
+    file.write_text(one + "Paul B-PER\nsees O\nNew B-LOC\nYork I-LOC\n\n" + one * 10)
+
+
 def gpt2(folder: Path) -> None:
     vocabularies.gpt2(folder)
     config = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 400, "n_positions": 64}
@@ -66,6 +81,12 @@ def bert(folder: Path) -> None:
     published(folder, "bert", "BertForMaskedLM", config)
 
 
+def vit(folder: Path) -> None:
+    config = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40,
+              "image_size": 16, "patch_size": 8}  # fmt: skip
+    published(folder, "vit", "ViTForImageClassification", config)
+
+
 def published(folder: Path, family: str, architecture: str, config: dict[str, Any]) -> None:
     """A model as the hub has it, beside its vocabulary; tiny, with weights drawn by chance."""
     spec = families.find(family).read({**config, "architectures": [architecture]})
@@ -73,8 +94,8 @@ def published(folder: Path, family: str, architecture: str, config: dict[str, An
 
 
 GIVEN = {
-    "books": books, "reviews.csv": reviews,
-    "openai-community/gpt2": gpt2, "google-bert/bert-base-uncased": bert,
+    "books": books, "reviews.csv": reviews, "photos": photos, "names.conll": names,
+    "openai-community/gpt2": gpt2, "google-bert/bert-base-uncased": bert, "google/vit-base-patch16-224": vit,
 }  # fmt: skip
 
 

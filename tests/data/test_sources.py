@@ -32,8 +32,12 @@ from anyformer.data import (
     TextFiles,
     TrainedBPE,
     Worded,
+    open_table,
     texts_of,
 )  # fmt: skip
+from anyformer.data.encode import encode_row
+from anyformer.data.source import detect_encoding
+from anyformer.objectives.classify import Classify
 from anyformer.objectives.known import Known
 
 
@@ -126,6 +130,13 @@ def test_columns_of_words(tmp_path):
     ]
 
 
+def test_columns_whose_words_are_numbered(tmp_path):
+    lines = "# text = don't\n1-2\tdon't\t_\n1\tdo\tAUX\n2\tn't\tPART\n2.1\tgo\tVERB\n\n1\t#\tSYM\n"
+    path, fields = write(tmp_path / "a.conllu", lines), {"words": 1, "tags": 2}
+    source = Columns(path=path, fields=fields, comment="# ", numbered=True)
+    assert [(row["words"], row["tags"]) for row in good(source)] == [(["do", "n't"], ["AUX", "PART"]), (["#"], ["SYM"])]
+
+
 def test_python_itself():
     rows = list(First(source=PythonDocs(), count=30).raw())
     assert len(rows) == 30 and all("pydoc_data.topics" in row.place and row.example["text"] for row in rows)
@@ -170,11 +181,16 @@ def test_comma_separated(tmp_path):
     assert bad(CSV(path=path)) == [(f"{path}:5", "3 values for 2 columns")]  # the first row has two lines
 
 
-def test_a_quote_that_is_never_closed_swallows_nothing_in_silence(tmp_path):
-    path = write(tmp_path / "a.csv", 'text,label\na,1\n"b,1\nc,1\nd,0\n')
-    assert [e["text"] for e in good(CSV(path=path))] == ["a"]
-    ((place, problem),) = bad(CSV(path=path))
-    assert place == f"{path}:3" and "lines 3 to 5" in problem
+@pytest.mark.parametrize("line", ['"b,1', '"b" c,1'])
+def test_a_quote_that_does_not_match_costs_one_row(tmp_path, line):
+    """Not those up to the next quotation mark, or to the end of the file."""
+    more = 'c,1\n\n"d\nd",0\n'
+    path = write(tmp_path / "a.csv", f"text,label\na,1\n{line}\n{more}{line}\n{more}")
+    rows = list(CSV(path=path).rows(()))
+    assert [row.example["text"] for row in rows if row.example] == ["a", "c", "d\nd", "c", "d\nd"]
+    assert [place for place, _ in bad(CSV(path=path))] == [f"{path}:3", f"{path}:8"]
+    assert all("its quotation marks do not match (" in problem for _, problem in bad(CSV(path=path)))
+    assert rows[-1].place == f"{path}:11"
 
 
 def test_tabs_keep_quotes_and_names_may_be_given(tmp_path):
@@ -182,6 +198,81 @@ def test_tabs_keep_quotes_and_names_may_be_given(tmp_path):
     source = TSV(path=path, names=("label", "text"))
     assert good(source, "text") == [{"label": "1", "text": '"so'}, {"label": "1", "text": 'is"'}]
     assert bad(source, "text") == [(f"{path}:2", "not UTF-8")]
+
+
+TABLE = "text;kind\n\u201ecaf\u00e9, cr\u00e8me\u201c;\u00e9\n50 \u20ac;b\n"
+
+
+@pytest.mark.parametrize("written, known", [
+    ("utf-8", "utf-8"), ("utf-8-sig", "utf-8"), ("utf-16", "utf-16"), ("utf-16-le", "utf-16-le"), ("utf-32", "utf-32"),
+    ("cp1252", "cp1252"),
+])  # fmt: skip
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_the_encoding_of_a_table_is_detected(tmp_path, written, known, ending):
+    rows = [{"text": "\u201ecaf\u00e9, cr\u00e8me\u201c", "kind": "\u00e9"}, {"text": "50 \u20ac", "kind": "b"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    content = (TABLE if ending == "csv" else lines).encode(written)
+    source = open_table(write(tmp_path / f"a.{ending}", content))
+    assert source.encoding == known and good(source) == rows and not bad(source)
+
+
+def test_a_damaged_row_does_not_change_the_encoding_of_the_others(tmp_path):
+    path = write(tmp_path / "a.csv", "text,kind\ncaf\u00e9 \u00e0 la,a\n".encode() + b"bro\xffken,b\nfine,b\n")
+    source = open_table(path)
+    assert source.encoding == "utf-8" and [row["kind"] for row in good(source)] == ["a", "b"]
+    assert bad(source) == [(f"{path}:3", "not UTF-8")]
+    assert bad(CSV(path=path, encoding="ascii"))[0] == (f"{path}:2", "not ascii")
+    with pytest.raises(ValueError, match="a.csv: not a text file"):
+        detect_encoding(tmp_path.joinpath(write(tmp_path / "a.csv", b"PK\3\4\0\0\0\0 a spreadsheet" * 9)))
+    with pytest.raises(ValueError, match="no encoding 'utf-9'; did you mean 'utf-8'"):
+        CSV(path=path, encoding="utf-9")
+
+
+@pytest.mark.parametrize("content, delimiter", [
+    ("text,kind\na;b,1\n", ","), ("text;kind\na, b, c;1\nd;2\n", ";"), ("text\tkind\na, b\t1\n", "\t"),
+    ("text|kind\na;b|1\n", "|"), ("text\na, b\nc; d; e\n", ","), ('id;"text; or";kind\n1;"a, b; c";d\n2;x\n', ";"),
+    ("a,b;kind\n1,2;3\n", ";"), ("", ","),
+], ids=repr)  # fmt: skip
+def test_the_delimiter_of_a_table_is_detected(tmp_path, content, delimiter):
+    wanted = ("kind",) if "kind" in content else ()
+    assert open_table(write(tmp_path / "a.csv", content), wanted).delimiter == delimiter
+    assert open_table(str(tmp_path / "a.csv"), delimiter="#").delimiter == "#"
+
+
+def test_spreadsheets_leave_empty_cells(tmp_path):
+    source = open_table(write(tmp_path / "a.csv", "text, kind,,\r\na,b,,\r\nc,d,,,,\r\ne,f,,,,x\r\ng\r\n"))
+    assert [(row["text"], row["kind"]) for row in good(source)] == [("a", "b"), ("c", "d")]
+    assert [problem for _, problem in bad(source)] == ["6 values for 4 columns", "1 values for 4 columns"]
+
+
+def test_a_required_column_that_holds_no_value_is_a_row_that_is_skipped(tmp_path):
+    rows = [{"review": "a"}, {"review": "b", "mood": ""}, {"review": "c", "mood": None}, {"review": "d", "mood": []},
+            {"review": "e", "mood": ["x", "y"]}, {"review": " ", "mood": "x"}, {"review": "f", "mood": float("nan")},
+            {"review": "[]", "mood": 0}]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    source = JSONLines(path=path, columns={"text": "review", "label": "mood"}, required=("text", "label"))
+    assert [(row["text"], row["label"]) for row in good(source)] == [("[]", 0)]
+    empty = "column 'mood' is empty"
+    assert [problem for _, problem in bad(source)] == [
+        "no column 'mood'", empty, empty, empty, "column 'mood' holds a list, not one value",
+        "column 'review' is empty", empty,
+    ]  # fmt: skip
+
+
+def test_errors_name_the_column_of_the_data(tmp_path):
+    tokenizer = Bytes().make((), tmp_path / "bytes")
+    path = write(tmp_path / "a.jsonl", '{"review": "a", "mood": "meh"}\n{"review": 3, "mood": "2"}\n')
+    rows = list(JSONLines(path=path, columns={"text": "review", "label": "mood"}).rows(("text", "label")))
+    found = [encode_row(row, Classify(labels=("1", "2")), tokenizer).problem for row in rows]
+    assert found == ["column 'mood': label 'meh' is not known; valid: 1, 2", "column 'review' holds int, not text"]
+    assert encode_row(rows[0], Classify(), tokenizer).problem == "column 'mood': 'meh' is not a number"
+
+
+@pytest.mark.parametrize("value, number", [(1, 0), ("1", 0), (" 3 ", 2), (3, 2), (0, 0)])
+def test_a_label_is_known_by_its_name_before_its_number(tmp_path, value, number):
+    tokenizer = Bytes().make((), tmp_path)
+    record = Classify(labels=("1", "2", "3")).encode({"text": "a", "label": value}, tokenizer)
+    assert record["label"] == number
 
 
 def test_parquet(tmp_path):

@@ -1,4 +1,5 @@
-"""`anyformer train --text`, `--csv`, `--jsonl`: from files of one's own to a model, each a whole run.json."""
+"""`anyformer train --text`, `--csv`, `--jsonl`, `--images`, `--tags`: from files of one's own to a model, each a whole
+run.json."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import anyformer as af
 from anyformer import cli, families
 from anyformer.codec import encode, to_json
+from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes._own import from_table, from_text
+from anyformer.recipes._own_images import from_images
+from anyformer.recipes._own_tags import from_tags
 from anyformer.train.run import Pretrained, read_run
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,6 +38,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [("a good film", "good"), ("a bad film", "bad"), ("fine, indeed", "good"), ("it was awful", "bad")] * 8
     (tmp_path / "films.csv").write_text("id,text,kind\n" + "".join(f'{i},"{t}",{k}\n' for i, (t, k) in enumerate(rows)))
     lines = [{"sentence": text, "kind": kind, "score": i / 4} for i, (text, kind) in enumerate(rows)]
+    (tmp_path / "bad.csv").write_text("text,kind\na,good\nb,\nc\nd,good\ne, \n")
+    (tmp_path / "none.csv").write_text("text,kind\n,good\n")
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
 
@@ -97,7 +104,16 @@ def test_other_models(place: Path) -> None:
     (("--csv", "films.csv"), "--csv needs --label COLUMN"),
     (("--csv", "films.csv", "--label", "kinds"), "no column 'kinds'; did you mean 'kind'?"),
     (("--jsonl", "films.jsonl", "--label", "kind", "--column", "txt"), "no column 'txt'"),
-    (("--text", "texts", "--label", "kind"), "--label goes with --csv and --jsonl"),
+    (("--text", "texts", "--label", "kind"), "--label goes with --csv, --jsonl, --tags"),
+    (("--jsonl", "films.jsonl", "--label", "kind", "--delimiter", ";"), "--delimiter goes with --csv"),
+    (("--csv", "films.csv", "--label", "kind", "--encoding", "utf-9"), "no encoding 'utf-9'; did you mean 'utf-8'?"),
+    (("--csv", "bad.csv", "--label", "kind"), "bad.csv: column 'kind' has a single value, 'good', in all 2 rows (3 rows"
+     " skipped: 2 because column 'kind' is empty, 1 because 1 values for 2 columns)"),
+    (("--csv", "none.csv", "--label", "kind"), "none.csv: no row can be used; 1 rows skipped: 1 because"),
+    (("--images", "nowhere"), "nowhere: no such folder"),
+    (("--images", "texts"), "texts: no file here that ends in .png"),
+    (("--tags", "films.jsonl"), "--column COLUMN says which column has the words: sentence, kind, score"),
+    (("--tags", "texts/0.txt", "--label", "99"), "--label 99: texts/0.txt has columns 1 to "),
     (("--text", "texts", "--model", "t5-small"), "reads one text and writes another"),
     (("--text", "texts", "--model", "./gpt9"), "gpt9"),
     (("shakespeare", "--model", "gpt2"), "--model goes with"),
@@ -106,6 +122,158 @@ def test_mistakes(arguments: tuple[str, ...], line: str, place: Path, capsys: py
     assert cli.main(["train", *arguments, "--show"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and line in err and err.count("\n") == 1, err
+
+
+# -- messy tables
+
+
+def messy(rows: int = 24) -> str:
+    """Semicolons, decimal commas, a broken row, two empty labels and an empty text."""
+    kinds = (("très bien, oui", "gut"), ("nul", "mies"))
+    good = [f"{i};{text};{kind}" for i in range(rows // 2) for text, kind in kinds]
+    return "\r\n".join(["id;Text;Urteil", *good[:5], "5;zu kurz", "6;leer;", ";;", *good[5:], "9;so;leer;ja"]) + "\r\n"
+
+
+def test_a_messy_table_is_read_and_every_lost_row_is_counted(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "urteile.csv").write_bytes(messy().encode("cp1252"))
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300"]
+    assert cli.main(["train", "--csv", "urteile.csv", "--label", "Urteil", *TINY, *small]) == 0
+    out, err = capsys.readouterr()
+    assert err == (
+        "urteile.csv: 24 rows; text: column 'Text'; label: column 'Urteil', 2 labels;"
+        " delimiter ';' (--delimiter sets another); encoding cp1252 (--encoding sets another)\n"
+    )
+    (line,) = [line for line in out.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped 4 of 28 rows (") and "2 values for 3 columns" in line
+    assert "`anyformer run classify runs/urteile TEXT` uses it" in out
+    run = read_run(Path("runs/urteile/run.json"))
+    assert run.objective.labels == ("gut", "mies") and run.data.train.source.encoding == "cp1252"
+
+
+@pytest.mark.parametrize("values, labels", [
+    (["1", "0", "", "1"], ("0", "1")), ([1, 2, 10, 1], ("1", "2", "10")), ([True, False], ("False", "True")),
+    (["1.0", "0.0", "1.0"], ("0.0", "1.0")), (["0.5", "2"], ()), ([*map(str, range(300)), "n/a"], ()),
+    (["1.5", "2.0", "beta"], ("1.5", "2.0", "beta")), ([["a"], "b", "c"], ("b", "c")),
+], ids=lambda value: str(value)[:20])  # fmt: skip
+def test_labels_are_those_of_the_rows_that_can_be_used(values: list[Any], labels: tuple[str, ...], place: Path) -> None:
+    Path("own.jsonl").write_text("".join(json.dumps({"text": "a", "kind": value}) + "\n" for value in values))
+    run = from_table("own.jsonl", "kind")
+    assert run.objective.labels == labels and run.data.unfit == "skip"
+    rows = [row.example["label"] for row in run.data.train.source.rows(()) if row.example is not None]
+    assert not labels or [labels[label_number(value, labels, "kind")] for value in rows] == [*map(str, rows)]
+
+
+# -- images
+
+
+@pytest.fixture
+def images(place: Path) -> Path:
+    """Two classes that differ in brightness, one broken picture, one in no class, and a file that is not a picture."""
+    image = pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    for name, shade in (("dark", 40), ("light", 200)):
+        (place / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = shade + draw.integers(-30, 30, (14, 20, 3))
+            image.fromarray(pixels.astype(np.uint8)).save(place / "photos" / name / f"{i}.png")
+    content = (place / "photos" / "dark" / "1.png").read_bytes()
+    (place / "photos" / "dark" / "broken.png").write_bytes(content[: len(content) // 2])
+    (place / "photos" / "dark" / "empty.jpg").touch()
+    (place / "photos" / "loose.png").write_bytes(content)
+    (place / "photos" / "light" / "notes.txt").write_text("a note")
+    return place / "photos"
+
+
+def test_from_a_folder_of_images_to_a_classifier(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = {"model.encoder.depth": 1, "steps": 20, "evaluate.every": 20, "batch.examples": 8}
+    small = [word for path, value in few.items() for word in ("--set", f"{path}={value}")] + ["--device", "cpu"]
+    assert cli.main(["train", "--images", "photos", *small]) == 0
+    out, err = capsys.readouterr()
+    assert err == "photos: 25 images, 2 classes, read as 16x16 pixels, 1 broken, 1 outside a class folder\n"
+    (line,) = [line for line in out.splitlines() if line.startswith("skipped")]
+    assert line.startswith("skipped 3 of 27 rows (") and "photos/dark/broken.png: " in line
+    assert "`anyformer run classify-image runs/photos FILE` uses it" in out
+    found = af.tasks.classify_image("runs/photos", ["photos/dark/3.png", "photos/light/4.png"])
+    assert [one[0]["label"] for one in found] == ["dark", "light"]
+    assert cli.main(["eval", "runs/photos", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 1.0
+
+
+def test_splits_and_other_models_for_images(images: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("train", "val"):
+        for kind in ("a", "b"):
+            (images / "sets" / name / kind).mkdir(parents=True)
+            image.new("L", (28, 30)).save(images / "sets" / name / kind / "1.png")
+    run = from_images(str(images / "sets"))
+    assert run.data.train.path.endswith("sets/train") and run.data.valid.path.endswith("sets/val")
+    assert run.objective.image_size == (32, 32) and run.objective.mean == (0.5,)  # grey, in whole patches
+    spec = families.find("vit").read({"image_size": 24, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1,
+                                      "num_attention_heads": 2, "intermediate_size": 16})  # fmt: skip
+    af.save(af.build(spec), images / "vit", format="hf")
+    run = from_images(str(images / "sets"), str(images / "vit"))
+    assert run.model.architecture == "ViTForImageClassification" and run.model.labels == ("a", "b")
+    assert run.objective.image_size == (24, 24) and run.data.train.channels == 3
+
+
+def test_one_class_of_images_is_refused(images: Path) -> None:
+    with pytest.raises(ValueError, match="photos/dark: no class; 1 broken images; it needs a folder of images"):
+        from_images("photos/dark")
+
+
+# -- tags
+
+
+SENTENCES = [["Ada", "Lovelace", "lives", "in", "London", "."], ["Paul", "sees", "U.S.", "films"]]
+TAGS = [["B-PER", "I-PER", "O", "O", "B-LOC", "O"], ["B-PER", "O", "B-LOC", "O"]]
+
+
+def conll(separator: str = " ") -> str:
+    lines = [[separator.join(pair) for pair in zip(*both)] for both in zip(SENTENCES, TAGS)] * 10
+    return "\n\n".join("\n".join(sentence) for sentence in lines) + "\n"
+
+
+def test_from_tagged_words_to_a_tagger(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "names.conll").write_text("# a corpus of names\n" + conll() + "\nlost\n\n")
+    small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300", *TINY]
+    assert cli.main(["train", "--tags", "names.conll", *small]) == 0
+    out, err = capsys.readouterr()
+    assert err == "names.conll: 20 sentences, 100 words, 4 tags; words in column 1, tags in column 2\n"
+    assert "skipped 1 of 21 rows" in out and "names.conll:122: line 122 has 1 columns" in out
+    assert "`anyformer run tag runs/names TEXT` uses it" in out
+    found = af.tasks.tag("runs/names", "Ada Lovelace sees U.S. films.")
+    words = {"Ada", "Lovelace", "sees", "U.S.", "films", "."}
+    assert found and all({*one["word"].replace("films.", "films .").split()} <= words for one in found)
+    assert cli.main(["eval", "runs/names", "--json", "--device", "cpu"]) == 0
+    assert "f1" in json.loads(capsys.readouterr().out)
+
+
+def test_how_tagged_words_are_found(place: Path) -> None:
+    labels = ("O", "B-LOC", "B-PER", "I-PER")
+    Path("tabs.tsv").write_bytes(conll("\tX\t").replace("Ada", "Adé").encode("cp1252"))
+    run = from_tags("tabs.tsv")
+    assert run.objective.labels == labels and dict(run.data.train.source.fields) == {"words": 0, "tags": 2}
+    assert run.data.train.source.encoding == "cp1252" and run.evaluate.metrics == ("f1",)
+    assert from_tags("tabs.tsv", None, "1").objective.labels[0] == "."  # any column, by its number
+    rows = [{"id": i, "tokens": words, "ner_tags": tags} for i, (words, tags) in enumerate(zip(SENTENCES, TAGS))]
+    rows += [{"tokens": ["a"], "ner_tags": []}, {"tokens": "a b", "ner_tags": "O O"}]
+    Path("names.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    heard: list[str] = []
+    run = from_tags("names.jsonl", tell=heard.append)
+    assert run.objective.labels == labels
+    assert dict(run.data.train.source.columns) == {"words": "tokens", "tags": "ner_tags"}
+    assert heard == ["names.jsonl: 3 sentences, 12 words, 4 tags; words in column 'tokens', tags in column 'ner_tags'"]
+    universal = "# text = a b\n" + "".join(f"{i}\t{w}\t_\t{t}{chr(9)}_" + "\t_" * 5 + "\n" for i, w, t in
+                                           ((1, "a", "DET"), (2, "b", "NOUN")))  # fmt: skip
+    Path("own.conllu").write_text(universal)
+    run = from_tags("own.conllu")
+    assert run.objective.labels == ("DET", "NOUN") and run.evaluate.metrics == ("accuracy",)
+    spec = families.find("bert").read({"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                       "intermediate_size": 16, "vocab_size": 300})  # fmt: skip
+    af.save(af.build(spec), place / "bert", format="hf")
+    assert from_tags("own.conllu", model="bert").model.architecture == "BertForTokenClassification"
 
 
 # -- run.json as a person writes it

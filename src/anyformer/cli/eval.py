@@ -71,8 +71,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     description, _ = named(options.recipe, options.data, options.set)
     with working(f"reading {options.model}"):
         from anyformer import machine
-        from anyformer.checkpoint import load
+        from anyformer.checkpoint import load, read_spec
         from anyformer.data import First
+        from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
         from anyformer.inputs.text import Tokenizer
         from anyformer.train.alone import chosen, evaluate, write_predictions
@@ -86,7 +87,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = checkpoint_of(home, options)
-        tokenizer = Tokenizer.load(folder)
+        readers: tuple[Any, ...] = read_spec(folder).readers
+        texts = any("an image" not in part.embedding.gives for part in readers)
+        tokenizer = Tokenizer.load(folder) if texts else None
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
         if options.save is not None and Path(options.save).is_dir():
@@ -95,8 +98,8 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
         scores = evaluate(model, description, split, evaluation, **settings)
-    for line in evaluation.left_out:
-        print(f"left out: {line}", file=sys.stderr)
+    for line in report_skipped({split: evaluation.split}) if evaluation.split is not None else ():
+        print(line, file=sys.stderr)
     if options.save is not None:
         write_predictions(Path(options.save), evaluation)
     count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())

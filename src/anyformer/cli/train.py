@@ -1,5 +1,6 @@
 """Trains a model: RECIPE is a name from --list, a run.json, or the folder of a run. Or data of your own: --text FOLDER
-learns to write like it, --csv FILE --label COLUMN to tell its labels apart; --model starts from another model.
+trains a language model, --csv FILE --label COLUMN a text classifier, --images FOLDER an image classifier, --tags FILE a
+tagger of words; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
 the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,27 @@ from typing import Any
 from anyformer.cli.settings import device_flag, setting
 
 LOGS = ("tensorboard", "wandb")
+OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
+GO_WITH = {  # a flag -> the kinds of data that it is about
+    "label": ("csv", "jsonl", "tags"), "column": ("csv", "jsonl", "tags"), "model": OWN, "delimiter": ("csv",),
+    "encoding": ("csv", "jsonl", "tags"),
+}  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe, a run.json, or a run's folder")
-    parser.add_argument("--text", metavar="PATH", help="learn to write what these text files hold: a folder or a file")
-    parser.add_argument("--csv", metavar="FILE", help="learn from this table, CSV or TSV; see --label")
-    parser.add_argument("--jsonl", metavar="FILE", help="learn from this file of JSON lines; see --label")
-    parser.add_argument("--label", metavar="COLUMN", help="of a table: what is learnt; without, its texts are")
-    parser.add_argument("--column", metavar="COLUMN", action="append", default=[], help="of a table: its texts")
+    parser.add_argument("--text", metavar="PATH", help="train a language model on a text file or a folder of them")
+    parser.add_argument("--csv", metavar="FILE", help="train on this table, CSV or TSV; see --label")
+    parser.add_argument("--jsonl", metavar="FILE", help="train on this file of JSON lines; see --label")
+    parser.add_argument("--images", metavar="DIR", help="train an image classifier on a folder with a folder per class")
+    parser.add_argument("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
+    parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --tags a name, or a number from 1")
+    parser.add_argument(
+        "--column", metavar="COLUMN", action="append", default=[],
+        help="column of the texts (twice for pairs); with --tags of the words",
+    )  # fmt: skip
+    parser.add_argument("--delimiter", metavar="CHAR", help="between the values of --csv; default: detected")
+    parser.add_argument("--encoding", metavar="NAME", help="of --csv, --jsonl, --tags; default: detected")
     parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
     parser.add_argument("--list", action="store_true", help="the recipes there are")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
@@ -46,17 +60,17 @@ def run(options: argparse.Namespace) -> None:
     if options.list:
         show_recipes()
         return
-    given = [name for name in ("recipe", "text", "csv", "jsonl") if getattr(options, name) is not None]
+    given = [name for name in ("recipe", *OWN) if getattr(options, name) is not None]
     if not given:
-        raise ValueError("give a recipe (--list shows them), a run.json, a run's folder, or --text, --csv, --jsonl")
+        own = ", ".join(f"--{name}" for name in OWN)
+        raise ValueError(f"give a recipe (--list shows them), a run.json, a run's folder, or one of {own}")
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join('RECIPE' if n == 'recipe' else f'--{n}' for n in given)}")
-    table = options.csv or options.jsonl
-    for name, value in (("--label", options.label), ("--column", options.column), ("--model", options.model)):
-        if value and not (table or (options.text and name == "--model")):
-            raise ValueError(f"{name} goes with --csv and --jsonl{' and --text' if name == '--model' else ''}")
+    for name, kinds in GO_WITH.items():
+        if getattr(options, name) and given[0] not in kinds:
+            raise ValueError(f"--{name} goes with {', '.join(f'--{kind}' for kind in kinds)}")
     if options.csv and not options.label:
-        raise ValueError("--csv needs --label COLUMN: what is to be told apart")
+        raise ValueError("--csv needs --label COLUMN, the column to predict")
     for name in options.log:
         if name not in LOGS:
             raise ValueError(f"--log {name}; {nearest(name, LOGS)}")
@@ -83,13 +97,38 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
     if options.recipe is None:
         from anyformer.codec import override
-        from anyformer.recipes._own import from_table, from_text
 
-        table = options.csv or options.jsonl
-        own = from_table(table, options.label, options.column, options.model) if table else None
-        found = own or from_text(options.text, options.model)
+        found = own_run(options)
         return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
     return named(options.recipe, options.data, options.set, options.resume)
+
+
+def own_run(options: argparse.Namespace) -> Any:
+    """The run on data of the user's own. How the data is read is said on stderr, by the first of several processes."""
+    from anyformer.recipes._own import from_table, from_text
+
+    def tell(line: str) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(line, file=sys.stderr)
+
+    if options.images is not None:
+        from anyformer.recipes._own_images import from_images
+
+        return from_images(options.images, options.model, tell=tell)
+    if options.tags is not None:
+        from anyformer.recipes._own_tags import from_tags
+
+        if len(options.column) > 1:
+            raise ValueError("--tags reads one --column of words")
+        words = options.column[0] if options.column else None
+        return from_tags(options.tags, words, options.label, options.model, encoding=options.encoding, tell=tell)
+    if options.text is not None:
+        return from_text(options.text, options.model)
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
+    return from_table(
+        options.csv or options.jsonl, options.label, options.column, options.model, delimiter=delimiter,
+        encoding=options.encoding, jsonl=options.jsonl is not None, tell=tell,
+    )  # fmt: skip
 
 
 def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
@@ -150,6 +189,14 @@ def train(
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
         print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
-    if trainer.tokenizer is not None and trainer.model.spec.writes:
-        print(f"`anyformer generate {folder} PROMPT` writes with it")
+    if command := usage(trainer.objective, folder):
+        print(f"`{command}` uses it")
     return trainer
+
+
+def usage(objective: Any, folder: Path) -> str:
+    """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
+    from anyformer.part import walk
+
+    command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
+    return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

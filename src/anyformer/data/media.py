@@ -14,6 +14,7 @@ from anyformer.check import at_least
 from anyformer.data.episodes import arrays_of, follow
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import sound
+from anyformer.inputs.image import ENDINGS
 from anyformer.machine import need
 
 
@@ -24,6 +25,9 @@ class Folder(Files):
         roots = [Path(path).expanduser() for path in ((self.path,) if isinstance(self.path, str) else self.path)]
         for file in self.files():
             label = {} if file.parent in roots else {"label": file.parent.name}
+            if not label and "label" in self.required:
+                yield Row(str(file), None, "not in the folder of a class")
+                continue
             try:
                 yield Row(str(file), {**self.read(file), **label, "path": str(file)})
             except _Unreadable as error:
@@ -48,7 +52,7 @@ class ImageFolder(Folder):
             raise ValueError(f"ImageFolder.channels is {self.channels}; 1 (grey) or 3 (colour)")
 
     def endings(self) -> tuple[str, ...]:
-        return (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm")
+        return ENDINGS
 
     def read(self, file: Path) -> dict[str, Any]:
         Image = need("PIL.Image", "data", "a folder of images")

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
+NAMED = 3  # skipped rows whose reasons are told; all are counted
 
 
 class Data(Part):
@@ -61,15 +62,20 @@ class Splits:
             split.verify()
 
     def report(self) -> list[str]:
-        """A line for each split with rows that could not be used, and the first of these."""
-        lines = []
-        for name, split in self.items():
-            if split.bad:
-                lines.append(f"{name}: {split.bad:,} of {len(split) + split.bad:,} rows left out")
-                lines += [f"  {problem}" for problem in split.problems]
-                more = split.bad - len(split.problems)
-                lines += [f"  and {more:,} more"] if more else []
-        return lines
+        """One line about the rows that could not be used, where there are some."""
+        return report_skipped(dict(self.items()))
+
+
+def report_skipped(splits: Mapping[str, DataSplit]) -> list[str]:
+    """How many rows of each split were skipped, and why the first of them were; nothing where none was."""
+    bad = {name: split.bad for name, split in splits.items() if split.bad}
+    if not bad:
+        return []
+    total = sum(len(split) + split.bad for split in splits.values())
+    problems = [problem for name in bad for problem in splits[name].problems][:NAMED]
+    more = [f"and {sum(bad.values()) - len(problems):,} more"] if sum(bad.values()) > len(problems) else []
+    each = ", ".join(f"{name} {count:,}" for name, count in bad.items())
+    return [f"skipped {sum(bad.values()):,} of {total:,} rows ({each}): {'; '.join([*problems, *more])}"]
 
 
 def prepare(

@@ -21,6 +21,7 @@ from anyformer.data.source import (
     decoded,
     digest_of,
     find,
+    known_encoding,
     lines,
 )
 from anyformer.inputs.long import LongText
@@ -153,10 +154,17 @@ class ParallelText(Source):
 class Columns(Files):
     """A word a line with its columns, an empty line between sentences (CoNLL): each sentence is one example, of lists.
 
-    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over."""
+    `fields` says which column is what, from 0, or from -1 backwards; lines with `comment` before are passed over. Where
+    the first column is the `numbered` place of a word (CoNLL-U), lines for several words (1-2) and for none (8.1) are
+    passed over, too."""
 
     fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
     comment: str | None = None
+    numbered: bool = False
+    encoding: str = "utf-8"
+
+    def check(self) -> None:
+        known_encoding(self.encoding)
 
     def endings(self) -> tuple[str, ...]:
         return (".conll", ".conllu", ".bio", ".txt")
@@ -168,7 +176,7 @@ class Columns(Files):
     def _sentences(self, file: Path) -> Iterator[Row]:
         words: list[list[str]] = []
         begin, problem = 1, ""
-        for number, line, unread in chain(lines(file), [Line(0, "")]):
+        for number, line, unread in chain(lines(file, self.encoding), [Line(0, "")]):
             if line is None:
                 problem = problem or f"line {number} is {unread}"
             elif self.comment is not None and line.startswith(self.comment):
@@ -176,6 +184,8 @@ class Columns(Files):
             elif line.strip():
                 begin = begin if words or problem else number
                 cells = line.split("\t") if "\t" in line else line.split()
+                if self.numbered and not cells[0].isdigit():
+                    continue
                 try:
                     words.append([cells[place].strip() for place in self.fields.values()])
                 except IndexError:

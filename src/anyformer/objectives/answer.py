@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from anyformer.parts.head import SpanModule
 class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
     which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
+
+    command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
     stride: int = 128

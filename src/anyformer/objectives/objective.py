@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class Read(NamedTuple):
 
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
+
+    command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,6 +83,11 @@ class Objective(Part):
     def ready(self, tokenizer: Any) -> Self:
         """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
         return self
+
+    @property
+    def source_fields(self) -> dict[str, Any]:
+        """Fields for the `source` of the trained description: how examples were labelled, for tasks to do the same."""
+        return {}
 
     def write_settings(self, folder: Path) -> Path | None:
         """Writes what a model needs beside its weights to read such examples, other than a tokenizer; where it is."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.check import at_least
-from anyformer.objectives.examples import ended, flat, texts_of, token_ids
+from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
@@ -20,6 +20,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     Columns "source" and "target", texts or lists of them: a source in sentences is read as one text, and of several
     right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
     """
+
+    command: ClassVar[str] = "run translate RUN TEXT"
 
     smoothing: float = 0.1
     prefix: str = ""
@@ -45,7 +47,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
         target = flat(ended([writes.encode_target(texts_of(example, "target")[0])], writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
-                raise ValueError(f"column {name!r} is empty")
+                raise ValueError(f"column {column_name(example, name)!r} is empty")
         return {"input_ids": cut(source, self.length, reads), "labels": cut(target, self.target_length, writes)}
 
 

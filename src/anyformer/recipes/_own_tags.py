@@ -1,0 +1,134 @@
+"""`anyformer train --tags`: a tagger of words for CoNLL columns, or JSON lines with lists of words and tags."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from anyformer.data import Columns, JSONLines, Source
+from anyformer.data.source import detect_encoding, find, lines, plain_suffix
+from anyformer.objectives.tag import Tag, listed
+from anyformer.part import nearest
+from anyformer.recipes._encoder import small_bert, vocabulary
+from anyformer.recipes._own import MOST_LABELS, Tell, classifier, held_out, name_of, shown_skipped
+from anyformer.train.optim import AdamW, Linear
+from anyformer.train.run import Batch, Evaluate, Keep, Run
+
+# what columns are usually called in JSON lines
+WORDS = ("tokens", "words")
+TAGS = ("tags", "ner_tags", "labels", "pos_tags", "ner", "pos", "upos")
+OUTSIDE = "O"
+TAGGER = "ForTokenClassification"
+LOOKED_AT = 2000  # lines that decide about the columns of a file
+CONLLU = 10  # columns, of which the first numbers the words
+
+
+def from_tags(
+    path: str, words: str | None = None, tags: str | None = None, model: str | None = None, *,
+    encoding: str | None = None, tell: Tell = lambda line: None,
+) -> Run:  # fmt: skip
+    """A tagger for sentences whose words are labelled. `words` and `tags` name the columns of JSON lines, or number
+    those of other files from 1. One sentence in ten is held out. `tell` gets a line about how the file is read."""
+    source = sentences_in(path, words, tags, encoding)
+    count, num_words, labels, skipped = 0, 0, set[str](), Counter[str]()
+    for row in source.rows(("words", "tags")):
+        problem = row.problem
+        if row.example is not None:
+            try:
+                own, named = listed(row.example, "words"), [str(tag).strip() for tag in listed(row.example, "tags")]
+                problem = "" if len(own) == len(named) and own else f"{len(own)} words and {len(named)} tags"
+            except ValueError as error:
+                problem = str(error)
+        if problem:
+            skipped[problem] += 1
+        else:
+            count, num_words = count + 1, num_words + len(own)
+            labels.update(named)
+    if not count:
+        raise ValueError(f"{path}: no sentence can be used; {shown_skipped(skipped)}")
+    after = f" ({shown_skipped(skipped)})" if skipped else ""
+    if not 2 <= len(labels) <= MOST_LABELS:
+        number = "a single tag" if len(labels) < 2 else f"more than {MOST_LABELS} tags"
+        raise ValueError(f"{path}: {number}, such as {min(labels)!r}{after}; --label COLUMN says where the tags are")
+    ordered = tuple(sorted(labels, key=lambda tag: (tag != OUTSIDE, tag.partition("-")[2], tag)))
+    more = f"; encoding {source.encoding} (--encoding sets another)" if source.encoding != "utf-8" else ""
+    where = ", ".join(f"{name} in {column}" for name, column in columns_of(source).items())
+    tell(f"{path}: {count:,} sentences, {num_words:,} words, {len(ordered)} tags; {where}{more}")
+    return tagging(source, name_of(path), ordered, count, model)
+
+
+def sentences_in(path: str, words: str | None, tags: str | None, encoding: str | None) -> Columns | JSONLines:
+    file = find(path, (*Columns(path=path).endings(), *JSONLines(path=path).endings()))[0]
+    encoding = encoding or detect_encoding(file)
+    if plain_suffix(file) in JSONLines(path=path).endings():
+        return json_sentences(path, words, tags, encoding)
+    return column_sentences(path, file, words, tags, encoding)
+
+
+def json_sentences(path: str, words: str | None, tags: str | None, encoding: str) -> JSONLines:
+    source = JSONLines(path=path, encoding=encoding)
+    row = next((row for row in source.raw() if row.example is not None), None)
+    if row is None or row.example is None:
+        raise ValueError(f"{path}: no row that could be read")
+    known = [str(name) for name in row.example]
+    found = {}
+    for name, given, usual, flag in (("words", words, WORDS, "--column"), ("tags", tags, TAGS, "--label")):
+        if given is not None and given not in known:
+            raise ValueError(f"{path}: no column {given!r}; {nearest(given, known)}")
+        column = given or next((each for each in usual if each in known), None)
+        if column is None:
+            raise ValueError(f"{path}: {flag} COLUMN says which column has the {name}: {', '.join(known)}")
+        found[name] = column
+    return source.replace(columns=found)
+
+
+def column_sentences(path: str, file: Path, words: str | None, tags: str | None, encoding: str) -> Columns:
+    """Columns by the lines that most of a file has. Lines that begin with "# " and have others are comments."""
+    texts = [line.text for line in islice(lines(file, encoding), LOOKED_AT) if line.text and line.text.strip()]
+    cells = [text.split("\t") if "\t" in text else text.split() for text in texts]
+    plain = [each for text, each in zip(texts, cells) if not text.startswith("# ")]
+    if not plain:
+        raise ValueError(f"{path}: no line with a word and its tag")
+    number = Counter(map(len, plain)).most_common(1)[0][0]
+    if number < 2:
+        raise ValueError(f"{path}: lines of one column; each needs a word and its tag")
+    numbered = number == CONLLU and plain[0][0].partition("-")[0].isdigit()
+    places = {"words": 1, "tags": 3} if numbered else {"words": 0, "tags": number - 1}
+    for name, given, flag in (("words", words, "--column"), ("tags", tags, "--label")):
+        if given is not None:
+            if not given.isdigit() or not 1 <= int(given) <= number:
+                raise ValueError(f"{flag} {given}: {path} has columns 1 to {number}")
+            places[name] = int(given) - 1
+    comments = any(text.startswith("# ") and len(each) != number for text, each in zip(texts, cells))
+    return Columns(
+        path=path, fields=places, comment="# " if comments or numbered else None, numbered=numbered, encoding=encoding
+    )
+
+
+def columns_of(source: Columns | JSONLines) -> dict[str, str]:
+    """name -> what the file calls the column"""
+    if isinstance(source, Columns):
+        return {name: f"column {place + 1}" for name, place in source.fields.items()}
+    return {name: f"column {own!r}" for name, own in source.columns.items()}
+
+
+def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, model: str | None) -> Run:
+    size, length = 2000, 256
+    steps = min(max(10 * count // 16, 100), 5000)  # ten times through the sentences, within reason
+    every = max(steps // 4, 1)
+    entities = any(label.startswith("B-") for label in labels)
+    run = Run(
+        name=name, vocabulary=vocabulary(size), data=held_out(source), objective=Tag(labels=labels),
+        model=small_bert(
+            f"Bert{TAGGER}", labels, vocab_size=size, hidden_size=128, num_hidden_layers=2, intermediate_size=512,
+            max_position_embeddings=length,
+        ),
+        optimizer=AdamW(lr=5e-4, weight_decay=0.01), schedule=Linear(warmup=steps // 10), batch=Batch(examples=16),
+        steps=steps, keep=Keep(every=every),
+        evaluate=Evaluate(every=every, metrics=("f1",) if entities else ("accuracy",)),
+    )  # fmt: skip
+    if model is None:
+        return run
+    given, _ = classifier(model, TAGGER)
+    return run.replace(model=given.replace(labels=labels), vocabulary=None, optimizer=AdamW(lr=5e-5))
