@@ -107,11 +107,12 @@ def number(text: str) -> bool:
 def writing(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
     """For so many bytes of text."""
     small = size < 2**20
+    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon learnt by heart
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
     run = quickstart.described(
         data.train, 10, vocabulary=tokens, width=width, depth=depth, heads=4, length=length, batch=16, lr=6e-3
-    ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=Evaluate(every=100, sample=sample or None))
+    ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=watch.replace(sample=sample or None))
     if model is None:
         return run
     given, limit = model_of(model)
@@ -127,7 +128,7 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
         tables = {f"{path}.vocab_size": tokens for path, part in walk(given) if hasattr(part, "vocab_size")}
         changed |= {"model": override(given, tables), "optimizer": AdamW(lr=6e-4), "schedule": Linear(warmup=20)}
         changed |= {} if limit.writes else {"vocabulary": vocabulary(tokens)}
-    return run.replace(**changed, evaluate=Evaluate(every=100, sample=sample or None if limit.writes else None))
+    return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
 def conversing(source: Source, path: str, model: str | None) -> Run:

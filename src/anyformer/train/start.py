@@ -142,6 +142,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
     except BaseException:
         if fresh and parallel.rank() == 0:
             (folder / "run.json").unlink(missing_ok=True)
+            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # `claim` saw that there was none before
         lock.release()
         raise
 
@@ -162,6 +163,8 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)
         begun = False
+    if not begun and run.vocabulary is not None and (folder / "tokenizer").exists():
+        raise ValueError(f"{folder / 'tokenizer'} is there already, and no run here made it: give another --out DIR")
     if begun:
         changed = differences(read_run(path), run)
         if changed:

@@ -80,7 +80,7 @@ def work(values: Values, place: Place) -> list[Row]:
         objective=Classify(labels=LABELS, pair=True, length=LENGTH), optimizer=AdamW(lr=run.optimizer.lr / 3),
         schedule=Linear(warmup=values["tuning"] // 10), batch=Batch(examples=16, length=LENGTH),
         steps=values["tuning"], keep=Keep(every=values["tuning"], best=False), precision=run.precision,
-        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), seed=values["seed"],
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None), seed=values["seed"],
     )  # fmt: skip
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 
