@@ -134,7 +134,7 @@ def train(
     from anyformer.train import parallel
     from anyformer.train.baseline import Baselines
     from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
-    from anyformer.train.report import report
+    from anyformer.train.report import outcome, report
     from anyformer.train.start import setup
 
     screen, baselines, samples = Screen(), Baselines(), Samples()
@@ -147,9 +147,19 @@ def train(
     if not first:
         return trainer
     written = report(folder, baselines.values)
+    for line in outcome(folder, baselines.values):
+        print(line)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
         print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")
-    if trainer.tokenizer is not None and trainer.model.spec.writes:
-        print(f"`anyformer generate {folder} PROMPT` writes with it")
+    if command := usage(trainer.objective, folder):
+        print(f"`{command}` uses it")
     return trainer
+
+
+def usage(objective: Any, folder: Path) -> str:
+    """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
+    from anyformer.part import walk
+
+    command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
+    return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

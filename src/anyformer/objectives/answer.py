@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from anyformer.check import at_least
+from anyformer.inputs.truncation import count_truncated
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
@@ -23,6 +24,8 @@ from anyformer.parts.head import SpanModule
 class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
     which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
+
+    command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
     stride: int = 128
@@ -47,6 +50,7 @@ class Answer(Objective):
         """Encodings of question and piece of context, whose `offsets` are characters of the context where
         `sequence_ids` is 1."""
         asked = tokenizer.plain(question)
+        count_truncated(len(asked.ids) - self.question_length)
         asked.truncate(self.question_length)
         text = tokenizer.plain(context)
         room = self.length - len(asked.ids) - tokenizer.core.num_special_tokens_to_add(True)

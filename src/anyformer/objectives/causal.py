@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from anyformer.objectives.objective import Batch, Objective, Read, Record, langu
 class NextToken(Objective, called=("CLM", "causal language modelling")):
     """Texts end with the tokenizer's end token and are packed into full rows. `apart`: documents of one row do not see
     each other, nor does one predict the first token of the next; otherwise a row is read as one text (GPT-2)."""
+
+    command: ClassVar[str] = "generate RUN PROMPT"
 
     apart: bool = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -20,6 +20,8 @@ class Classify(Objective):
     number (STS-B's 0 to 5), which `low` and `high` may bound. Beyond `length` tokens texts are cut, the longer of a
     pair first."""
 
+    command: ClassVar[str] = "run classify RUN TEXT"
+
     labels: tuple[str, ...] = ()
     pair: bool = False
     length: int | None = None
@@ -33,6 +35,10 @@ class Classify(Objective):
             raise ValueError("Classify.labels: a label is there twice")
         if self.labels and (self.low is not None or self.high is not None):
             raise ValueError("Classify: low and high bound a number, not labels")
+
+    @property
+    def truncates(self) -> int | None:
+        return self.length
 
     @property
     def columns(self) -> tuple[str, ...]:

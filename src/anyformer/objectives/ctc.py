@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from anyformer.parts.head import CTCModule
 
 class CTC(Sounds, called=("speech recognition",)):
     """Also a column "text", what is said. The loss is that of a token, all its alignments together."""
+
+    command: ClassVar[str] = "run transcribe RUN FILE"
 
     @property
     def columns(self) -> tuple[str, ...]:

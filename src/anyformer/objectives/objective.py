@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class Read(NamedTuple):
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
 
+    command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields of a raw example that `encode` reads, so that a wrong column is told before hours of work."""
@@ -58,6 +60,12 @@ class Objective(Part):
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False
+
+    @property
+    def truncates(self) -> int | None:
+        """The number of tokens beyond which `encode` cuts a text. It is saved with the model, so that inference cuts
+        there too."""
+        return None
 
     @property
     def partners(self) -> int:

@@ -110,6 +110,8 @@ class ClassifyImage(LabelledPictures):
     is the chance), whose label then counts for the share of it [Yun et al. 2019], or be empty (`erase`)
     [Zhong et al. 2020]."""
 
+    command: ClassVar[str] = "run classify-image RUN FILE"
+
     fewest: ClassVar[tuple[int, str]] = (2, "two labels")
 
     smoothing: float = 0.0  # of the labels

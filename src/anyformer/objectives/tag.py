@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -18,6 +18,8 @@ from anyformer.parts.head import TagModule
 class Tag(Objective, called=("NER",)):
     """Columns "words" and "tags", lists or texts with spaces between. A word's label belongs to its first token, and
     nothing is asked about the others; with `every`, each of its tokens has it."""
+
+    command: ClassVar[str] = "run tag RUN TEXT"
 
     labels: tuple[str, ...]
     every: bool = False

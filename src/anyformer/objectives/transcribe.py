@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from anyformer.objectives.sound import Sounds
 class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):
     """Also a column "text", what is to be written: behind the model's own start token and `prompt`, tokens such as
     "<|en|><|transcribe|><|notimestamps|>", and up to the tokenizer's end token. A record is as long as its text."""
+
+    command: ClassVar[str] = "run transcribe RUN FILE"
 
     prompt: str = ""
 

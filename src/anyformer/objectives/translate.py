@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyformer.check import at_least
+from anyformer.inputs.truncation import count_truncated
 from anyformer.objectives.examples import ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
@@ -21,6 +22,8 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     right targets the first is learnt. Beyond `length` and `target_length` tokens they are cut, and no more are written.
     """
 
+    command: ClassVar[str] = "run translate RUN TEXT"
+
     smoothing: float = 0.1
     prefix: str = ""
     source_language: str = ""
@@ -31,6 +34,10 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     def check(self) -> None:
         super().check()
         at_least(self, 2, "length", "target_length")
+
+    @property
+    def truncates(self) -> int | None:
+        return self.length
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,5 +60,6 @@ def cut(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
     """(T,) of at most `length` tokens, which end as before."""
     if length is None or len(ids) <= length:
         return ids
+    count_truncated(len(ids) - length)
     after = max(len(tokenizer._around[1]), 1)
     return np.concatenate([ids[: max(length - after, 1)], ids[-after:]])

@@ -59,10 +59,12 @@ def from_table(path: str, label: str | None, columns: Sequence[str] = (), model:
             values.add(str(example[label]))
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
     source = source.replace(columns=named)
-    data = Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True))
+    labels = () if label is None else labels_of(path, label, values)
+    held = Held(source=source, one_in=10, out=True, stratify="label" if labels else None)
+    data = Data(train=held.replace(out=False), valid=held)
     if label is None:
         return writing(data, name_of(path), size, model, "")
-    return classifying(data, name_of(path), labels_of(path, label, values), len(texts) > 1, count, model)
+    return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
 
 
 def name_of(path: str) -> str:

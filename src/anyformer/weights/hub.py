@@ -22,9 +22,9 @@ _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 def resolve(
     name_or_path: str | Path, *, offline: bool = False, revision: str | None = None, pickles: bool = False
 ) -> Path:
-    """The local folder of a model; of a training run, its best checkpoint by validation, or with `@last` behind its
-    folder its newest ("runs/books@last"). `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles`
-    fetches pickled weights too."""
+    """The local folder of a model. Of a training run it is the best checkpoint by validation; "runs/books@last" is the
+    newest. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles` fetches pickled weights
+    too."""
     if not isinstance(name_or_path, (str, Path)):
         raise ValueError(f"a model is found by its folder or its hub id, got {type(name_or_path).__name__}")
     name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path

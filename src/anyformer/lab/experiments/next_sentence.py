@@ -71,9 +71,9 @@ def work(values: Values, place: Place) -> list[Row]:
     )  # fmt: skip
     found = asked(place.train(run, name="pretrained"))
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
-    told = JSONLines(path=str(place.shared / "pairs.txt"))
+    told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
     tune = Run(
-        name="tuned", data=Data(train=Held(source=told, one_in=2), valid=Held(source=told, one_in=2, out=True)),
+        name="tuned", data=Data(train=told, valid=told.replace(out=True)),
         model=Pretrained(
             path=str(place.folder / "pretrained"), architecture="BertForSequenceClassification", labels=LABELS
         ),
