@@ -25,6 +25,7 @@ class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
     which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
 
+    optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384

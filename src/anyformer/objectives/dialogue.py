@@ -23,6 +23,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
     such, written by the checkpoint's chat template. What takes more than `length` tokens is cut after the last answer
     that fits."""
 
+    optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
     command: ClassVar[str] = "chat RUN"
 
     length: int | None = None

@@ -44,6 +44,7 @@ class Read(NamedTuple):
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
 
+    optional_columns: ClassVar[tuple[str, ...]] = ()  # fields that `encode` also reads where an example has them
     command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property

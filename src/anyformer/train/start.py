@@ -23,6 +23,7 @@ from anyformer.codec import override, to_json
 from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
+from anyformer.data.unused import unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
@@ -81,7 +82,7 @@ def setup(
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.from_first(splits.verify)
-        for line in splits.report():
+        for line in filter(None, (*splits.report(), unused(run.data.train, objective))):
             tell(line)
         rate = tokens_per_number(model.spec, objective, splits.train)
         tell(described_data(splits, labels_of(objective), rate))
