@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from anyformer.cli.settings import MODEL
+
 FORMATS = ("anyformer", "hf", "peft")
 
 
