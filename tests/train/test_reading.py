@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import shlex
@@ -14,12 +15,15 @@ import pytest
 import anyformer.objectives
 from anyformer import cli, families
 from anyformer.cli.train import usage
-from anyformer.data import Splits
+from anyformer.data import Held, JSONLines, Splits, TextFiles
 from anyformer.data.shards import DataSplit, Writer
+from anyformer.data.unused import unused
 from anyformer.inputs.text import Tokenizer
 from anyformer.objectives.auxiliary import Auxiliary
+from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.ctc import CTC
+from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.picture import ClassifyImage
 from anyformer.tasks.table import TASKS
@@ -83,6 +87,20 @@ def test_every_objective_names_a_command_that_there_is() -> None:
     assert seen == {"run", "generate", "chat"}
     assert usage(CTC(), Path("runs/x")) == "anyformer run transcribe runs/x FILE"
     assert usage(Auxiliary(of=Classify(labels=("a", "b"))), Path("x")) == "anyformer run classify x TEXT"
+
+
+def test_what_is_not_used_is_named(tmp_path: Path) -> None:
+    """Columns that nothing reads, files of another kind in a folder; what an objective may read is not among them."""
+    for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
+        (tmp_path / name).write_text("some text")
+    texts = TextFiles(path=str(tmp_path))
+    assert unused(texts, NextToken()) == "not used: 2 files with other endings (b.pdf, c.pdf)"
+    assert unused(TextFiles(path=str(tmp_path / "a.txt")), NextToken()) == ""
+    table = tmp_path / "table.jsonl"
+    table.write_text(json.dumps({"id": 1, "said": {"en": "a"}, "kind": "x", "tools": [], "messages": []}) + "\n")
+    named = Held(source=JSONLines(path=str(table), columns={"text": "said.en", "label": "kind"}))
+    assert unused(named, Classify(labels=("x", "y"))) == "not used: columns id, tools, messages"
+    assert unused(JSONLines(path=str(table)), Dialogue()) == "not used: columns id, said, kind"
 
 
 def test_long_rows_are_counted_and_the_limit_is_kept(
