@@ -46,11 +46,12 @@ def unused_columns(source: Source, objective: Objective) -> list[str]:
 def unused_files(source: Source) -> list[str]:
     """Those in the folders of a source that it does not read, hidden ones left aside."""
     found = []
-    for _, part in walk(source):
-        for path in ((part.path,) if isinstance(part.path, str) else part.path) if isinstance(part, Files) else ():
+    for part in (part for _, part in walk(source) if isinstance(part, Files)):
+        for path in (part.path,) if isinstance(part.path, str) else part.path:
             folder = Path(path).expanduser()
-            taken = {*part.files()} if folder.is_dir() else set()
-            every = (file for file in sorted(folder.rglob("*")) if folder.is_dir() and file.is_file())
-            inside = [file.relative_to(folder) for file in every if file not in taken]
-            found += [str(file) for file in inside if not any(name.startswith(".") for name in file.parts)]
+            if folder.is_dir():
+                taken = {*part.files()}
+                others = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file not in taken]
+                visible = [file for file in others if not any(name.startswith(".") for name in file.parts)]
+                found += [str(file) for file in visible if (folder / file).is_file()]
     return list(dict.fromkeys(found))

@@ -21,8 +21,8 @@ def tokens_per_number(spec: Model, objective: Objective, split: DataSplit) -> fl
     65 / 3,072 where a picture of 32 x 32 pixels in three colours becomes 64 patches and one more token."""
     if not split.fields.keys() & {*RAW}:
         return 1.0
-    total = sum(tokens_read(reader.embedding, objective, split) for reader in spec.readers)
-    return total / max(split.tokens, 1)
+    readers: Any = spec.readers
+    return sum(tokens_read(reader.embedding, objective, split) for reader in readers) / max(split.tokens, 1)
 
 
 def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:

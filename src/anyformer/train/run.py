@@ -156,8 +156,10 @@ def read_run(path: Path) -> Run:
 
 
 # what may be other when a run goes on: how long, how it is watched, and how the same step is computed
-FREE = ("name", "steps", "keep", "mesh", "compile", "record", "recompute", "batch.micro")
-FREE += tuple(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best")  # scores stay comparable
+FREE = (
+    "name", "steps", "keep", "mesh", "compile", "record", "recompute", "batch.micro",
+    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # the scores stay comparable
+)  # fmt: skip
 
 
 def differences(old: Run, new: Run) -> list[str]:
