@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 import wave
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -353,11 +354,57 @@ def test_sound_by_folder(tmp_path):
 # -- parts of a source, vocabularies, descriptions
 
 
+def parts_of(held: Held) -> tuple[list[str], list[str]]:
+    """The texts to learn from, and those that are held out."""
+    return texts(held.replace(out=False)), texts(held.replace(out=True))
+
+
 def test_held_out_and_the_rest_are_everything_once(tmp_path):
-    path = write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(103)))
-    source = TextFiles(path=path, unit="line")
-    rest, held = (texts(Held(source=source, one_in=10, out=out)) for out in (False, True))
-    assert held == [str(i) for i in range(0, 103, 10)] and sorted(rest + held, key=int) == [str(i) for i in range(103)]
+    """One of every ten rows in a row, drawn with the seed; of three rows at the end none."""
+    source = TextFiles(path=write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(103))), unit="line")
+    rest, held = parts_of(Held(source=source, one_in=10))
+    assert [int(text) // 10 for text in held] == list(range(10))
+    assert sorted(rest + held, key=int) == [str(i) for i in range(103)]
+    assert len({int(text) % 10 for text in held}) > 3  # not the same place in every ten
+    assert parts_of(Held(source=source, one_in=10)) == (rest, held)
+    assert parts_of(Held(source=source, one_in=10, seed=1))[1] != held
+
+
+def test_every_row_is_as_likely_to_be_held_out(tmp_path):
+    source = TextFiles(path=write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(5))), unit="line")
+    drawn = [parts_of(Held(source=source, one_in=5, seed=seed))[1] for seed in range(400)]
+    counts = [sum(held == [str(i)] for held in drawn) for i in range(5)]
+    assert sum(counts) == 400 and all(50 < count < 115 for count in counts)  # 80 each; 4 standard deviations
+
+
+@pytest.mark.parametrize("columns", [{}, {"label": "mood"}], ids=["plain", "renamed"])
+def test_every_class_is_held_out_in_its_proportion(tmp_path, columns):
+    """Alternating labels: every tenth row would have one label only. A single row of a class is learnt from."""
+    name = columns.get("label", "label")
+    rows = [f"{i},{'ab'[i % 2]}" for i in range(100)] + [f"{i},rare" for i in range(100, 103)] + ["103,once"]
+    path = write(tmp_path / "a.csv", f"text,{name}\n" + "\n".join(rows) + "\n")
+    held = Held(source=CSV(path=path, columns=columns), one_in=10, stratify="label", out=True)
+    counts = [Counter(row["label"] for row in good(held.replace(out=out), "text", "label")) for out in (False, True)]
+    assert counts == [{"a": 45, "b": 45, "rare": 2, "once": 1}, {"a": 5, "b": 5, "rare": 1}]
+    wanted = [row["text"] for row in good(held, "text", "label")]
+    assert texts(held) == wanted  # whichever columns are asked for
+    with pytest.raises(ValueError, match="no column 'moood' to stratify by; did you mean"):
+        texts(Held(source=CSV(path=write(tmp_path / "b.csv", "text,mood\na,b\n")), stratify="moood"))
+
+
+def test_a_row_that_cannot_be_read_is_reported_once_and_moves_no_other(tmp_path):
+    path = write(tmp_path / "a.jsonl", "".join(f'{{"text": "{i}"}}\n' if i != 3 else "{\n" for i in range(40)))
+    parts = [list(Held(source=JSONLines(path=path), one_in=10, out=out).rows(("text",))) for out in (False, True)]
+    assert [sum(row.example is None for row in part) for part in parts] == [1, 0]
+    assert len(parts[1]) == 4 and len(parts[0]) == 36
+
+
+def test_both_parts_are_split_the_same_way(tmp_path):
+    held = Held(source=CSV(path="a.csv"), one_in=10, stratify="label")
+    Data(train=held, valid=held.replace(out=True))
+    for other in ({"seed": 1}, {"one_in": 5}, {"stratify": None}):
+        with pytest.raises(ValueError, match="data.train and data.valid split one source in two ways"):
+            Data(train=held, valid=held.replace(out=True, **other))
 
 
 def test_descriptions_survive_json(tmp_path):

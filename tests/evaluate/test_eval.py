@@ -105,7 +105,7 @@ def test_of_a_run_and_of_a_model_folder(films: Path, capsys: pytest.CaptureFixtu
     recipe = ("--split", "valid", "--metrics", "accuracy")
     again = evaluated(capsys, str(films / "exported"), str(films / "run"), *recipe)
     assert again["accuracy"] == 1.0 and "f1" not in again
-    assert evaluated(capsys, str(films / "run"), "--best", "--most", "5")["examples"] == 5
+    assert evaluated(capsys, f"{films / 'run'}@last", "--most", "5")["examples"] == 5
 
 
 def test_predictions_are_saved_and_scored_elsewhere(films: Path, capsys: pytest.CaptureFixture[str]) -> None:

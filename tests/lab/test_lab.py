@@ -19,7 +19,8 @@ from anyformer import cli
 from anyformer.codec import to_json
 from anyformer.lab.experiment import chosen, perform
 from anyformer.lab.experiments import experiment, experiments
-from anyformer.lab.grid import Grid, labelled
+from anyformer.lab.experiments._runs import training
+from anyformer.lab.grid import Grid, changed, labelled
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.train.run import read_run
 
@@ -136,6 +137,15 @@ def test_grid(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree("grid/trials/lr=0.01,depth=2,seed=0")
     assert cli.main(command) == 0 and "1 of 1" in capsys.readouterr().err
     assert Path("grid/results.jsonl").read_bytes() == before and written("grid") == weights
+
+
+def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
+    """Whatever validation says, unless a grid is about that."""
+    base = read_run(place / "run.json")
+    assert base.evaluate.patience is not None and Grid(base, {}).base.evaluate.patience is None
+    run = training("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
+    assert run.evaluate.patience is None and not run.keep.best
+    assert changed(Grid(base, {}).base, {"evaluate.patience": 2}).evaluate.patience == 2
 
 
 def test_values_of_a_grid_are_told_apart(place: Path) -> None:

@@ -87,6 +87,26 @@ def test_the_first_of_equals_is_the_best(tmp_path: Path, model: Any) -> None:
     assert list(manifest.steps(tmp_path)) == [2, 5]
 
 
+def test_a_run_opens_as_its_best_checkpoint(tmp_path: Path, model: Any) -> None:
+    """The newest with @last; a damaged one is never used, and a warning names it."""
+    (tmp_path / "run.json").write_text("{}")
+    kept = Checkpoints(tmp_path, last=9)
+    kept.save(1, model, {"score": None})
+    assert hub.resolve(tmp_path).name == "step-00000001"  # nothing was evaluated
+    with pytest.raises(FileNotFoundError, match="no checkpoint of this run was evaluated"):
+        hub.resolve(f"{tmp_path}@best")
+    for step, score in ((2, 3.0), (3, 1.0), (4, 2.0), (5, None)):
+        kept.save(step, model, {"score": score})
+    names = [hub.resolve(f"{tmp_path}{which}").name for which in ("", "@best", "@last")]
+    assert names == ["step-00000003", "step-00000003", "step-00000005"]
+    assert af.load(f"{tmp_path}@last").folder.name == "step-00000005"
+    (tmp_path / "checkpoints" / "step-00000003" / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="best checkpoint is damaged.*step-00000003/model.safetensors: missing"):
+        assert hub.resolve(tmp_path).name == "step-00000004"
+    with pytest.raises(FileNotFoundError):
+        hub.resolve(f"{tmp_path}@first")
+
+
 def test_all_of_it_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file as it is in the end, then the names in the folder, then the rename, then the name in its parent."""
     events: list[tuple[str, int, int]] = []  # what was done, to which file, of how many bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from anyformer.data.shards import DataSplit, Writer
 from anyformer.train import progress
 from anyformer.train.baseline import WEIGHTS, baselines
 from anyformer.train.progress import Metrics, Samples, Screen, Speed, peak, read_metrics
-from anyformer.train.report import report, smoothed
+from anyformer.train.report import outcome, report, smoothed
 from anyformer.train.start import telling
 from anyformer.train.trainer import Done
 
@@ -70,6 +71,35 @@ def test_a_page_and_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert [path.name for path in written] == ["curve.png", "report.html"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_outcome_is_that_of_the_best_step(tmp_path: Path) -> None:
+    """In the log and on the page: the loss of the model that the folder opens as, held against the baselines."""
+    (tmp_path / "run.json").write_text('{"name": "small"}')
+    (tmp_path / "environment.json").write_text("{}")
+    lines = [{"step": step, "valid/loss": loss} for step, loss in ((1, 4.0), (2, 3.7), (3, 4.8))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step in (2, 3):
+        folder = tmp_path / "checkpoints" / f"step-{step:08}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"score": lines[step - 1]["valid/loss"]}))
+    better, worse = {"unigram": 5.1, "bigram": 3.8}, {"unigram": 5.1, "bigram": 3.6}
+    assert outcome(tmp_path, better) == [
+        "best validation: step 2, loss 3.700, which beats the baselines (unigram 5.100, bigram 3.800)",
+        f"{tmp_path} is the model of step 2; {tmp_path}@last is that of step 3",
+    ]
+    assert outcome(tmp_path, worse)[0].endswith("loss 3.700, which does not beat the baseline bigram 3.600")
+    report(tmp_path, worse)
+    page = (tmp_path / "report.html").read_text()
+    for name, value in (
+        ("model of step", "2"), ("validation loss", "3.7000"), ("last validation loss", "4.8000"),
+        ("result", "the model does not beat the baseline bigram 3.600"),
+    ):  # fmt: skip
+        assert f"<td>{name}</td><td>{value}</td>" in page
+    shutil.rmtree(tmp_path / "checkpoints")  # a run that keeps no best: its last evaluation
+    assert outcome(tmp_path, better) == [
+        "validation loss 4.800 after step 3, which does not beat the baseline bigram 3.800"
+    ]
 
 
 def test_smoothing_begins_and_ends_at_the_data_and_is_not_late() -> None:

@@ -24,8 +24,9 @@ from anyformer.data import Bytes, Plan, TextFiles, TrainedBPE
 from anyformer.train.checkpoint import read
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.run import Evaluate
 from anyformer.train.start import setup
-from anyformer.weights import manifest
+from anyformer.weights import hub, manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runs
@@ -60,6 +61,10 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in read_metrics(folder)]
 
 
+def by_loss(line: dict[str, Any]) -> float:
+    return line.get("valid/loss", float("inf"))
+
+
 def same_end(a: Path, b: Path) -> None:
     one, two = (read(list(manifest.steps(folder).values())[-1]) for folder in (a, b))
     assert {**one.values, "seconds": 0} == {**two.values, "seconds": 0}
@@ -88,6 +93,8 @@ def test_t2_killed_and_resumed_to_the_bit(tmp_path: Path, nursery: runs.Nursery,
     assert history(broken) == history(whole)
     assert [line["step"] for line in history(whole) if "valid/loss" in line] == [8, 16, 24]
     same_end(whole, broken)
+    for folder in (whole, broken):
+        assert hub.resolve(folder).name == f"step-{min(history(whole), key=by_loss)['step']:08}"
 
 
 def test_t2_epochs_are_where_the_kills_were_meant_to_be(tmp_path: Path) -> None:
@@ -135,6 +142,7 @@ def test_a_finished_run_goes_on_for_longer(begun: tuple[Path, Path]) -> None:
     ({"model": runs.model(n_layer=1)}, "model.decoder.depth: 2 then, 1 now"),
     ({"vocabulary": TrainedBPE(size=300)}, "vocabulary: .* then, .*TrainedBPE.* now"),
     ({"precision": "bf16"}, "precision: its default then, 'bf16' now"),
+    ({"evaluate": Evaluate(every=8, best="perplexity")}, "evaluate.best: its default then, 'perplexity' now"),
 ])  # fmt: skip
 def test_t4_another_description_is_refused(begun: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
     texts, folder = begun
@@ -246,6 +254,22 @@ def test_a_run_that_failed_before_its_first_checkpoint_does_not_block_its_folder
     assert [line["step"] for line in read_metrics(folder) if "loss" in line] == [1, 2]
     with pytest.raises(ValueError, match="holds a run already"):
         setup(runs.run_of(texts, steps=2), folder)
+
+
+def test_a_run_that_failed_before_its_first_step_leaves_no_vocabulary(tmp_path: Path) -> None:
+    """The next one has its own; what somebody else put there is neither used nor removed."""
+    texts, folder = runs.write_texts(tmp_path / "texts"), tmp_path / "run"
+    first = runs.run_of(texts, vocabulary=TrainedBPE(size=300), model=runs.model(vocab_size=280))
+    with pytest.raises(ValueError, match="do not belong together"):
+        setup(first, folder)
+    trainer = setup(runs.run_of(texts), folder)
+    assert len(trainer.tokenizer) == runs.VOCABULARY
+    other = tmp_path / "other" / "tokenizer"
+    TrainedBPE(size=300).make(["a"], other)
+    before = sorted((path.name, path.read_bytes()) for path in other.iterdir())
+    with pytest.raises(ValueError, match="tokenizer is there already, and no run here made it"):
+        setup(runs.run_of(texts), other.parent)
+    assert sorted((path.name, path.read_bytes()) for path in other.iterdir()) == before
 
 
 def test_while_it_runs_a_folder_is_not_free_before_its_first_checkpoint(tmp_path: Path) -> None:

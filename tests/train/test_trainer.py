@@ -24,6 +24,7 @@ from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.record import Recorder
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.trainer import Callback, Trainer, seed_all
+from anyformer.weights import hub
 from tiny import CONFIGS
 
 PACKED = NextToken()
@@ -347,7 +348,35 @@ def test_patience_and_the_average_go_on_after_a_pause(tmp_path: Path) -> None:
         assert (rest.examples, rest.tokens) == (whole.examples, whole.tokens)
         same(weights(rest), weights(whole))
         same(rest.average.shadow, whole.average.shadow)  # type: ignore[union-attr]
+        assert best_of(rest.folder) == best_of(whole.folder) == "step-00000004"
+        best = [af.load(trainer.folder / "checkpoints" / "step-00000004").state_dict() for trainer in (rest, whole)]
+        same(*best)
+    again = part(tmp_path / "7")  # killed right after its last checkpoint: there is nothing left to do
+    assert (again.step, again.reason) == (10, whole.reason)
     assert any(not torch.equal(t, weights(whole)[n]) for n, t in whole.average.shadow.items())  # type: ignore[union-attr]
+
+
+def best_of(folder: Path) -> str:
+    """The checkpoint that every verb opens."""
+    (folder / "run.json").write_text("{}")
+    return hub.resolve(folder).name
+
+
+def test_the_newest_is_used_where_no_best_is_kept(tmp_path: Path) -> None:
+    values = iter([1.0, 2.0, 3.0])
+    options = {"steps": 6, "evaluate": Evaluate(every=2), "keep": Keep(every=2, last=9, best=False)}
+    trainer, _ = trainer_of(tmp_path, **options)
+    trainer.evaluate = lambda: {"loss": next(values)}  # type: ignore[method-assign]
+    trainer.fit()
+    assert best_of(tmp_path) == "step-00000006"
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    values = iter([float("nan"), 2.0, float("nan")])
+    trainer, _ = trainer_of(tmp_path, steps=6, evaluate=Evaluate(every=2), keep=Keep(every=2, last=9))
+    trainer.evaluate = lambda: {"loss": next(values)}  # type: ignore[method-assign]
+    trainer.fit()
+    assert trainer.best == 2.0 and best_of(tmp_path) == "step-00000004"
 
 
 class Pause(Callback):

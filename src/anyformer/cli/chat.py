@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.generate import check, opened, settings, show, visible, writing_flags
+from anyformer.cli.settings import MODEL
 from anyformer.part import nearest
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ PLAIN = "this folder has no chat template: the conversation is plain text, 'User
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
     parser.add_argument("--plain", action="store_true", help="the plain layout, whatever template the folder has")

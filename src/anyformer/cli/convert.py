@@ -13,11 +13,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from anyformer.cli.settings import MODEL
+
 FORMATS = ("anyformer", "hf", "peft")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("source", metavar="SRC", help=MODEL)
     parser.add_argument("target", metavar="DST", help="the folder to write")
     parser.add_argument("--format", metavar="NAME", default="anyformer", help="anyformer (the default), hf or peft")
     parser.add_argument("--base", metavar="MODEL", help="of an adapter: another model than the one it names")

@@ -1,8 +1,9 @@
 """Says how good a model is: the loss, and the metrics that are published for the task.
 
-MODEL is a model folder, a run's folder or a hub id. RECIPE says on which data and in which way: a recipe, a run.json or
-a run's folder; where MODEL is a run's folder it is that one unless said. MODEL may also be a file that --save wrote:
-its predictions are scored again, on a machine that has the libraries for it."""
+MODEL is a model folder, a run's folder or a hub id; of a run the best checkpoint by validation is used, of RUN@last
+the newest. RECIPE says on which data and in which way: a recipe, a run.json or a run's folder; where MODEL is a run's
+folder it is that one unless said. MODEL may also be a file that --save wrote: its predictions are scored again, on a
+machine that has the libraries for it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-beams", type=int, metavar="N", default=1, help="for texts: beam search")
     parser.add_argument("--batch", type=int, metavar="N", default=32, help="examples at once; 32")
     parser.add_argument("--most", type=int, metavar="N", help="only the first N examples")
-    parser.add_argument("--best", action="store_true", help="of a run's checkpoints the best one, not the newest")
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value in the recipe")
     parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
     parser.add_argument("--save", metavar="FILE", help="also write every prediction there, an object a line")
@@ -61,13 +61,14 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     """Scores, and what they are of."""
     from anyformer.cli.terminal import progress, working
     from anyformer.cli.train import named
+    from anyformer.weights import hub
 
-    home = Path(options.model).expanduser()
+    home = Path(hub.run_of(options.model)[0]).expanduser()
     names = None if options.metrics is None else [name for name in options.metrics.split(",") if name]
     names = [] if names == ["none"] else names
     if options.recipe is None and not (home / "run.json").is_file():
         raise ValueError("give a recipe: MODEL is not the folder of a run, which would say what it was trained on")
-    options.recipe = options.recipe or options.model
+    options.recipe = options.recipe or str(home)
     description, _ = named(options.recipe, options.data, options.set)
     with working(f"reading {options.model}"):
         from anyformer import machine
@@ -86,7 +87,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
             names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
-        folder = checkpoint_of(home, options)
+        folder = hub.resolve(options.model)
         readers: tuple[Any, ...] = read_spec(folder).readers
         texts = any("an image" not in part.embedding.gives for part in readers)
         tokenizer = Tokenizer.load(folder) if texts else None
@@ -113,17 +114,3 @@ def again(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str,
     answered = read_predictions(path)
     facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}
     return evaluation.scored(answered), facts
-
-
-def checkpoint_of(home: Path, options: argparse.Namespace) -> Path:
-    from anyformer.weights import hub
-
-    if not options.best:
-        return hub.resolve(options.model)
-    from anyformer.train.checkpoint import Checkpoints
-
-    checkpoints = Checkpoints(home)
-    step = checkpoints.best_step()
-    if step is None:
-        raise ValueError(f"--best: {options.model} holds no checkpoint that was evaluated")
-    return checkpoints.steps()[step]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from anyformer.cli.settings import device_flag
+from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LARGEST = 16 * 2**20  # bytes of a prompt
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on from")
     parser.add_argument("--file", metavar="PATH", help="the prompt is what this file holds")
     parser.add_argument("--lines", action="store_true", help="every line is a prompt of its own, a result a line")

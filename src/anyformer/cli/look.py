@@ -16,7 +16,7 @@ from typing import Any
 
 from anyformer.cli import Mistake
 from anyformer.cli.generate import DTYPES
-from anyformer.cli.settings import device_flag
+from anyformer.cli.settings import MODEL, device_flag
 from anyformer.part import nearest
 
 PORT = 8017
@@ -24,7 +24,7 @@ READS = {"text": "reads texts", "image": "reads images", "sound": "hears recordi
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="?", help="a text, or the file of a picture or a recording")
     parser.add_argument("-o", "--output", metavar="PAGE.html", help="the page as a file; look.html unless said")
     parser.add_argument("--other", metavar="INPUT", help="another text, whose values can be pasted into this one's run")

@@ -13,7 +13,7 @@ from typing import Any
 
 from anyformer.cli import Mistake, Parser
 from anyformer.cli.generate import DTYPES, visible
-from anyformer.cli.settings import device_flag
+from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.part import nearest
 from anyformer.tasks import TASKS, About
@@ -51,7 +51,7 @@ def parser_of(task: str) -> Parser:
         prog=f"anyformer run {task}", usage=f"anyformer run {task} MODEL [{fields}] [flags]",
         description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of texts or JSON lines with these fields.",
     )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", help="a model folder, Hugging Face's or ours, or a hub id")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
     parser.add_argument("--file", metavar="PATH", help="texts, one a line, or JSON lines")
     parser.add_argument("--whole", action="store_true", help="the file, or the pipe, is one text")

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+MODEL = "a model folder, a run (its best model; RUN@last is the newest) or a hub id"
+
 
 def setting(text: str) -> tuple[str, Any]:
     """PATH=VALUE, the value as JSON where it is JSON, else as text."""

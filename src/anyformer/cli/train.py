@@ -4,7 +4,7 @@ tagger of words; --model starts from another model.
 
 Every field of the description can be set: --set steps=2000 --set optimizer.lr=1e-3; --freeze embedding leaves a part of
 the model as it is. The folder keeps the description, the environment, metrics.jsonl and checkpoints; a run that was
-stopped or killed goes on with --resume.
+stopped or killed goes on with --resume. The folder opens as the best model by validation, DIR@last as the newest.
 
 On several devices: torchrun --nproc-per-node 8 -m anyformer train RECIPE, where each has a copy of the model and its
 share of every batch; --set mesh.shard=8 also deals out the parameters, --set mesh.tensor=2 each layer."""
@@ -173,7 +173,7 @@ def train(
     from anyformer.train import parallel
     from anyformer.train.baseline import Baselines
     from anyformer.train.progress import SERVICES, Metrics, Samples, Screen
-    from anyformer.train.report import report
+    from anyformer.train.report import outcome, report
     from anyformer.train.start import setup
 
     screen, baselines, samples = Screen(), Baselines(), Samples()
@@ -186,6 +186,8 @@ def train(
     if not first:
         return trainer
     written = report(folder, baselines.values)
+    for line in outcome(folder, baselines.values):
+        print(line)
     print(f"written: {folder}, {', '.join(path.name for path in written)}")
     if (folder / "adapter").is_dir():
         print(f"{folder / 'adapter'}: what was learnt alone, as PEFT has it; {folder} has it in its weights")

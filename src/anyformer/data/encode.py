@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from anyformer.data.source import Row
 from anyformer.inputs.long import LongText
+from anyformer.inputs.truncation import counted_truncation
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Objective, Record
 
@@ -29,19 +30,21 @@ class Encoded(NamedTuple):
     problem: str = ""  # why there are none
     unread: bool = False  # the source could not read the row; otherwise the objective refused it
     more: bool = False  # the next one is the rest of this record
+    truncated: int = 0  # tokens that were cut off
 
 
 def encode_row(row: Row, objective: Objective, tokenizer: Any) -> Encoded:
     if row.example is None:
         return Encoded(row.place, [], row.problem, unread=True)
     try:
-        found = objective.encode(row.example, tokenizer)
+        with counted_truncation() as cut:
+            found = objective.encode(row.example, tokenizer)
     except ValueError as error:
         return Encoded(row.place, [], str(error))
     records = found if isinstance(found, list) else [found]
     if not any(value.size for record in records for value in record.values()):
         return Encoded(row.place, [], "nothing is left of it")
-    return Encoded(row.place, records)
+    return Encoded(row.place, records, truncated=cut.tokens)
 
 
 def is_long(row: Row, objective: Objective) -> bool:

@@ -33,16 +33,17 @@ class Loader:
     """Steps from `start_step` on, `stop_step` excluded where given: `with Loader(...) as loader: for ready in loader`.
 
     `micro` examples (tokens where the plan is in tokens) go into one batch. Which examples a step sees and what chance
-    does to them depends on the plan alone, not on the number of processes.
+    does to them depends on the plan alone, not on the number of processes. `rate`: the tokens that the model reads for
+    each number of a record.
     """
 
     def __init__(
         self, plan: Plan | MixedPlan, objective: Objective, *, rank: int = 0, world_size: int = 1,
         micro: int | None = None, pad: int = 0, start_step: int = 0, stop_step: int | None = None, ahead: int = 4,
-        pin: bool | None = None,
+        pin: bool | None = None, rate: float = 1.0,
     ) -> None:  # fmt: skip
         self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
-        self.micro, self.pad = micro, pad
+        self.micro, self.pad, self.rate = micro, pad, rate
         self.start, self.stop = start_step, plan.last if stop_step is None else stop_step
         self.pin = torch.cuda.is_available() if pin is None else pin
         self._varies = type(objective).vary is not Objective.vary
@@ -59,7 +60,7 @@ class Loader:
         pieces = share(chosen, self.world_size, self.micro, self.plan.in_tokens)[self.rank]
         batches = [self._batch(chosen.part(piece if len(piece) else np.zeros(1, int))) for piece in pieces]
         real = [len(piece) > 0 for piece in pieces]
-        return Ready(step, batches, real, len(chosen.items), int(chosen.sizes.sum()))
+        return Ready(step, batches, real, len(chosen.items), round(int(chosen.sizes.sum()) * self.rate))
 
     def _batch(self, chosen: Chosen) -> Batch:
         records = self.plan.records(chosen)

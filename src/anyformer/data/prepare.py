@@ -16,7 +16,7 @@ from anyformer.data.encode import Encoded, encoded
 from anyformer.data.lock import only_one
 from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
-from anyformer.data.source import Source
+from anyformer.data.source import Held, Source
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part, walk
 
@@ -38,6 +38,11 @@ class Data(Part):
     def check(self) -> None:
         if any(isinstance(part, Mixture) and path for path, part in walk(self.train)):
             raise ValueError("data.train: a mixture has its weights where it is all of it; choose rows in its sources")
+        for name, other in (("valid", self.valid), ("test", self.test)):
+            if isinstance(self.train, Held) and isinstance(other, Held) and other.source == self.train.source:
+                if other.replace(out=self.train.out) != self.train:
+                    fix = "give both the same one_in, seed and stratify"
+                    raise ValueError(f"data.train and data.{name} split one source in two ways; {fix}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +67,13 @@ class Splits:
             split.verify()
 
     def report(self) -> list[str]:
-        """One line about the rows that could not be used, where there are some."""
-        return report_skipped(dict(self.items()))
+        """One line about rows that could not be used, and one about rows that were too long, where there are some."""
+        lines = report_skipped(dict(self.items()))
+        cut = {name: split.truncated for name, split in self.items() if split.truncated[0]}
+        if cut:
+            each = ", ".join(f"{name} {rows:,} rows ({tokens:,} tokens)" for name, (rows, tokens) in cut.items())
+            lines.append(f"too long, and cut: {each}; objective.length is the limit")
+        return lines
 
 
 def report_skipped(splits: Mapping[str, DataSplit]) -> list[str]:
@@ -129,7 +139,7 @@ def _write_rows(
     progress: Progress | None,
 ) -> None:  # fmt: skip
     count, bad = 0, writer.bad
-    for where, records, problem, unread, more in rows:
+    for where, records, problem, unread, more, truncated in rows:
         size = max(map(objective.size, records), default=0)
         if limit is not None and size > limit:
             problem = f"{size:,} tokens, and at most {limit:,} are taken (batch.length)"
@@ -138,6 +148,7 @@ def _write_rows(
         if problem:
             writer.problem(where, problem)
             continue
+        writer.truncate(truncated)
         for record in records:
             writer.add(record, more)
         count += not more

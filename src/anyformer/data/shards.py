@@ -89,6 +89,8 @@ class DataSplit:
             self.digest = conform(index["digest"], str, "digest")  # of the records: equal where the same is learnt from
             self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
             self.problems = list(conform(index["problems"], tuple[str, ...], "problems"))  # the first: "file:line: why"
+            rows, tokens = conform(index.get("truncated", (0, 0)), tuple[int, ...], "truncated")
+            self.truncated = (rows, tokens)  # how many rows were cut, and how many tokens they lost together
             self.counts = list(conform(index["shards"], tuple[int, ...], "shards"))
             self.parts = {name: conform(size, int, "parts") for name, size in index.get("parts", {}).items()}
             if self.parts and (sum(self.parts.values()) != len(self) or min(self.parts.values()) < 1):
@@ -191,6 +193,7 @@ class Writer:
         self.bytes, self.bad = 0, 0
         self.counts: list[int] = []
         self.problems: list[str] = []
+        self.truncated = (0, 0)
         self.parts: dict[str, int] = {}
         self.hash = hashlib.sha256()
 
@@ -236,6 +239,11 @@ class Writer:
         if len(self.problems) < SHOWN:
             self.problems.append(f"{place}: {why}")
 
+    def truncate(self, tokens: int) -> None:
+        """The next row has lost so many tokens."""
+        rows, total = self.truncated
+        self.truncated = (rows + (tokens > 0), total + tokens)
+
     def _flush(self) -> None:
         for name, kind in self.kinds.items():
             path = self.work / f"{len(self.counts):05d}.{name}"
@@ -260,7 +268,8 @@ class Writer:
                 os.fsync(file.fileno())
         write_json(self.work / "index.json", {
             "format": FORMAT, "digest": self.hash.hexdigest(), "shards": self.counts, "fields": self.kinds,
-            "bad": self.bad, "problems": self.problems, **({"parts": self.parts} if self.parts else {}),
+            "bad": self.bad, "problems": self.problems, "truncated": self.truncated,
+            **({"parts": self.parts} if self.parts else {}),
         })  # fmt: skip
         shutil.rmtree(self.folder, ignore_errors=True)
         self.work.rename(self.folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import dataclasses
 import glob
 import gzip
 import hashlib
@@ -193,19 +194,68 @@ class Numbers(Source):
 
 
 class Held(Subset):
-    """One part of a source where no split is given: the examples 0, n, 2n, ... are held out, the rest is to learn from.
+    """One part of a source where no split is given: of every `one_in` rows in a row one is held out, drawn with `seed`.
+    With `stratify`, the column of the classes, that holds for the rows of each class: a class of two rows or more is in
+    both parts. The seed is the split's own, so that runs with other seeds are compared on the same rows.
 
     `Data(train=Held(source=x, one_in=20), valid=Held(source=x, one_in=20, out=True))`"""
 
     one_in: int = 20
     out: bool = False
+    seed: int = 0
+    stratify: str | None = None
 
     def check(self) -> None:
         super().check()
         at_least(self, 2, "one_in")
+        at_least(self, 0, "seed")
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
-        return (row for i, row in enumerate(rows) if (i % self.one_in == 0) == self.out)
+        """In one pass: of each class only the row is kept waiting that would be held out if the group ended here."""
+        random = np.random.default_rng(self.seed)
+        groups: dict[str, _Group] = {}
+        for row in rows:
+            drawn = random.random()  # one number a row, readable or not, in whichever part
+            if row.example is None:  # reported once, with what is learnt from
+                if not self.out:
+                    yield row
+                continue
+            kind = self._class(row, known=bool(groups))
+            group = groups.setdefault(kind, _Group())
+            group.size += 1
+            replaced = drawn * group.size < 1  # reservoir sampling: each row of the group is as likely as the others
+            rejected, group.row = (group.row, row) if replaced else (row, group.row)
+            if rejected is not None and not self.out:
+                yield rejected
+            if group.size == self.one_in:
+                if self.out and group.row is not None:
+                    yield group.row
+                groups[kind] = _Group(first=False)
+        for group in groups.values():
+            held = group.size >= 2 if group.first else 2 * group.size >= self.one_in  # to the nearest whole number
+            if group.row is not None and held == self.out:
+                yield group.row
+
+    def _class(self, row: Row, known: bool) -> str:
+        """Of a row; `known` where another row has had one."""
+        if self.stratify is None or row.example is None:
+            return ""
+        try:
+            return str(reach(row.example, self.source.columns.get(self.stratify, self.stratify)))
+        except KeyError as error:
+            if known:
+                return ""  # a problem of this row, which its objective reports
+            column, place = error.args[0], row.place
+            raise ValueError(f"{place}: no column {column!r} to stratify by; {nearest(column, row.example)}") from None
+
+
+@dataclasses.dataclass
+class _Group:
+    """Rows of one class in a row, of which one is held out."""
+
+    size: int = 0
+    row: Row | None = None  # the one that is held out if no other is drawn
+    first: bool = True  # of its class
 
 
 class First(Subset):

@@ -21,6 +21,7 @@ import tokenizers
 
 from anyformer.inputs import languages, long, vocabulary
 from anyformer.inputs.published import NAMES
+from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
 from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
@@ -241,6 +242,7 @@ class Tokenizer:
         if room < 0:
             raise ValueError(f"max_length={max_length} has no room for the special tokens")
         if a + b > room:  # the longer gives way until both are equal, then both
+            count_truncated(a + b - room)
             small = min(a, b)
             large = max(small, room - small)
             if small + large > room:

@@ -69,7 +69,8 @@ class Grid:
     ) -> None:
         if seeds < 1:
             raise ValueError(f"--seeds is {seeds}; there is nothing to see without any")
-        self.base = base if steps is None else override(base, {"steps": steps})
+        same_end = {"evaluate.patience": None}  # runs are compared after the same number of steps
+        self.base = override(base, same_end if steps is None else {**same_end, "steps": steps})
         self.settings, self.seeds = dict(settings), seeds
         if "seed" in settings:
             raise ValueError("--set seed: --seeds N trains every combination with the seeds from 0 on")

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.check import at_least
+from anyformer.inputs.truncation import count_truncated
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
@@ -24,6 +25,7 @@ class Answer(Objective):
     """Columns "question", "context" and "answers": {"text": [..], "answer_start": [..]} or a list of such pairs, of
     which the first is learnt; or a text, placed by a column "answer_start" (characters) or "start_token" (words)."""
 
+    optional_columns: ClassVar[tuple[str, ...]] = ("answer_start", "start_token", "end_token")
     command: ClassVar[str] = "run answer RUN QUESTION CONTEXT"
 
     length: int = 384
@@ -49,6 +51,7 @@ class Answer(Objective):
         """Encodings of question and piece of context, whose `offsets` are characters of the context where
         `sequence_ids` is 1."""
         asked = tokenizer.plain(question)
+        count_truncated(len(asked.ids) - self.question_length)
         asked.truncate(self.question_length)
         text = tokenizer.plain(context)
         room = self.length - len(asked.ids) - tokenizer.core.num_special_tokens_to_add(True)

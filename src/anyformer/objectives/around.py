@@ -31,6 +31,10 @@ class Around(Objective):
         return self.of.packs
 
     @property
+    def truncates(self) -> int | None:
+        return self.of.truncates
+
+    @property
     def partners(self) -> int:
         return self.of.partners
 

@@ -25,6 +25,10 @@ class Choose(Objective):
         at_least(self, 2, "choices")
 
     @property
+    def truncates(self) -> int | None:
+        return self.length
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return ("text", "choices", "label")
 

@@ -37,6 +37,10 @@ class Classify(Objective):
             raise ValueError("Classify: low and high bound a number, not labels")
 
     @property
+    def truncates(self) -> int | None:
+        return self.length
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return ("text", "pair", "label") if self.pair else ("text", "label")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import nn
 
 from anyformer.check import at_least
 from anyformer.inputs import chat
+from anyformer.inputs.truncation import count_truncated
 from anyformer.kernels.loss import IGNORED
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.causal import NextToken
@@ -21,6 +22,9 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
     """Column "messages", a list of {"role": ..., "content": ...} with any number of turns, and "tools" where there are
     such, written by the checkpoint's chat template. What takes more than `length` tokens is cut after the last answer
     that fits."""
+
+    optional_columns: ClassVar[tuple[str, ...]] = ("tools",)
+    command: ClassVar[str] = "chat RUN"
 
     length: int | None = None
     template: str | None = None  # the checkpoint's own unless said
@@ -44,10 +48,13 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
         answers = [i + 1 for i, message in enumerate(messages) if message.get("role") == "assistant"]
         if not answers:
             raise ValueError("column 'messages': the assistant says nothing")
+        whole = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}
             ids, said = chat.learnt(tokenizer, messages[:stop], **given)
+            whole = whole or len(ids)
             if self.length is None or len(ids) <= self.length:
+                count_truncated(whole - len(ids))
                 break
         else:
             raise ValueError(f"{len(ids):,} tokens up to its first answer, and at most {self.length:,} are taken")

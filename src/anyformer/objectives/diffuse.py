@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class Diffuse(LabelledPictures):
     """Pictures drawn out of noise, asked for by their labels. Each time a picture is seen, noise of another step of
     the model's schedule is in it, and its label may be left out: guidance compares with what is drawn without one.
     With `vae`, the folder of an autoencoder, the numbers that it squeezes pictures into are drawn instead of pixels."""
+
+    command: ClassVar[str] = "run draw RUN LABEL"
 
     unlabelled: float = 0.1  # the chance that the label is left out
     vae: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class NextImageToken(Captioned):
     """Columns "image" and "text", as `Captioned` says. One decoder over one vocabulary: tokens of the text, and behind
     them the codes of the autoencoder in the folder `vae`. A row is a caption filled up to `length` and the codes of its
     picture; the mean loss of the words counts `text`, that of the codes `image`."""
+
+    command: ClassVar[str] = "run draw RUN TEXT"
 
     vae: str
     length: int = 256

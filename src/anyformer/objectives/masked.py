@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class Masked(Knowing, called=("MLM",)):
     many tokens instead, which allows two things more: `copies` fixes that many maskings of each piece (BERT's static
     masking had 10), and `whole_words` hides all tokens of a word or none.
     """
+
+    command: ClassVar[str] = "run fill-mask RUN TEXT"
 
     rate: float = 0.15
     mask: float = 0.8

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
 
 from anyformer.check import at_least
+from anyformer.inputs.truncation import count_truncated
 from anyformer.model import TwoTowerModule
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, joined
@@ -25,6 +26,10 @@ class Captioned(Pictures):
     def check(self) -> None:
         super().check()
         at_least(self, 2, "length")
+
+    @property
+    def truncates(self) -> int | None:
+        return self.length
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,6 +58,8 @@ class MatchImage(Captioned):
     """Columns "image" and "text", as `Captioned` says. The wrong answers are those of the same micro-batch on the same
     device, so large ones teach more."""
 
+    command: ClassVar[str] = "run search-images RUN TEXT --folder FOLDER"
+
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         return {**super().collate(records, pad), **padded_texts(records, pad)}
 
@@ -79,6 +86,7 @@ def caption(text: str, tokenizer: Any, length: int | None = None) -> np.ndarray:
 
 def ended(ids: np.ndarray, end: int | None, length: int | None) -> np.ndarray:
     """At most `length` tokens, the last of them the end, where there is one."""
+    count_truncated(0 if length is None else len(ids) + (end is not None and ids[-1] != end) - length)
     if end is None or (ids[-1] == end and (length is None or len(ids) <= length)):
         return ids[:length]
     return np.append(ids if length is None else ids[: length - 1], end)

@@ -44,6 +44,7 @@ class Read(NamedTuple):
 class Objective(Part):
     """What a model learns from raw examples: the records they become, and the loss."""
 
+    optional_columns: ClassVar[tuple[str, ...]] = ()  # fields that `encode` also reads where an example has them
     command: ClassVar[str] = ""  # how a model that learned this is used: "run tag RUN TEXT" of the command line
 
     @property
@@ -60,6 +61,12 @@ class Objective(Part):
     def packs(self) -> bool:
         """Whether records are texts ("input_ids") that may be cut and packed into full rows with "document_ids"."""
         return False
+
+    @property
+    def truncates(self) -> int | None:
+        """The number of tokens beyond which `encode` cuts a text. It is saved with the model, so that inference cuts
+        there too."""
+        return None
 
     @property
     def partners(self) -> int:

@@ -5,6 +5,7 @@ token whether it is the original. Both learn at once; what the generator writes 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ class ReplacedTokens(Masked):
     """`generator` describes a masked language model, which is thrown away at the end. 15 % of the tokens are hidden
     from it (85 % of them behind a mask, as in the published code). `weight` is lambda, of the discriminator's mean loss
     over all tokens. `share`: addresses of tables that both have in common, where their shapes are equal."""
+
+    command: ClassVar[str] = "run detect-replaced RUN TEXT"
 
     generator: Model
     weight: float = 50.0

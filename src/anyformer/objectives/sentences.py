@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class MaskedAndNext(Masked):
     Documents are cut into runs of sentences of about `length` tokens; each time a run is seen it is divided anew.
     `short` of them are cut to a random length, so that the model meets short inputs too.
     """
+
+    command: ClassVar[str] = "run next-sentence RUN TEXT PAIR"
 
     length: int | None = 512
     short: float = 0.1

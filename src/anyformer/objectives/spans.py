@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
+from anyformer.inputs.truncation import count_truncated
 from anyformer.model import HiddenSpansModelModule
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import joined, texts_of
@@ -62,7 +63,9 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         if len(sound) < len(texts) * self.samples:
             raise ValueError(f"{len(sound)} samples of sound, less than {len(texts)} segments of {self.samples}")
         images = scaled_to(self.image_size, len(self.mean))
-        ids = [joined(tokenizer, text)["input_ids"][: self.length] for text in texts]
+        whole = [joined(tokenizer, text)["input_ids"] for text in texts]
+        count_truncated(sum(max(len(each) - self.length, 0) for each in whole))
+        ids = [each[: self.length] for each in whole]
         starts = np.linspace(0, len(sound) - self.samples, len(texts)).astype(int)
         return {
             "pixels": np.stack([images.scaled(frame) for frame in frames]).reshape(-1),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.check import at_least
+from anyformer.inputs.truncation import count_truncated
 from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
@@ -35,6 +36,10 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
         at_least(self, 2, "length", "target_length")
 
     @property
+    def truncates(self) -> int | None:
+        return self.length
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return ("source", "target")
 
@@ -55,5 +60,6 @@ def cut(ids: np.ndarray, length: int | None, tokenizer: Any) -> np.ndarray:
     """(T,) of at most `length` tokens, which end as before."""
     if length is None or len(ids) <= length:
         return ids
+    count_truncated(len(ids) - length)
     after = max(len(tokenizer._around[1]), 1)
     return np.concatenate([ids[: max(length - after, 1)], ids[-after:]])

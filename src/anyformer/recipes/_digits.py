@@ -27,7 +27,7 @@ def strings(source: Source, count: int, seed: int = 0) -> JoinedRecordings:
 def learnt(data: str, count: int = 8000, one_in: int | None = None) -> Source:
     """Strings to learn from, of all their recordings or of one in so many."""
     known = recordings(data, least=HELD)
-    return strings(known if one_in is None else Held(source=known, one_in=one_in, out=True), count)
+    return strings(known if one_in is None else Held(source=known, one_in=one_in, out=True, stratify="label"), count)
 
 
 def held(data: str) -> Source:

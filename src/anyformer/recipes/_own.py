@@ -81,15 +81,17 @@ def from_table(
         raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
     labels = labels_of(path, label, values, skipped) if label is not None else ()
     tell(f"{path}: {count:,} rows; {reading(source, named, labels)}")
-    data = held_out(source)
+    data = held_out(source, "label" if labels else None)
     if label is None:
         return writing(data, name_of(path), size, model, "")
     return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
 
 
-def held_out(source: Source) -> Data:
-    """One row in ten is for validation. Rows that cannot be used are skipped, counted and reported."""
-    return Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True), unfit="skip")
+def held_out(source: Source, stratify: str | None = None) -> Data:
+    """One row in ten is for validation, of each class where `stratify` names the column of classes. Rows that cannot be
+    used are skipped, counted and reported."""
+    held = Held(source=source, one_in=10, out=True, stratify=stratify)
+    return Data(train=held.replace(out=False), valid=held, unfit="skip")
 
 
 def name_of(path: str) -> str:
@@ -180,11 +182,12 @@ def number(text: str) -> bool:
 def writing(data: Data, name: str, size: int, model: str | None, sample: str) -> Run:
     """For so many bytes of text."""
     small = size < 2**20
+    watch = Evaluate(every=50 if small else 100, patience=3)  # a small text is soon learnt by heart
     length, tokens = 128, 512 if small else 4096
     width, depth = (128, 4) if small else (256, 6)
     run = quickstart.described(
         data.train, 10, vocabulary=tokens, width=width, depth=depth, heads=4, length=length, batch=16, lr=6e-3
-    ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=Evaluate(every=100, sample=sample or None))
+    ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=watch.replace(sample=sample or None))
     if model is None:
         return run
     given, limit = model_of(model)
@@ -200,7 +203,7 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
         tables = {f"{path}.vocab_size": tokens for path, part in walk(given) if hasattr(part, "vocab_size")}
         changed |= {"model": override(given, tables), "optimizer": AdamW(lr=6e-4), "schedule": Linear(warmup=20)}
         changed |= {} if limit.writes else {"vocabulary": vocabulary(tokens)}
-    return run.replace(**changed, evaluate=Evaluate(every=100, sample=sample or None if limit.writes else None))
+    return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
 def conversing(source: Source, path: str, model: str | None) -> Run:

@@ -38,7 +38,7 @@ def from_images(path: str, model: str | None = None, *, tell: Tell = lambda line
     labels = tuple(sorted(found.classes))
     reading = from_scratch(labels, found) if model is None else further(labels, model)
     source = ImageFolder(path=str(train), channels=len(reading.mean), required=("label",))
-    data = held_out(source)
+    data = held_out(source, "label")
     if valid is not None:
         data = Data(train=source, valid=source.replace(path=str(valid)), unfit="skip")
     height, width = reading.size

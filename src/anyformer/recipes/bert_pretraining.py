@@ -40,6 +40,6 @@ def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
         batch=Batch(examples=256, length=LENGTH, micro=32, begin=Begin(steps=STEPS * 9 // 10, length=SHORT)),
         steps=STEPS,
         precision="bf16",
-        evaluate=Evaluate(every=10_000, batches=16),
+        evaluate=Evaluate(every=10_000, batches=16, patience=None),
         keep=Keep(every=10_000),
     )

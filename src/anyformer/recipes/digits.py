@@ -54,6 +54,6 @@ def run(data: str = "data", name: str = "digits") -> Run:
         schedule=Cosine(warmup=300, floor=0.01),
         batch=Batch(examples=64),
         steps=1700,
-        evaluate=Evaluate(every=200, metrics=("wer",)),
+        evaluate=Evaluate(every=200, metrics=("wer",), patience=None),
         keep=Keep(every=500, best=False),
     )

@@ -79,6 +79,6 @@ def run(data: str, name: str) -> Run:
         precision="bf16",
         ema=0.999,
         # the test part is looked at and nothing is chosen by it: what counts is the last step
-        evaluate=Evaluate(every=500, metrics=("accuracy",), best="accuracy"),
+        evaluate=Evaluate(every=500, metrics=("accuracy",), best="accuracy", patience=None),
         keep=Keep(every=2000, best=False),
     )  # fmt: skip

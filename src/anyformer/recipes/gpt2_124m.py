@@ -32,6 +32,6 @@ def run(data: str = "data") -> Run:
         steps=20_000,
         precision="bf16-stream",
         compile=True,
-        evaluate=Evaluate(every=1000, batches=50, sample="The"),
+        evaluate=Evaluate(every=1000, batches=50, sample="The", patience=None),
         keep=Keep(every=1000),
     )

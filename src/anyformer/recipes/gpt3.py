@@ -60,6 +60,6 @@ def run(data: str = "data", name: str = "gpt3-small") -> Run:
         steps=steps(TOKENS),
         precision="bf16-stream",
         compile=True,
-        evaluate=Evaluate(every=1000, batches=16),
+        evaluate=Evaluate(every=1000, batches=16, patience=None),
         keep=Keep(every=1000),
     )

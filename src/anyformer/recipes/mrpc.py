@@ -11,16 +11,14 @@ LABELS = ("different", "equivalent")
 
 
 def tables(data: str) -> Data:
-    """The published split has no validation part: every tenth pair is held out."""
+    """The published split has no validation part: one pair in ten is held out."""
 
     def table(name: str) -> TSV:
         columns = {"text": "#1 String", "pair": "#2 String", "label": "Quality"}
         return TSV(path=f"{data}/glue_mrpc/{name}.tsv.gz", columns=columns)
 
-    train = table("train")
-    return Data(
-        train=Held(source=train, one_in=10), valid=Held(source=train, one_in=10, out=True), test=table("test")
-    )
+    held = Held(source=table("train"), one_in=10, stratify="label")
+    return Data(train=held, valid=held.replace(out=True), test=table("test"))
 
 
 def run(data: str = "data") -> Run:

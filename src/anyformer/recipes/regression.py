@@ -39,6 +39,6 @@ def run(data: str = "data") -> Run:
         steps=18_750,  # 19.2 million sequences
         precision="bf16",
         compile=True,
-        evaluate=Evaluate(every=3750),
+        evaluate=Evaluate(every=3750, patience=None),
         keep=Keep(every=3750),
     )

@@ -1,4 +1,4 @@
-"""What a language model has to beat: how well counts of single tokens and of pairs predict the same text."""
+"""What a model has to beat: counts of single tokens and of pairs, or how frequent each label is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from anyformer.data import DataSplit
 from anyformer.objectives.causal import NextToken
+from anyformer.objectives.classify import Classify
+from anyformer.objectives.picture import ClassifyImage
+from anyformer.train.reading import class_counts
 from anyformer.train.trainer import Callback, Trainer
 
 MOST = 20_000_000  # tokens that are counted
@@ -13,18 +16,34 @@ WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of the coarser model's
 
 
 class Baselines(Callback):
-    """Told before the first step, where the next token is learnt."""
+    """Losses that a model has to beat, reported before the first step: where the next token or a label is learnt."""
 
     values: dict[str, float]
 
     def started(self, trainer: Trainer) -> None:
         self.values = {}
-        splits, head = trainer.splits, getattr(trainer.model.spec, "head", None)
-        if not isinstance(trainer.objective, NextToken) or splits is None or splits.valid is None:
+        splits, objective, head = trainer.splits, trainer.objective, getattr(trainer.model.spec, "head", None)
+        if splits is None or splits.valid is None:
             return
-        self.values = baselines(splits.train, splits.valid, getattr(head, "vocab_size", len(trainer.tokenizer)))
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
-        trainer.tell(f"to beat on the validation texts, in nats a token: {shown}")
+        if isinstance(objective, NextToken):
+            self.values = baselines(splits.train, splits.valid, getattr(head, "vocab_size", len(trainer.tokenizer)))
+            shown = ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
+            trainer.tell(f"to beat on the validation texts, in nats a token: {shown}")
+        elif isinstance(objective, (Classify, ClassifyImage)) and not getattr(objective, "smoothing", 0):
+            train, valid = (class_counts(split, objective.labels) for split in (splits.train, splits.valid))
+            if train:
+                loss, right = frequency_baseline(list(train.values()), list(valid.values()))
+                self.values = {"label frequencies": loss}
+                always = f"accuracy {right:.3f} by the most frequent label"
+                trainer.tell(f"to beat on the validation rows: loss {loss:.3f} by the label frequencies, {always}")
+
+
+def frequency_baseline(train: list[int], valid: list[int]) -> tuple[float, float]:
+    """From the rows of each label: the loss on the validation rows where every label is as likely as in the training
+    rows (each counted once more), and the accuracy of always choosing the most frequent one."""
+    prior = (np.array(train) + 1) / (sum(train) + len(train))
+    share = np.array(valid) / max(sum(valid), 1)
+    return float(-(share * np.log(prior)).sum()), float(share[int(np.argmax(train))])
 
 
 def baselines(train: DataSplit, valid: DataSplit, vocab_size: int) -> dict[str, float]:

@@ -24,9 +24,9 @@ from anyformer.model import TransformerModule
 from anyformer.train import parallel
 from anyformer.weights import manifest
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.manifest import STATE
 from anyformer.weights.pieces import MODEL, Pieces, in_pieces, write_pieces
 
-STATE = "state.json"
 TENSORS = "training"  # .safetensors
 
 Like = Callable[[str, str, tuple[int, ...]], Tensor | None]
@@ -78,15 +78,7 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """The step whose score is lowest, the first of equals."""
-        scores = {}
-        for step, folder in manifest.steps(self.run).items():
-            try:
-                score = read_json(folder / STATE).get("score")
-            except (OSError, ValueError):
-                continue
-            if isinstance(score, (int, float)) and score == score:
-                scores[step] = score
-        return min(scores, key=lambda step: (scores[step], step)) if scores else None
+        return next(iter(manifest.best_steps(self.run)), None)
 
     def steps(self) -> dict[int, Path]:
         return manifest.steps(self.run)

@@ -15,6 +15,7 @@ from anyformer.model import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.accelerators import published
 from anyformer.train.trainer import DTYPES, EVERY, Callback, Done, Trainer
+from anyformer.weights.io import naming
 
 
 class Metrics(Callback):
@@ -31,7 +32,8 @@ class Metrics(Callback):
         self.file = path.open("a", buffering=1)  # a line at a time, so that a kill loses none
 
     def write(self, values: dict[str, Any]) -> None:
-        self.file.write(json.dumps(values) + "\n")
+        with naming(Path(self.file.name)):
+            self.file.write(json.dumps(values) + "\n")
 
     def stepped(self, trainer: Trainer, done: Done) -> None:
         terms = done.terms if len(done.terms) > 1 else {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from anyformer.train.progress import read_metrics
 from anyformer.weights.io import read_json
+from anyformer.weights.manifest import best_steps
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -33,6 +34,36 @@ def report(folder: Path, baselines: dict[str, float] | None = None) -> list[Path
     written.append(folder / "report.html")
     written[-1].write_text(page(folder, lines, picture, baselines or {}), "utf-8")
     return written
+
+
+def result(folder: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The evaluation of the model that the run's folder opens as: its best one, or the last; None without any."""
+    valid = {line["step"]: line for line in lines if "valid/loss" in line}
+    best = next((step for step in best_steps(folder) if step in valid), None)
+    return valid[best] if best is not None else next(reversed(valid.values()), None)
+
+
+def beaten(loss: float, baselines: dict[str, float]) -> str:
+    """Whether a validation loss is below all baselines."""
+    shown = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
+    above = [f"{name} {value:.3f}" for name, value in baselines.items() if not loss < value]
+    return f"does not beat the baseline {' and '.join(above)}" if above else f"beats the baselines ({shown})"
+
+
+def outcome(folder: Path, baselines: dict[str, float]) -> list[str]:
+    """The last lines of a run's log: which model it gives, how good that is, and whether it beats the baselines."""
+    lines = read_metrics(folder)
+    found = result(folder, lines)
+    if found is None:
+        return []
+    last, loss = max(line["step"] for line in lines), found["valid/loss"]
+    verdict = f", which {beaten(loss, baselines)}" if baselines else ""
+    if not best_steps(folder):
+        return [f"validation loss {loss:.3f} after step {found['step']:,}{verdict}"]
+    told = [f"best validation: step {found['step']:,}, loss {loss:.3f}{verdict}"]
+    if found["step"] != last:
+        told.append(f"{folder} is the model of step {found['step']:,}; {folder}@last is that of step {last:,}")
+    return told
 
 
 def curve(lines: list[dict[str, Any]], baselines: dict[str, float]) -> bytes | None:
@@ -78,15 +109,20 @@ def page(folder: Path, lines: list[dict[str, Any]], picture: bytes | None, basel
     run, environment = read_json(folder / "run.json"), read_json(folder / "environment.json")
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid/loss" in line]
+    found = result(folder, lines)
     rows: list[tuple[str, str]] = []
     if steps:
         last = steps[-1]
         rows += [("steps", f"{last['step']:,}"), ("tokens seen", f"{last['tokens']:,}")]
         rows += [("time in steps", f"{last['seconds']:,.0f} s"), ("last training loss", f"{last['loss']:.4f}")]
-    if valid:
-        rows += [("validation loss", f"{valid[-1]['valid/loss']:.4f}")]
-        rows += [(name, f"{value:.4g}") for name, value in valid[-1].items() if name not in ("step", "valid/loss")]
+    if found is not None:
+        rows += [("model of step", f"{found['step']:,}"), ("validation loss", f"{found['valid/loss']:.4f}")]
+        rows += [(name, f"{value:.4g}") for name, value in found.items() if name not in ("step", "valid/loss")]
+        if found is not valid[-1]:
+            rows += [("last validation loss", f"{valid[-1]['valid/loss']:.4f}")]
     rows += [(f"{name} baseline", f"{value:.4f}") for name, value in baselines.items()]
+    if found is not None and baselines:
+        rows += [("result", f"the model {beaten(found['valid/loss'], baselines)}")]
     names = ("seed", "anyformer", "torch", "cores", "gpu", "commit")
     rows += [(name, str(environment[name])) for name in names if name in environment]
     samples = [line for line in lines if "text" in line]

@@ -70,8 +70,8 @@ class Evaluate(Part):
     batches: int | None = None  # at most so many; all unless said
     metrics: tuple[str, ...] = ()  # "accuracy", "bleu", ...: those of the objective's kind, see evaluate/metrics.py
     num_beams: int = 1  # with which texts are written for them
-    patience: int | None = None  # stop after so many evaluations without a better one
-    best: str = "loss"  # what "better" is about
+    patience: int | None = 5  # stop after so many evaluations in a row without a better one; null: never
+    best: str = "loss"  # what "better" is about: the loss, or one of the metrics
     sample: str | None = None  # a prompt that the model continues each time
 
     def check(self) -> None:
@@ -79,11 +79,11 @@ class Evaluate(Part):
 
 
 class Keep(Part):
-    """Checkpoints: every so many steps, the last `last` and the best one kept."""
+    """Checkpoints: every so many steps, of which the last `last` are kept, and the best by validation."""
 
     every: int = 1000
     last: int = 2
-    best: bool = True
+    best: bool = True  # the best one is the run's model, which every verb opens; false: the newest is
 
     def check(self) -> None:
         at_least(self, 1, "every", "last")
@@ -156,7 +156,10 @@ def read_run(path: Path) -> Run:
 
 
 # what may be other when a run goes on: how long, how it is watched, and how the same step is computed
-FREE = ("name", "steps", "evaluate", "keep", "mesh", "compile", "record", "recompute", "batch.micro")
+FREE = (
+    "name", "steps", "keep", "mesh", "compile", "record", "recompute", "batch.micro",
+    *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # the scores stay comparable
+)  # fmt: skip
 
 
 def differences(old: Run, new: Run) -> list[str]:

@@ -23,6 +23,7 @@ from anyformer.codec import override, to_json
 from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
+from anyformer.data.unused import unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
@@ -31,13 +32,14 @@ from anyformer.part import Table, thaw, walk
 from anyformer.train import parallel, record
 from anyformer.train.course import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
+from anyformer.train.reading import described_data, tokens_per_number
 from anyformer.train.run import Pretrained, Run, differences, read_run
 from anyformer.train.scoring import during
 from anyformer.train.trainer import EVERY, Callback, Trainer
 from anyformer.transforms import lora
 from anyformer.transforms.freeze import freeze
 from anyformer.weights import hub, manifest
-from anyformer.weights.io import write_json
+from anyformer.weights.io import read_json, write_json
 
 Tell = Callable[[str], object]
 
@@ -80,13 +82,14 @@ def setup(
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.from_first(splits.verify)
-        for line in splits.report():
+        for line in filter(None, (*splits.report(), unused(run.data.train, objective))):
             tell(line)
-        sizes = ", ".join(f"{name} {len(split):,} ({split.tokens:,} tokens)" for name, split in splits.items())
-        tell(f"data: {sizes}")
+        rate = tokens_per_number(model.spec, objective, splits.train)
+        tell(described_data(splits, labels_of(objective), rate))
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
-        model.folder = parallel.from_first(lambda: read_by(model, objective, folder / "inputs")) or model.folder
+        limit = None if tokenizer is None or objective.truncates == tokenizer.max_length else objective.truncates
+        model.folder = parallel.from_first(lambda: read_by(model, objective, folder / "inputs", limit)) or model.folder
         identity = {
             "data": splits.digest,
             "tokenizer": tokenizer_digest(tokenizer),
@@ -95,6 +98,7 @@ def setup(
         pad = 0 if tokenizer is None else tokenizer.filler
         options: dict[str, Any] = {
             "rank": layout.data_rank, "world_size": layout.data_size, "micro": run.batch.micro, "pad": pad,
+            "rate": rate,
         }  # fmt: skip
 
         def prepared(objective: Objective, length: int) -> DataSplit:
@@ -142,6 +146,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
     except BaseException:
         if fresh and parallel.rank() == 0:
             (folder / "run.json").unlink(missing_ok=True)
+            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # `claim` saw that there was none before
         lock.release()
         raise
 
@@ -162,6 +167,8 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)
         begun = False
+    if not begun and run.vocabulary is not None and (folder / "tokenizer").exists():
+        raise ValueError(f"{folder / 'tokenizer'} is there already, and no run here made it: give another --out DIR")
     if begun:
         changed = differences(read_run(path), run)
         if changed:
@@ -213,13 +220,20 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
     return None
 
 
-def read_by(model: TransformerModule, objective: Objective, folder: Path) -> Path | None:
+def read_by(
+    model: TransformerModule, objective: Objective, folder: Path, max_length: int | None = None
+) -> Path | None:
     """A folder with what the objective's examples are read by, the tokenizer's files beside it; None where those are
-    all there is."""
-    if objective.write_settings(folder) is None:
+    all there is. With `max_length` the tokenizer there says that longer texts are cut (model_max_length)."""
+    if objective.write_settings(folder) is None and max_length is None:
         return None
+    folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(model, folder)
-    return objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
+    if max_length is not None:
+        path = folder / "tokenizer_config.json"
+        write_json(path, {**(read_json(path) if path.is_file() else {}), "model_max_length": max_length})
+    objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
+    return folder
 
 
 def check_suits(run: Run) -> None:
@@ -230,8 +244,7 @@ def check_suits(run: Run) -> None:
 
 
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
-    named = (getattr(part, "labels", ()) for _, part in walk(run.objective))  # an objective may be about another
-    labels: tuple[str, ...] = next(filter(None, named), ())
+    labels = labels_of(run.objective)
     if isinstance(run.model, Pretrained):
         model = pretrained(run.model, run.seed, labels)
     else:
@@ -245,6 +258,11 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
             if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):
                 raise ValueError(f"vocabulary: the weights of {run.model.path} know another one; leave this one out")
     return model
+
+
+def labels_of(objective: Objective) -> tuple[str, ...]:
+    """The labels that it tells apart, or that the objective inside it does."""
+    return next(filter(None, (getattr(part, "labels", ()) for _, part in walk(objective))), ())
 
 
 def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import random
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -34,6 +33,7 @@ from anyformer.objectives.objective import Batch, Objective
 from anyformer.train import parallel
 from anyformer.train.average import Average
 from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
+from anyformer.train.interrupt import end_after_step
 from anyformer.train.optim import clip
 from anyformer.train.record import Recorder
 from anyformer.train.run import Pretrained, Run
@@ -44,6 +44,7 @@ from anyformer.transforms.stream import narrow_stream
 
 Feed = Callable[[int], AbstractContextManager[Iterable[Ready]]]  # first step -> what each step learns from
 EVERY = 30.0  # seconds between two lines of progress where there is no terminal
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, for this user, in this file system
 DTYPES = {"bf16": torch.bfloat16, "bf16-stream": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -175,6 +176,8 @@ class Trainer:
         try:
             self.begin()
             self.watched()
+        except OSError as error:
+            raise self.disk_full(error) if error.errno in FULL else error from None
         finally:
             if self.lock is not None:
                 self.lock.release()
@@ -196,12 +199,13 @@ class Trainer:
     def watched(self) -> None:
         """All steps that are left, with the callbacks."""
         started: list[Callback] = []  # one that cannot start ends the run, and has nothing to stop
-        with _polite(self):
+        with end_after_step(self):
             try:
                 for callback in self.callbacks:
                     callback.started(self)
                     started.append(callback)
-                if self.step < self.steps:
+                self.check_patience()  # a run that ended for this reason does not go on by itself
+                if self.step < self.steps and not self.reason:
                     self.learn()
             finally:
                 for callback in started:
@@ -394,20 +398,26 @@ class Trainer:
             raise ValueError(f"evaluate.best is {wanted!r}; there are {', '.join(self.scores)}")
         value = self.scores[wanted]
         self.score = value if wanted.endswith("loss") or wanted in FALLING else -value
-        better = self.best is None or self.score < self.best
+        better = self.score == self.score and (self.best is None or self.score < self.best)  # NaN is never better
         self.best = self.score if better else self.best
         self.waited = 0 if better else self.waited + 1
-        patience = self.run.evaluate.patience
-        if patience is not None and self.waited >= patience:
-            self.reason = self.reason or f"{patience} evaluations without a better {wanted}"  # all processes find this
+        self.check_patience()
         self.notify("evaluated", self.scores)
         return better
+
+    def check_patience(self) -> None:
+        """Stops where validation has not improved for too long; all processes find the same."""
+        options = self.run.evaluate
+        if options.patience is not None and self.waited >= options.patience:
+            times = f"{options.patience} evaluation{'s' if options.patience > 1 else ''}"
+            self.reason = self.reason or f"{times} without a better {options.best} (evaluate.patience)"
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
+        score = self.score if self.run.keep.best else None  # without one the newest checkpoint is the run's model
         values = {
-            "examples": self.examples, "tokens": self.tokens, "seconds": self.seconds, "score": self.score,
+            "examples": self.examples, "tokens": self.tokens, "seconds": self.seconds, "score": score,
             "best": self.best, "waited": self.waited, "identity": self.identity,
             "scaler": self.scaler.state_dict(),
         }  # fmt: skip
@@ -421,6 +431,15 @@ class Trainer:
             if self.run.lora is not None:
                 self.save_adapter()
         self.notify("saved", folder)
+
+    def disk_full(self, error: OSError) -> OSError:
+        """The same error with the file that was to be written, and how the run goes on."""
+        path = Path(error.filename or self.folder)
+        if path.parent.name.startswith(".saving-"):  # the temporary folder of a checkpoint
+            path = path.parent.with_name(f"step-{self.step:08}") / path.name
+        newest = list(self.checkpoints.steps())[-1:]
+        goes_on = f"make room, and --resume goes on from step {newest[0]:,}" if newest else "make room and start again"
+        return OSError(error.errno, f"{error.strerror or error}; {goes_on}", str(path))
 
     def save_adapter(self) -> None:
         """What was learnt alone, in PEFT's layout, beside the checkpoints that have it in their weights."""
@@ -475,25 +494,3 @@ def seed_all(seed: int, step: int, rank: int) -> None:
     (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(number % 2**63)
     random.seed(number)
     np.random.seed(number % 2**32)
-
-
-@contextlib.contextmanager
-def _polite(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run after its step, with a checkpoint; a second ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if trainer.interrupted:
-            raise KeyboardInterrupt
-        trainer.interrupted = True
-        trainer.stop("interrupted")
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

@@ -13,6 +13,8 @@ INNER = ("vae", "transformer")
 INNER_WEIGHTS = ["model*.safetensors", "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-*.safetensors"]
 PICKLES = ["pytorch_model*.bin"]  # where they are asked for
 
+CHECKPOINTS = ("best", "last")  # of a run: "runs/books@last"
+
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 
@@ -20,19 +22,20 @@ _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 def resolve(
     name_or_path: str | Path, *, offline: bool = False, revision: str | None = None, pickles: bool = False
 ) -> Path:
-    """The local folder of a model. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles`
-    fetches pickled weights too."""
+    """The local folder of a model. Of a training run it is the best checkpoint by validation; "runs/books@last" is the
+    newest. `offline` (or ANYFORMER_OFFLINE=1, HF_HUB_OFFLINE=1) opens no socket; `pickles` fetches pickled weights
+    too."""
     if not isinstance(name_or_path, (str, Path)):
         raise ValueError(f"a model is found by its folder or its hub id, got {type(name_or_path).__name__}")
     name = name_or_path.as_posix() if isinstance(name_or_path, Path) else name_or_path
-    path = os.path.expanduser(name)
+    path, which = run_of(os.path.expanduser(name))
     if os.path.isdir(path):
         if revision is not None:
             raise ValueError(f"{name!r} is a folder here, and revision={revision!r} is for models on the hub")
-        if os.path.isfile(os.path.join(path, "run.json")):  # of a training run, its newest checkpoint
+        if os.path.isfile(os.path.join(path, "run.json")):
             from anyformer.weights.manifest import model_folder
 
-            return model_folder(Path(path))
+            return model_folder(Path(path), which)
         return Path(path)
     if os.path.exists(path):
         raise ValueError(f"{name!r} is a file: give the folder that holds the model")
@@ -41,6 +44,14 @@ def resolve(
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
         raise ValueError(f"{name!r} is neither a folder nor a hub id such as 'openai-community/gpt2'")
     return _fetch(name, offline or _asked_offline(), revision, WANTED + PICKLES if pickles else WANTED)
+
+
+def run_of(name: str) -> tuple[str, str | None]:
+    """The folder of a run, and which of its checkpoints is asked for: "runs/books@last" -> ("runs/books", "last")."""
+    folder, _, which = name.rpartition("@")
+    if which in CHECKPOINTS and not os.path.exists(name) and os.path.isfile(os.path.join(folder, "run.json")):
+        return folder, which
+    return name, None
 
 
 def _asked_offline() -> bool:

@@ -15,7 +15,7 @@ import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -58,12 +58,21 @@ def write_json(path: Path, obj: object) -> None:
     raw = (json.dumps(obj, indent=2) + "\n").encode()  # may fail, so before the disk is touched
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             file.write(raw)
             _to_disk(file)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk names the file: a write that fails, unlike an open, does not say which it was."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _to_disk(file: BinaryIO) -> None:
@@ -312,7 +321,8 @@ def write_checkpoint(
         contents: list[list[str]] = []
         total = 0
         for shard in _group(tensors, shard_bytes):
-            total += write_file(workplace / str(len(contents)), shard, metadata)
+            with naming(single):
+                total += write_file(workplace / str(len(contents)), shard, metadata)
             contents.append(list(shard))
         if len(contents) == 1:
             os.replace(workplace / "0", single)

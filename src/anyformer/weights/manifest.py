@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from anyformer.weights.io import read_json, write_json
 
 NAME = "manifest.json"
+STATE = "state.json"  # of a checkpoint: its counters, and its "score" where it was evaluated
 STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -89,14 +91,37 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     return None, faults
 
 
-def model_folder(folder: Path) -> Path:
-    """Where the model of a folder lies: there, or, of a run, in its newest whole checkpoint."""
+def best_steps(run: Path) -> list[int]:
+    """The evaluated checkpoints of a run by their score: the best first, and the first of equals."""
+    scores = {}
+    for step, folder in steps(run).items():
+        try:
+            score = read_json(folder / STATE).get("score")
+        except (OSError, ValueError):
+            continue
+        if isinstance(score, (int, float)) and score == score:
+            scores[step] = score
+    return sorted(scores, key=lambda step: (scores[step], step))
+
+
+def model_folder(folder: Path, which: str | None = None) -> Path:
+    """The folder of a model: `folder` itself or, of a run, the checkpoint that is best by validation. A run without
+    validation, or one that keeps no best (keep.best=false), has its newest. `which` asks for one: "best" or "last"."""
     if (folder / "spec.json").is_file() or (folder / "config.json").is_file():
         return folder
-    found, faults = newest(folder)
-    if found is None:
+    ranked = [] if which == "last" else best_steps(folder)
+    if which == "best" and not ranked:
+        raise FileNotFoundError(f"{folder}@best: no checkpoint of this run was evaluated; {folder}@last is the newest")
+    for step in ranked:
+        found = steps(folder)[step]
+        wrong = fault(found)
+        if wrong is None:
+            return found
+        warnings.warn(f"the best checkpoint is damaged and is not used: {wrong}", stacklevel=2)
+    last, faults = newest(folder)
+    if last is None:
         raise FileNotFoundError(f"{folder}: a run without a whole checkpoint" + "".join(f"; {f}" for f in faults))
-    return found
+    return last
 
 
 def _summary(path: Path) -> dict[str, object]:

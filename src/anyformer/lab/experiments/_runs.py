@@ -78,7 +78,8 @@ def training(
         schedule=Cosine(warmup=max(steps // 20, 1) if warmup is None else warmup, floor=0.1),
         batch=Batch(examples=batch, length=length), steps=steps,
         precision="bf16" if device.startswith("cuda") else "fp32", record=device.startswith("cuda"), seed=seed,
-        evaluate=Evaluate(every=every or steps, batches=batches), keep=Keep(every=steps, last=1, best=False),
+        evaluate=Evaluate(every=every or steps, batches=batches, patience=None),
+        keep=Keep(every=steps, last=1, best=False),
     )  # fmt: skip
 
 

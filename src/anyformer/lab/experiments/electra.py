@@ -95,7 +95,7 @@ def work(values: Values, place: Place) -> list[Row]:
         model=Pretrained(path=str(place.folder / "pretrained"), architecture=architecture, labels=labels),
         objective=Tag(labels=labels), optimizer=AdamW(lr=lr / 2), schedule=Linear(warmup=values["tuning"] // 10),
         batch=Batch(examples=16, length=LENGTH), steps=values["tuning"], keep=Keep(every=values["tuning"], best=False),
-        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), precision=run.precision,
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None), precision=run.precision,
         seed=values["seed"],
     )  # fmt: skip
     scores = place.train(tune, name="tuned").scores

@@ -76,7 +76,8 @@ def work(values: Values, place: Place) -> list[Row]:
         schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1), steps=steps, seed=values["seed"],
         batch=Batch(examples=values["batch"], length=LENGTH),
         precision="bf16" if place.device.startswith("cuda") else "fp32", record=place.device.startswith("cuda"),
-        evaluate=Evaluate(every=max(steps // 8, 1), batches=8), keep=Keep(every=steps, last=1, best=False),
+        evaluate=Evaluate(every=max(steps // 8, 1), batches=8, patience=None),
+        keep=Keep(every=steps, last=1, best=False),
     )  # fmt: skip
     trainer = place.train(run)
     seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]

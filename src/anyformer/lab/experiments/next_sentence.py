@@ -71,16 +71,16 @@ def work(values: Values, place: Place) -> list[Row]:
     )  # fmt: skip
     found = asked(place.train(run, name="pretrained"))
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
-    told = JSONLines(path=str(place.shared / "pairs.txt"))
+    told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
     tune = Run(
-        name="tuned", data=Data(train=Held(source=told, one_in=2), valid=Held(source=told, one_in=2, out=True)),
+        name="tuned", data=Data(train=told, valid=told.replace(out=True)),
         model=Pretrained(
             path=str(place.folder / "pretrained"), architecture="BertForSequenceClassification", labels=LABELS
         ),
         objective=Classify(labels=LABELS, pair=True, length=LENGTH), optimizer=AdamW(lr=run.optimizer.lr / 3),
         schedule=Linear(warmup=values["tuning"] // 10), batch=Batch(examples=16, length=LENGTH),
         steps=values["tuning"], keep=Keep(every=values["tuning"], best=False), precision=run.precision,
-        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",)), seed=values["seed"],
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None), seed=values["seed"],
     )  # fmt: skip
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 

@@ -1,0 +1,57 @@
+"""What of the data is not used: columns that nothing reads, and files of another kind in a folder."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+from anyformer.data.source import Files, First, Held, Source, Where
+from anyformer.data.table import CSV, HFDataset, JSONLines, Parquet
+from anyformer.objectives.objective import Objective
+from anyformer.part import walk
+
+SHOWN = 5  # names that are written out
+
+
+def unused(source: Source, objective: Objective) -> str:
+    """"not used: column id; 2 files with other endings (a.pdf, b.doc)", or "" where all is used."""
+    found = []
+    if columns := unused_columns(source, objective):
+        found.append(f"column{'s' if len(columns) > 1 else ''} {named(columns)}")
+    if files := unused_files(source):
+        found.append(f"{len(files):,} file{'s' if len(files) > 1 else ''} with other endings ({named(files)})")
+    return f"not used: {'; '.join(found)}" if found else ""
+
+
+def named(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def unused_columns(source: Source, objective: Objective) -> list[str]:
+    """Of a table, by its first row that can be read."""
+    optional = (getattr(part, "optional_columns", ()) for _, part in walk(objective))  # of what is inside it, too
+    read = {*objective.columns, *chain.from_iterable(optional)}
+    while isinstance(source, (Held, First, Where)):
+        read |= {source.column} if isinstance(source, Where) else set()
+        source = source.source
+    if not isinstance(source, (CSV, JSONLines, Parquet, HFDataset)):
+        return []
+    read = {source.columns.get(name, name) for name in read} | {*source.columns.values()}
+    read |= {name.partition(".")[0] for name in read}  # "translation.de" is inside of "translation"
+    first = next((row.example for row in source.raw() if row.example is not None), {})
+    return [str(name) for name in first if name not in read]
+
+
+def unused_files(source: Source) -> list[str]:
+    """Those in the folders of a source that it does not read, hidden ones left aside."""
+    found = []
+    for part in (part for _, part in walk(source) if isinstance(part, Files)):
+        for path in (part.path,) if isinstance(part.path, str) else part.path:
+            folder = Path(path).expanduser()
+            if folder.is_dir():
+                taken = {*part.files()}
+                others = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file not in taken]
+                visible = [file for file in others if not any(name.startswith(".") for name in file.parts)]
+                found += [str(file) for file in visible if (folder / file).is_file()]
+    return list(dict.fromkeys(found))

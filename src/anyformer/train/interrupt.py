@@ -1,0 +1,34 @@
+"""Ctrl-C and SIGTERM while a model trains."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anyformer.train.trainer import Trainer
+
+
+@contextlib.contextmanager
+def end_after_step(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run after its step, with a checkpoint; a second ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        trainer.interrupted = True
+        trainer.stop("interrupted")
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ask) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
