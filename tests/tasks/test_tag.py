@@ -1,16 +1,24 @@
-"""Spans of words: transformers' results, with each way to make words of tokens."""
+"""Spans of words: transformers' results, with each way to make words of tokens; models that were trained here."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import anyformer as af
+from anyformer import cli, families
+from anyformer.data import Bytes, Data, JSONLines
+from anyformer.objectives.tag import Tag, split_words, word_tokens
 from anyformer.tasks.each.tag import AGGREGATIONS
+from anyformer.train.optim import AdamW
+from anyformer.train.run import Batch, Run
+from anyformer.train.start import train
 
 Folders = Callable[..., Path]
 LABELS = ("B-PER", "I-PER", "O", "B-LOC", "I-LOC", "MISC")
@@ -31,7 +39,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], text: str) ->
         assert one["word"] == text[one["start"] : one["end"]]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", [name for name in AGGREGATIONS if name != "word"])
 @pytest.mark.parametrize(
     "architecture", [f"{name}ForTokenClassification" for name in ("Bert", "Roberta", "GPT2", "T5")]
 )
@@ -76,3 +84,78 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.tag(folder, " ")
     with pytest.raises(ValueError, match="^the text has no tokens$"):
         af.tasks.tag(folder, "\u200d\u200d")
+
+
+# -- models that were trained here: a label for each word
+
+
+def tagger(folder: Path, labels: tuple[str, ...], every: bool = False, **changes: Any) -> Any:
+    """A run of no steps; what it was trained on says that words are labelled, and how."""
+    rows = [{"words": ["Ride", "Jane", "in", "London"], "tags": [labels[0], labels[1], *labels[-2:]]}]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    run = Run(
+        name="tags", vocabulary=Bytes(special=special, begin="cls_token", end="sep_token"),
+        model=families.find("bert").read({
+            "architectures": ["BertForTokenClassification"], "vocab_size": 300, "hidden_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
+            "num_labels": len(labels), "initializer_range": 1.0, **changes,
+        }),
+        data=Data(train=JSONLines(path=str(folder / "rows.jsonl"))), objective=Tag(labels=labels, every=every),
+        batch=Batch(examples=2), steps=1, optimizer=AdamW(lr=1e-8),
+    )  # fmt: skip
+    train(run, folder / "run", device="cpu")
+    return folder / "run"
+
+
+BIO = ("B-PER", "I-PER", "B-LOC", "O")
+SAID = "Ride Jane  lives in the U.S., near (London)."
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_model_that_was_trained_here_labels_whole_words_wherever_it_goes(tmp_path: Path, every: bool) -> None:
+    """Each token of these models is a byte: without words, labels change inside them."""
+    folder = tagger(tmp_path, BIO, every)
+    ours, saved, exported = af.load(folder), tmp_path / "saved", tmp_path / "exported"
+    af.save(ours, saved)
+    assert cli.main(["convert", str(folder), str(exported), "--format", "hf"]) == 0
+    assert json.loads((exported / "config.json").read_text())["label_all_tokens"] is every
+    expected = af.tasks.tag(ours, SAID)
+    starts, ends = map(set, zip(*split_words(SAID)))
+    assert expected and all(span["start"] in starts and span["end"] in ends for span in expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a field that the published class does not know
+        for where in (saved, exported):
+            assert af.tasks.tag(where, SAID) == expected
+    simple = af.tasks.tag(ours, SAID, aggregation="simple")
+    assert any(span["start"] not in starts or span["end"] not in ends for span in simple)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_word_has_the_label_that_evaluation_gives_it(tmp_path: Path, every: bool) -> None:
+    labels = ("NOUN", "VERB", "DET", "PUNCT")  # without "O": a result for each word
+    model = af.load(tagger(tmp_path, labels, every))
+    words = ["Ride", "sees", "the", "U.S.", ","]
+    found = af.tasks.tag(model, "Ride sees the U.S.,")
+    assert [span["word"] for span in found] == words
+    ids, places = word_tokens(words, af.tasks.open_model(model).tokenizer)
+    shares = model(input_ids=torch.tensor(ids)[None].long()).logits[0].detach().softmax(-1)
+    for number, span in enumerate(found):
+        tokens = shares[torch.tensor(places) == number]
+        own = tokens.mean(0) if every else tokens[0]
+        assert span["entity_group"] == labels[int(own.argmax())]
+        assert span["score"] == pytest.approx(float(own.max()), abs=1e-5)
+
+
+def test_windows_cut_no_word(tmp_path: Path) -> None:
+    model = af.load(tagger(tmp_path, ("NOUN", "VERB", "DET", "PUNCT")))
+    text = " ".join(f"word{i} and {i}" for i in range(20))
+    for stride in (0, 7, None):
+        assert [span["word"] for span in af.tasks.tag(model, text, stride=stride)] == text.split()
+
+
+def test_how_a_text_is_divided_into_words() -> None:
+    text = '(Ada) "sees" the U.S., wait... :) @me I \'m in!!'
+    words = ["(", "Ada", ")", '"', "sees", '"', "the", "U.S.", ",", "wait", "...", ":)", "@me", "I", "'m", "in", "!!"]
+    assert [text[start:end] for start, end in split_words(text)] == words

@@ -82,6 +82,11 @@ class Objective(Part):
         """This objective, knowing what it needs of the tokenizer. Once more changes nothing."""
         return self
 
+    @property
+    def source_fields(self) -> dict[str, Any]:
+        """Fields for the `source` of the trained description: how examples were labelled, for tasks to do the same."""
+        return {}
+
     def write_settings(self, folder: Path) -> Path | None:
         """Writes what a model needs beside its weights to read such examples, other than a tokenizer; where it is."""
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
 from anyformer.parts.head import TagModule
+
+
+LABEL_ALL_TOKENS = "label_all_tokens"  # the field of `source` that keeps `Tag.every` with the model
+OPENING, CLOSING = r"[(\[{\"“‘«¿¡]*", r"[)\]}\"”»,;:!?….]*$"
+ABBREVIATION = re.compile(r"\w(\.\w)+")  # U.S
 
 
 class Tag(Objective, called=("NER",)):
@@ -29,6 +35,10 @@ class Tag(Objective, called=("NER",)):
     @property
     def columns(self) -> tuple[str, ...]:
         return ("words", "tags")
+
+    @property
+    def source_fields(self) -> dict[str, Any]:
+        return {LABEL_ALL_TOKENS: self.every}
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         words, tags = listed(example, "words"), listed(example, "tags")
@@ -67,10 +77,30 @@ def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:
 def word_tokens(words: Sequence[str], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """Ids (T,) of the words with single spaces between, and which word each token is of; -1 for special tokens."""
     encoding = tokenizer._encode(" ".join(words), None, None, True)
+    return array(tokenizer._ids(encoding)), array(token_words(words, encoding))
+
+
+def token_words(words: Sequence[str], encoding: Any) -> list[int]:
+    """Which word each token of " ".join(words), or of a part of it, is of; -1 for special tokens."""
     ends = np.cumsum([len(word) + 1 for word in words])  # a word and the space after it
     # by its last character: a token may begin with the space before the word
-    places = [
+    return [
         -1 if sequence is None or stop <= start else int(np.searchsorted(ends, stop - 1, side="right"))
         for sequence, (start, stop) in zip(encoding.sequence_ids, encoding.offsets)
     ]
-    return array(tokenizer._ids(encoding)), array(places)
+
+
+def split_words(text: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of each word of a text, as files with a label for each word usually divide it: at spaces, and marks
+    such as brackets, commas and full stops before or after a word are words of their own."""
+    for chunk in re.finditer(r"\S+", text):
+        opening, closing = re.match(OPENING, chunk[0]), re.search(CLOSING, chunk[0])
+        assert opening is not None and closing is not None  # both may be empty
+        first, last = chunk.start() + opening.end(), chunk.start() + closing.start()
+        if first >= last:  # nothing but marks: ":)", "..."
+            yield chunk.span()
+            continue
+        last += text[last : last + 1] == "." and ABBREVIATION.fullmatch(text, first, last) is not None
+        yield from ((place, place + 1) for place in range(chunk.start(), first))
+        yield first, last
+        yield from (run.span() for run in re.compile(r"(.)\1*").finditer(text, last, chunk.end()))

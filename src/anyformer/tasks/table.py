@@ -63,7 +63,10 @@ TASKS: dict[str, About] = {
     "tag": About(
         "what the words of a text are: entities, parts of speech, with their places",
         flags={
-            "aggregation": Flag("how tokens become words: none, simple, first, average or max; simple"),
+            "aggregation": Flag(
+                "how tokens become words: word, none, simple, first, average or max; default: word for models"
+                " trained here, else simple"
+            ),
             "stride": Flag("tokens that windows over a long text have in common; a quarter of one", int),
         },
     ),

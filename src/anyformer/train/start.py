@@ -237,6 +237,8 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     else:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
     name_labels(model, labels)
+    for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
+        model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
     belong(model, tokenizer)
     if isinstance(run.model, Pretrained) and run.vocabulary is not None:
         with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
+from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
 from anyformer.part import nearest
 from anyformer.parts.head import TagModule
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, labels_of
@@ -35,43 +36,82 @@ AGGREGATIONS: dict[str, Callable[[list[np.ndarray]], np.ndarray] | None] = {
     "first": lambda tokens: tokens[0],
     "average": lambda tokens: np.mean(tokens, axis=0),
     "max": lambda tokens: max(tokens, key=lambda shares: shares.max()),
+    "word": None,
 }
 
 
 def tag(
-    model: Source, inputs: Inputs, *, aggregation: str = "simple", stride: int | None = None, **how: Unpack[How]
+    model: Source, inputs: Inputs, *, aggregation: str | None = None, stride: int | None = None, **how: Unpack[How]
 ) -> Any:
     """[{"entity_group", "score", "word", "start", "end"}, ...]: neighbours that belong together ("B-PER", "I-PER") are
     one span, what is outside ("O") is left out, and `word` is text[start:end].
 
-    aggregation   "none": every token by itself, as {"entity", "index", ...}
-                  "simple": each token has its likeliest label
+    aggregation   "word": the text is divided into words and read as in training, and each word has one label; the
+                  default for models that were trained here, whose saved description tells how words were labelled
+                  "simple": each token has its likeliest label; the default for all other models
+                  "none": every token by itself, as {"entity", "index", ...}
                   "first", "average", "max": all tokens of a word have the likeliest label of its first token, of their
                   mean, or of the token that is surest
 
-    A text that the model cannot take at once is read in windows with `stride` tokens in common, a quarter of a window
-    unless said; of spans that overlap the longest is kept.
+    A text that the model cannot take at once is read in windows with `stride` tokens in common (default: a quarter of
+    a window). Of spans that overlap the longest is kept; a word in two windows has the mean of its scores.
 
     >>> tag("a/model/folder", "Ada Lovelace was born in London.")  # doctest: +SKIP
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
     """
-    if aggregation not in AGGREGATIONS:
+    if aggregation is not None and aggregation not in AGGREGATIONS:
         raise ValueError(f"no aggregation {aggregation!r}; {nearest(aggregation, AGGREGATIONS)}")
     asked = ask("tag", model, inputs, how)
     names = labels_of(asked, head_of(asked.model, TagModule, "tagging").out.out_features)
-    windows = asked.each(lambda row: asked.windows(row["text"], stride))
-    flat = [(row["text"], window) for row, own in zip(asked.rows, windows) for window in own]
-    records = [{"input_ids": array(asked.tokenizer._ids(window))} for _, window in flat]
-    shares = asked.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy())
-    each = iter([
-        spans(pieces(asked, text, window, own), aggregation, names, text)
-        for (text, window), own in zip(flat, shares)
-    ])  # fmt: skip
+    label_all_tokens = asked.model.spec.source.get(LABEL_ALL_TOKENS)
+    aggregation = aggregation or ("simple" if label_all_tokens is None else "word")
+
+    def read(row: dict[str, Any]) -> tuple[Any, list[Any]]:
+        text: Any = row["text"] if aggregation != "word" else WordedText(row["text"], [*split_words(row["text"])])
+        return text, asked.windows(str(text), stride)
+
+    texts = asked.each(read)
+    records = [{"input_ids": array(asked.tokenizer._ids(window))} for _, windows in texts for window in windows]
+    shares = iter(asked.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
     results = []
-    for own in windows:
-        found = [span for _ in own for span in next(each)]
-        results.append(found if len(own) == 1 else without_overlaps(found))
+    for text, windows in texts:
+        scored = [(window, next(shares)) for window in windows]
+        if aggregation == "word":
+            results.append(spans(text.scored(scored, bool(label_all_tokens)), aggregation, names, text.text))
+            continue
+        found = [s for window, own in scored for s in spans(pieces(asked, text, window, own), aggregation, names, text)]
+        results.append(found if len(windows) == 1 else without_overlaps(found))
     return asked.give(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordedText:
+    """A text as it is read in training: its words with single spaces between."""
+
+    text: str
+    places: list[tuple[int, int]]  # start and end of each word in the text
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def words(self) -> list[str]:
+        return [self.text[start:end] for start, end in self.places]
+
+    def scored(self, windows: list[tuple[Any, np.ndarray]], label_all_tokens: bool) -> list[LabelledText]:
+        """The words that have tokens, each with the mean over the tokens that carried its label in training: the first
+        or all of them, in every window over the text that has them."""
+        words = self.words
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)])  # of each word in the joined text
+        found: dict[int, list[np.ndarray]] = {}
+        for number, (window, shares) in enumerate(windows):
+            before = -1
+            for word, (start, _), own in zip(token_words(words, window), window.offsets, shares):
+                inside = word == before or (before < 0 < number and start > starts[word])  # not a word's first token
+                if word >= 0 and (label_all_tokens or not inside):
+                    found.setdefault(word, []).append(own)
+                before = word if word >= 0 else before
+        return [LabelledText(np.mean(own, axis=0), *self.places[word]) for word, own in sorted(found.items())]
 
 
 def pieces(asked: TaskRun, text: str, window: Any, shares: np.ndarray) -> list[LabelledText]:
@@ -104,8 +144,10 @@ def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], tex
             {"entity": name, "score": score, "index": piece.index, **placed(text, piece.start, piece.end)}
             for name, score, piece in best if name != OUTSIDE
         ]  # fmt: skip
+    # a label for every word, parts of speech say, is about one word; entities may have several
+    joins = aggregation != "word" or OUTSIDE in names
     groups = []
-    for group in grouped(best, lambda before, one: kind(one[0]) == kind(before[0]) and not one[0].startswith("B-")):
+    for group in grouped(best, lambda a, b: joins and kind(b[0]) == kind(a[0]) and not b[0].startswith("B-")):
         name = group[0][0].split("-", 1)[-1]
         score = float(np.mean([score for _, score, _ in group]))
         if name != OUTSIDE:
