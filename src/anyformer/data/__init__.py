@@ -10,7 +10,7 @@ from anyformer.data.plan import Plan
 from anyformer.data.prepare import Data, Splits, prepare, tokenizer_digest
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Beside, First, Held, Numbers, Row, Source, Where
-from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD
+from anyformer.data.table import CSV, IDX, TSV, Arrays, HFDataset, JSONLines, Parquet, SQuAD, open_table
 from anyformer.data.text import Columns, ParallelText, PythonDocs, TextFiles
 from anyformer.data.vocabulary import Bytes, Stored, TrainedBPE, Vocabulary, Words, texts_of
 
@@ -19,5 +19,5 @@ __all__ = [
     "Source", "Row", "Beside", "Held", "First", "Numbers", "Where", "Mixture", "Share", "TextToText", "TextFiles",
     "ParallelText", "Columns", "PythonDocs", "JSONLines", "CSV", "TSV", "Parquet", "HFDataset", "Arrays", "IDX",
     "SQuAD", "Captions", "Worded", "Episodes", "ImageFolder", "SoundFolder", "Recordings", "JoinedRecordings",
-    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of",
+    "Vocabulary", "Bytes", "TrainedBPE", "Words", "Stored", "texts_of", "open_table",
 ]  # fmt: skip

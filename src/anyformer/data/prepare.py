@@ -21,6 +21,7 @@ from anyformer.objectives.objective import Objective
 from anyformer.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
+NAMED = 3  # skipped rows whose reasons are told; all are counted
 
 
 class Data(Part):
@@ -61,14 +62,13 @@ class Splits:
             split.verify()
 
     def report(self) -> list[str]:
-        """A line for each split with rows that could not be used, and the first of these."""
+        """A line for each split with rows that could not be used: how many, and why the first of them."""
         lines = []
         for name, split in self.items():
             if split.bad:
-                lines.append(f"{name}: {split.bad:,} of {len(split) + split.bad:,} rows left out")
-                lines += [f"  {problem}" for problem in split.problems]
-                more = split.bad - len(split.problems)
-                lines += [f"  and {more:,} more"] if more else []
+                more = [f"and {split.bad - NAMED:,} more"] if split.bad > NAMED else []
+                why = "; ".join([*split.problems[:NAMED], *more])
+                lines.append(f"{name}: {split.bad:,} of {len(split) + split.bad:,} rows skipped: {why}")
         return lines
 
 

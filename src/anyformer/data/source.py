@@ -11,6 +11,7 @@ import codecs
 import glob
 import gzip
 import hashlib
+import io
 import itertools
 import lzma
 import math
@@ -22,13 +23,14 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anyformer.check import at_least
+from anyformer.objectives.examples import Renamed
 from anyformer.part import Part, Table, nearest
 
 Example = Mapping[str, Any]
 
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what a damaged archive raises
-LONGEST_LINE = 64 * 2**20  # bytes: a line is held whole
+LONGEST_LINE = 64 * 2**20  # characters: a line is held whole
 BLOCK = 2**20  # bytes that are decoded at once
 
 
@@ -39,9 +41,11 @@ class Row(NamedTuple):
 
 
 class Source(Part):
-    """Where examples come from. `columns` renames: what the objective asks for -> what the data calls it."""
+    """Where examples come from. `columns` renames: what the objective asks for -> what the data calls it. `required`
+    columns, by the objective's names, must hold one value: a row where one is missing, empty or a list is skipped."""
 
     columns: Mapping[str, str] = Table()
+    required: tuple[str, ...] = ()
 
     def raw(self) -> Iterator[Row]:
         """Every row in order, by the names of the data."""
@@ -58,26 +62,42 @@ class Source(Part):
     def rows(self, wanted: tuple[str, ...]) -> Iterator[Row]:
         """Every row with the columns that are `wanted`, by the names of the objective.
 
-        A column that the first good row lacks is a mistake of whoever described the data; in a later row it is a
-        problem of the row."""
-        names = {name: self.columns.get(name, name) for name in (*wanted, *self.columns)}
+        A column that the first good row lacks is a mistake of whoever described the data, unless it is `required`; in
+        a later row it is a problem of the row."""
+        names = {name: self.columns.get(name, name) for name in (*wanted, *self.columns, *self.required)}
+        optional = {names[name] for name in self.required}
         seen = False
         for place, example, problem in self.raw():
             if example is None:
                 yield Row(place, None, problem)
                 continue
             try:
-                example = {**example, **{name: reach(example, column) for name, column in names.items()}}
+                example = Renamed({**example, **{name: reach(example, column) for name, column in names.items()}})
             except KeyError as error:
                 lacks = error.args[0]
-                if not seen:
+                if not seen and lacks not in optional:
                     hint = f" (data.*.columns says what is meant by {lacks!r})" if lacks in wanted else ""
                     known = [" ".join(str(name).split()) for name in example]  # a damaged table has anything there
                     raise ValueError(f"{place}: no column {lacks!r}; {nearest(lacks, known)}{hint}") from None
                 yield Row(place, None, f"no column {lacks!r}")
                 continue
+            example.columns = names
+            problem = next(filter(None, (not_one_value(example[name], names[name]) for name in self.required)), "")
             seen = True
-            yield Row(place, example)
+            yield Row(place, None if problem else example, problem)
+
+
+def not_one_value(value: Any, column: str) -> str:
+    """Why a cell does not hold one value; "" where it does."""
+    if isinstance(value, str):
+        empty = not value.strip()
+    elif isinstance(value, (list, tuple, Mapping)):
+        if len(value):
+            return f"column {column!r} holds a {'table' if isinstance(value, Mapping) else 'list'}, not one value"
+        empty = True
+    else:
+        empty = value is None or (isinstance(value, float) and math.isnan(value))
+    return f"column {column!r} is empty" if empty else ""
 
 
 def reach(example: Example, column: str) -> Any:
@@ -268,32 +288,80 @@ class Line(NamedTuple):
     problem: str = ""  # why there is none
 
 
-def lines(file: Path) -> Iterator[Line]:
+def lines(file: Path, encoding: str = "utf-8") -> Iterator[Line]:
     number = 0
     try:
         with open_bytes(file) as stream:
-            for number, raw in enumerate(raw_lines(stream), 1):
-                if raw is None:
-                    yield Line(number, None, TOO_LONG)
-                    continue
-                try:
-                    yield Line(number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
-                except UnicodeDecodeError:
-                    yield Line(number, None, "not UTF-8")
+            for number, line in enumerate(text_lines(stream, encoding), 1):
+                problem = TOO_LONG if line is None else not_encoded(encoding) if UNDECODABLE in line else ""
+                yield Line(number, None if line is None or problem else line.rstrip("\r\n"), problem)
     except BROKEN as error:
         raise ValueError(f"{file}, after line {number}: cannot be read ({error})") from None
 
 
-TOO_LONG = f"longer than {LONGEST_LINE:,} bytes"
+# -- encodings
+
+TOO_LONG = f"longer than {LONGEST_LINE:,} characters"
+UNDECODABLE = "\udc80"  # stands for bytes that are not text; no encoding gives it
+BOMS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF8: "utf-8",
+        codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
+codecs.register_error("anyformer.mark", lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 
-def raw_lines(stream: IO[bytes]) -> Iterator[bytes | None]:
+def text_lines(stream: IO[bytes], encoding: str = "utf-8", newline: str = "\n") -> Iterator[str | None]:
     """Each line with its end; None for one that is too long to hold."""
-    while raw := stream.readline(LONGEST_LINE):
-        rest = raw
-        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-            rest, raw = stream.readline(LONGEST_LINE), b""
-        yield raw or None
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    text = io.TextIOWrapper(stream, encoding, errors="anyformer.mark", newline=newline)
+    while line := text.readline(LONGEST_LINE):
+        rest = line
+        while len(rest) == LONGEST_LINE and not rest.endswith(("\n", "\r")):
+            rest, line = text.readline(LONGEST_LINE), ""
+        yield line or None
+
+
+def known_encoding(name: str) -> str:
+    """The usual name of a text encoding; ValueError where Python knows none of this name."""
+    try:
+        found = codecs.lookup(name)
+        found.incrementaldecoder(errors="strict").decode(b"")
+        if not isinstance("".encode(name), bytes) or not getattr(found, "_is_text_encoding", True):
+            raise LookupError(name)
+    except (LookupError, TypeError, ValueError):
+        usual = ("utf-8", "utf-16", "utf-32", "cp1252", "latin-1", "cp1250", "cp1251", "gb18030", "shift_jis", "big5")
+        raise ValueError(f"no encoding {name!r}; {nearest(name, usual)}") from None
+    return found.name
+
+
+def not_encoded(encoding: str) -> str:
+    return f"not {encoding.upper() if encoding.startswith('utf') else encoding}"
+
+
+def detect_encoding(file: Path) -> str:
+    """The encoding of a text file: by its byte order mark; UTF-16 where every other byte of its start is zero; UTF-8
+    where it is that, or is that but for fewer characters than it has beyond ASCII; else Windows' cp1252."""
+    valid, invalid = 0, 0
+    try:
+        with open_bytes(file) as stream:
+            raw = stream.read(BLOCK)
+            for mark, name in BOMS.items():
+                if raw.startswith(mark):
+                    return name
+            for name, bytes_ in (("utf-16-be", raw[:4096:2]), ("utf-16-le", raw[1:4096:2])):
+                if bytes_.count(0) > 0.4 * len(bytes_):
+                    return name
+            if b"\0" in raw[:4096]:
+                raise ValueError(f"{file}: not a text file; save it as text, UTF-8, first")
+            reader = codecs.getincrementaldecoder("utf-8")("anyformer.mark")
+            while raw:
+                following = stream.read(BLOCK)
+                text = reader.decode(raw, final=not following)
+                marks = text.count(UNDECODABLE)
+                valid += len(text) - len(text.encode("ascii", "ignore")) - marks
+                invalid += marks
+                raw = following
+    except BROKEN as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from None
+    return "utf-8" if valid >= invalid else "cp1252"
 
 
 class NotText(ValueError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,28 +17,39 @@ from anyformer.data.source import (
     BROKEN,
     LONGEST_LINE,
     TOO_LONG,
+    UNDECODABLE,
     Files,
     Row,
     Source,
+    detect_encoding,
+    known_encoding,
     lines,
+    not_encoded,
     open_bytes,
-    raw_lines,
+    plain_suffix,
+    text_lines,
 )
 from anyformer.machine import need
 from anyformer.part import Table, nearest
 
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python keeps a byte that is no text
+DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
+LOOKED_AT = 100  # rows of a table that decide about its delimiter
 
 
 class JSONLines(Files, called=("jsonl",)):
     """An object a line."""
+
+    encoding: str = "utf-8"
+
+    def check(self) -> None:
+        known_encoding(self.encoding)
 
     def endings(self) -> tuple[str, ...]:
         return (".jsonl", ".ndjson", ".json")
 
     def raw(self) -> Iterator[Row]:
         for file in self.files():
-            for number, line, problem in lines(file):
+            for number, line, problem in lines(file, self.encoding):
                 place = f"{file}:{number}"
                 if line is None:
                     yield Row(place, None, problem)
@@ -65,8 +75,10 @@ class CSV(Files):
     delimiter: str = ","
     quote: str | None = '"'
     names: tuple[str, ...] = ()
+    encoding: str = "utf-8"
 
     def check(self) -> None:
+        known_encoding(self.encoding)
         if len(self.delimiter) != 1 or (self.quote is not None and len(self.quote) != 1):
             raise ValueError(f"{type(self).__name__}: delimiter and quote are single characters")
 
@@ -80,10 +92,10 @@ class CSV(Files):
                 if problem:
                     yield Row(place, None, problem)
                 elif not names:
-                    names = tuple(cells)
+                    names = column_names(cells)
                     if len(set(names)) < len(names):
                         raise ValueError(f"{place}: two columns have one name: {', '.join(names)}")
-                elif len(cells) != len(names):
+                elif len(cells) < len(names) or any(cells[len(names) :]):  # spreadsheets put empty cells at the end
                     yield Row(place, None, f"{len(cells)} values for {len(names)} columns")
                 else:
                     yield Row(place, dict(zip(names, cells)))
@@ -91,7 +103,7 @@ class CSV(Files):
     def _cells(self, file: Path) -> Iterator[tuple[str, list[str], str]]:
         csv.field_size_limit(LONGEST_LINE)  # a document may be long
         with open_bytes(file) as stream:
-            text = _lines_of_cells(file, stream)
+            text = _lines_of_cells(file, stream, self.encoding)
             reader = csv.reader(
                 text, delimiter=self.delimiter, quotechar=self.quote, strict=True,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
@@ -107,16 +119,21 @@ class CSV(Files):
                     continue
                 except BROKEN as error:
                     raise ValueError(f"{file}, after line {begin - 1}: cannot be read ({error})") from None
-                bad = any(_NOT_UTF8.search(cell) for cell in cells if not cell.isascii())
                 if cells:  # an empty line is no example
-                    yield f"{file}:{begin}", cells, "not UTF-8" if bad else ""
+                    bad = any(UNDECODABLE in cell for cell in cells)
+                    yield f"{file}:{begin}", cells, not_encoded(self.encoding) if bad else ""
 
 
-def _lines_of_cells(file: Path, stream: IO[bytes]) -> Iterator[str]:
-    for number, raw in enumerate(raw_lines(stream), 1):
-        if raw is None:
+def column_names(cells: list[str]) -> tuple[str, ...]:
+    """Those of a header; a column without one is called by its number."""
+    return tuple(cell.strip() or f"column {i}" for i, cell in enumerate(cells, 1))
+
+
+def _lines_of_cells(file: Path, stream: IO[bytes], encoding: str) -> Iterator[str]:
+    for number, line in enumerate(text_lines(stream, encoding, newline=""), 1):
+        if line is None:
             raise ValueError(f"{file}:{number}: {TOO_LONG}")
-        yield raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+        yield line
 
 
 class TSV(CSV):
@@ -124,6 +141,37 @@ class TSV(CSV):
 
     delimiter: str = "\t"
     quote: str | None = None
+
+
+def open_table(
+    path: str, wanted: Sequence[str] = (), *, delimiter: str | None = None, encoding: str | None = None,
+    jsonl: bool = False,
+) -> CSV | JSONLines:  # fmt: skip
+    """A table as people have it. JSON lines are known by the file's ending (or `jsonl`), its encoding and delimiter by
+    its content, unless they are given; `wanted` columns are expected in the header."""
+    plain: CSV | JSONLines = JSONLines(path=path) if jsonl else CSV(path=path)
+    file = plain.files()[0]
+    given = {"encoding": encoding or detect_encoding(file)}
+    if jsonl or plain_suffix(file) in JSONLines.endings(JSONLines(path=path)):
+        return JSONLines(path=path, **given)
+    if delimiter is None and plain_suffix(file) == ".tsv":
+        tabs = TSV(path=path, **given)
+        if detect_delimiter(tabs, file, wanted) == tabs.delimiter:
+            return tabs
+    table = CSV(path=path, **given)
+    return table.replace(delimiter=delimiter or detect_delimiter(table, file, wanted))
+
+
+def detect_delimiter(table: CSV, file: Path, wanted: Sequence[str] = ()) -> str:
+    """The one with which the header has the `wanted` columns, and most rows as many values as the header."""
+
+    def score(delimiter: str) -> tuple[bool, int, int]:
+        rows = [cells for _, cells, _ in islice(table.replace(delimiter=delimiter)._cells(file), LOOKED_AT)]
+        header = column_names(rows[0]) if rows else ()
+        alike = sum(len(cells) == len(header) for cells in rows[1:]) if len(header) > 1 else 0
+        return {*wanted} <= {*header}, alike, len(header)
+
+    return max(DELIMITERS, key=score)
 
 
 class Parquet(Files):

@@ -21,6 +21,7 @@ from anyformer.data.source import (
     decoded,
     digest_of,
     find,
+    known_encoding,
     lines,
 )
 from anyformer.inputs.long import LongText
@@ -157,6 +158,10 @@ class Columns(Files):
 
     fields: Mapping[str, int] = Table({"words": 0, "tags": -1})
     comment: str | None = None
+    encoding: str = "utf-8"
+
+    def check(self) -> None:
+        known_encoding(self.encoding)
 
     def endings(self) -> tuple[str, ...]:
         return (".conll", ".conllu", ".bio", ".txt")
@@ -168,7 +173,7 @@ class Columns(Files):
     def _sentences(self, file: Path) -> Iterator[Row]:
         words: list[list[str]] = []
         begin, problem = 1, ""
-        for number, line, unread in chain(lines(file), [Line(0, "")]):
+        for number, line, unread in chain(lines(file, self.encoding), [Line(0, "")]):
             if line is None:
                 problem = problem or f"line {number} is {unread}"
             elif self.comment is not None and line.startswith(self.comment):

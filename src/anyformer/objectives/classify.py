@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.model.base import TransformerModule
-from anyformer.objectives.examples import field, joined, label_of, text_of
+from anyformer.objectives.examples import column_name, field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import ClassifyModule
 
@@ -49,10 +49,10 @@ class Classify(Objective):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"column 'label': {value!r} is not a number") from None
+            raise ValueError(f"column {column_name(example, 'label')!r}: {value!r:.60} is not a number") from None
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         if not (math.isfinite(number) and low <= number <= high):
-            raise ValueError(f"column 'label': {number} is outside {low} to {high}")
+            raise ValueError(f"column {column_name(example, 'label')!r}: {number} is outside {low} to {high}")
         return np.float32(number)
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:

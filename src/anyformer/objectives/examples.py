@@ -13,9 +13,20 @@ from anyformer.part import nearest
 Example = Mapping[str, Any]
 
 
+class Renamed(dict[str, Any]):
+    """An example by the objective's names of its columns; `columns` are the data's own names, for messages."""
+
+    columns: Mapping[str, str]
+
+
+def column_name(example: Example, column: str) -> str:
+    """What the user's data calls a column."""
+    return example.columns.get(column, column) if isinstance(example, Renamed) else column
+
+
 def field(example: Example, column: str) -> Any:
     if column not in example:
-        raise ValueError(f"no column {column!r}; {nearest(column, example)}")
+        raise ValueError(f"no column {column_name(example, column)!r}; {nearest(column, example)}")
     return example[column]
 
 
@@ -24,7 +35,7 @@ def text_of(example: Example, column: str) -> str:
     if isinstance(value, LongText):
         value = str(value)
     if not isinstance(value, str):
-        raise ValueError(f"column {column!r} holds {type(value).__name__}, not text")
+        raise ValueError(f"column {column_name(example, column)!r} holds {type(value).__name__}, not text")
     return value
 
 
@@ -34,24 +45,26 @@ def texts_of(example: Example, column: str) -> list[str]:
     if not isinstance(value, (list, tuple)):
         return [text_of(example, column)]
     if not value or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"column {column!r} holds a list, and not of texts")
+        raise ValueError(f"column {column_name(example, column)!r} holds a list, and not of texts")
     return list(value)
 
 
 def label_of(example: Example, column: str, labels: Sequence[str]) -> int:
     """The number of a label: its place among `labels`, by name, or a number that is one."""
-    return label_number(field(example, column), labels, column)
+    return label_number(field(example, column), labels, column_name(example, column))
 
 
 def label_number(value: Any, labels: Sequence[str], column: str) -> int:
-    if isinstance(value, str) and value in labels:
-        return labels.index(value)
+    """By name first: among the labels "1", "2", "3" the number 1 is the first, not the second."""
+    name = str(value).strip()
+    if name in labels:
+        return labels.index(name)
     try:
         number = int(value)
         if number != float(value):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"column {column!r}: label {value!r} is not known; {nearest(str(value), labels)}") from None
+        raise ValueError(f"column {column!r}: label {value!r:.60} is not known; {nearest(name, labels)}") from None
     if not 0 <= number < len(labels):
         raise ValueError(f"column {column!r}: label {number} is outside 0..{len(labels) - 1}")
     return number

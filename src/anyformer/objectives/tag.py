@@ -11,10 +11,9 @@ from torch import nn
 
 from anyformer.kernels.loss import IGNORED
 from anyformer.model.base import TransformerModule
-from anyformer.objectives.examples import array, field, label_number
+from anyformer.objectives.examples import array, column_name, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
 from anyformer.parts.head import TagModule
-
 
 LABEL_ALL_TOKENS = "label_all_tokens"  # the field of `source` that keeps `Tag.every` with the model
 OPENING, CLOSING = r"[(\[{\"“‘«¿¡]*", r"[)\]}\"”»,;:!?….]*$"
@@ -45,8 +44,9 @@ class Tag(Objective, called=("NER",)):
         if len(words) != len(tags):
             raise ValueError(f"{len(words)} words and {len(tags)} tags")
         if not words:
-            raise ValueError("column 'words' is empty")
-        numbers = [label_number(tag, self.labels, "tags") for tag in tags]
+            raise ValueError(f"column {column_name(example, 'words')!r} is empty")
+        column = column_name(example, "tags")
+        numbers = [label_number(tag, self.labels, column) for tag in tags]
         ids, places = word_tokens([str(word) for word in words], tokenizer)
         labels, before = np.full(len(ids), IGNORED, np.int32), -1
         for i, word in enumerate(places.tolist()):
@@ -70,7 +70,7 @@ def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, Sequence):
-        raise ValueError(f"column {column!r} holds {type(value).__name__}, not a list")
+        raise ValueError(f"column {column_name(example, column)!r} holds {type(value).__name__}, not a list")
     return value
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anyformer import families
 from anyformer.checkpoint import read_spec
 from anyformer.codec import override
-from anyformer.data import CSV, TSV, Data, Held, JSONLines, Source, TextFiles
+from anyformer.data import CSV, TSV, Data, Held, Source, TextFiles, open_table
 from anyformer.families import names
 from anyformer.generation.prompt import position_limit
 from anyformer.model import Model
@@ -30,6 +32,7 @@ from anyformer.weights import hub
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
 CLASSIFIER = "ForSequenceClassification"
+Tell = Callable[[str], object]
 
 
 def from_text(path: str, model: str | None = None) -> Run:
@@ -41,28 +44,46 @@ def from_text(path: str, model: str | None = None) -> Run:
     return writing(data, name_of(path), sum(file.stat().st_size for file in files), model, " ".join(start.split()[:4]))
 
 
-def from_table(path: str, label: str | None, columns: Sequence[str] = (), model: str | None = None) -> Run:
+def from_table(
+    path: str, label: str | None, columns: Sequence[str] = (), model: str | None = None, *,
+    delimiter: str | None = None, encoding: str | None = None, jsonl: bool = False, tell: Tell = lambda line: None,
+) -> Run:  # fmt: skip
     """A classifier for the rows of a CSV, TSV or JSON lines, or without a label a model that writes such texts. One row
-    in ten is held out."""
-    kind = {".tsv": TSV, ".csv": CSV}.get(Path(path.removesuffix(".gz")).suffix.lower(), JSONLines)
-    source: Source = kind(path=path)
-    first = next((row.example for row in source.raw() if row.example is not None), None)
+    in ten is held out. `tell` gets a line about how the file is read."""
+    wanted = (*columns, *([label] if label else ()))
+    source: Source = open_table(path, wanted, delimiter=delimiter, encoding=encoding, jsonl=jsonl)
+    known, problem = dict[str, None](), "it is empty"
+    first: Mapping[str, Any] | None = None
+    for row in source.raw():
+        problem = row.problem or problem
+        if row.example is not None:
+            first = first or row.example
+            known.update(dict.fromkeys(row.example))
+            if isinstance(source, CSV):  # its first line names the columns of all
+                break
     if first is None:
-        raise ValueError(f"{path}: no row that could be read")
+        raise ValueError(f"{path}: no row that could be read ({problem})")
     if label is None and not columns and "messages" in first:
         return conversing(source, path, model)
-    texts = text_columns(path, list(first), label, columns)
-    count, size, values = 0, 0, set[str]()
-    for example in (row.example for row in source.raw() if row.example is not None):
-        count, size = count + 1, size + len(str(example.get(texts[0])))
-        if label is not None and len(values) <= MOST_LABELS and example.get(label) not in (None, ""):
-            values.add(str(example[label]))
+    texts = text_columns(path, list(known), label, columns)
     named = {"text": texts[0], **({"pair": texts[1]} if len(texts) > 1 else {}), **({"label": label} if label else {})}
-    source = source.replace(columns=named)
-    data = Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True))
+    source = source.replace(columns=named, required=("text", *(("label",) if label else ())))
+    count, size, values, skipped = 0, 0, Values(), Counter[str]()
+    for row in source.rows(()):
+        if row.example is None:
+            skipped[row.problem] += 1
+            continue
+        count, size = count + 1, size + len(str(row.example["text"]))
+        if label is not None:
+            values.add(row.example["label"])
+    if not count:
+        raise ValueError(f"{path}: no row can be used; {shown_skipped(skipped)}")
+    labels = labels_of(path, label, values, skipped) if label is not None else ()
+    tell(f"{path}: {count:,} rows; {reading(source, named, labels, [*known])}")
+    data = Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True), unfit="skip")
     if label is None:
         return writing(data, name_of(path), size, model, "")
-    return classifying(data, name_of(path), labels_of(path, label, values), len(texts) > 1, count, model)
+    return classifying(data, name_of(path), labels, len(texts) > 1, count, model)
 
 
 def name_of(path: str) -> str:
@@ -82,21 +103,69 @@ def text_columns(path: str, known: list[str], label: str | None, columns: Sequen
     return found
 
 
-def labels_of(path: str, column: str, values: Iterable[str]) -> tuple[str, ...]:
-    """The labels of a column in the order of their names; none where it has numbers that are no classes."""
-    found = sorted(values)
-    if len(found) > MOST_LABELS or any("." in value and number(value) for value in found):
-        if all(map(number, found)):
-            return ()
-        raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels")
+def reading(source: Source, named: Mapping[str, str], labels: Sequence[str], known: Sequence[str]) -> str:
+    """How a table is read: its columns, and what was found out about the file."""
+    parts = [f"{name}: column {own!r}" for name, own in named.items()]
+    if "label" in named:
+        parts[-1] += f", {len(labels)} labels" if labels else ", a number"
+    unused = [name for name in known if name not in named.values()]
+    parts += [f"columns not used: {', '.join(unused)}"] if unused else []
+    delimiter, encoding = getattr(source, "delimiter", ","), getattr(source, "encoding", "utf-8")
+    if isinstance(source, CSV) and not isinstance(source, TSV) and delimiter != ",":
+        parts.append(f"delimiter {delimiter!r} (--delimiter sets another)")
+    parts += [f"encoding {encoding} (--encoding sets another)"] if encoding != "utf-8" else []
+    return "; ".join(parts)
+
+
+class Values:
+    """What stands in a column of labels."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()  # one more than MOST_LABELS at most
+        self.total, self.numbers, self.fractions = 0, 0, False
+
+    def add(self, value: Any) -> None:
+        name = str(value).strip()
+        self.total += 1
+        if number(name):
+            self.numbers += 1
+            self.fractions |= not float(name).is_integer()
+        if len(self.names) <= MOST_LABELS:
+            self.names.add(name)
+
+    @property
+    def many(self) -> bool:
+        return len(self.names) > MOST_LABELS
+
+
+def labels_of(path: str, column: str, values: Values, skipped: Mapping[str, int]) -> tuple[str, ...]:
+    """The labels of a column in the order of their names; none where it has numbers that are not classes. Of those, one
+    value in ten may be something else ("n/a"); such rows are skipped later on."""
+    if (values.many or values.fractions) and values.numbers >= 0.9 * values.total:
+        return ()
+    found = sorted(values.names)
+    after = f" ({shown_skipped(skipped)})" if skipped else ""
+    if values.many:
+        raise ValueError(f"{path}: column {column!r} has more than {MOST_LABELS} values, too many for labels{after}")
     if len(found) < 2:
-        raise ValueError(f"{path}: column {column!r} has one value alone, {found[0] if found else 'nothing'!r}")
+        raise ValueError(
+            f"{path}: column {column!r} has a single value, {found[0]!r}, in all {values.total:,} rows{after};"
+            " a classifier needs two or more"
+        )
     return tuple(sorted(found, key=float) if all(map(number, found)) else found)
+
+
+def shown_skipped(skipped: Mapping[str, int]) -> str:
+    """The rows that were skipped, by reason, the commonest first."""
+    reasons = sorted(skipped.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{count:,} because {why}" for why, count in reasons[:3])
+    more = f", and {sum(count for _, count in reasons[3:]):,} more" if len(reasons) > 3 else ""
+    return f"{sum(skipped.values()):,} rows skipped: {shown}{more}" if skipped else "it has none"
 
 
 def number(text: str) -> bool:
     try:
-        return float(text) == float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
 
