@@ -505,7 +505,7 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
         (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),
         (writer, {"audio": (tone(0.5) * np.nan, RATE)}, {}, "sample 0 is not a finite"),
-        (writer, [audio, {"audio": tone(0.5)}], {}, "input 2: samples need their rate"),
+        (writer, {"audio": tone(0.5)}, {}, "samples need their rate"),
         (writer, {"text": "x"}, {}, "audio"),
     ):  # fmt: skip
         with pytest.raises((ValueError, FileNotFoundError), match=message):
