@@ -95,9 +95,11 @@ def test_the_prompt_comes_from_three_places(run: Run, model: Path, tmp_path: Pat
     piped = subprocess.run(command, input="The fox\n", capture_output=True, text=True)
     assert (piped.returncode, piped.stdout, piped.stderr) == direct
     write(tmp_path, "prompts.txt", "The fox\n\nA tab\nThe fox\n")
-    code, out, _ = run(model, "--file", tmp_path / "prompts.txt", "--lines", *flags)
+    code, out, err = run(model, "--file", tmp_path / "prompts.txt", "--lines", *flags)
     rows = out.splitlines(keepends=True)
-    assert code == 0 and len(rows) == 3 and rows[0] == rows[2] == direct[1] != rows[1]
+    assert code == 1 and len(rows) == 4 and rows[0] == rows[3] == direct[1] != rows[2]
+    assert json.loads(rows[1]) == {"error": "the prompt is empty: it has no tokens"}
+    assert err == "anyformer: 1 of 4 prompts failed\n"
 
 
 def test_stop_strings_are_not_printed(run: Run, model: Path) -> None:

@@ -74,8 +74,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         from anyformer.checkpoint import load
         from anyformer.data import First
         from anyformer.evaluate import Evaluation
-        from anyformer.inputs.text import Tokenizer
-        from anyformer.train.alone import chosen, evaluate, write_predictions
+        from anyformer.train.alone import chosen, evaluate, tokenizer_in, write_predictions
 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
@@ -86,7 +85,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = checkpoint_of(home, options)
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = tokenizer_in(folder, description)
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
         if options.save is not None and Path(options.save).is_dir():

@@ -130,21 +130,26 @@ def walk(scene: Scene) -> Any:
     from anyformer.look.maps import attention
 
     inside = Inside(scene)
+    if not (predictions := inside.predictions()):
+        raise ValueError("--picture walk ends with the words that come next, and this model predicts none")
     tokens, lens = [plain(token) for token in inside.labels(scene.target)], logit_lens(inside.run)
     figure, axes = new(2, 2, 11, 8)
     places = range(len(tokens))
     axes[0, 0].imshow(lens.states[0][0, :, :64].T.float().numpy(), aspect="auto", cmap="RdBu")
     axes[0, 0].set_title("embedding: a vector a token (64 numbers of it)", fontsize=9)
     maps = attention(inside.run).maps
-    middle = maps[len(maps) // 2]
-    axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
-    axes[0, 1].set_title(f"attention of {middle.address}, mean of heads", fontsize=9)
-    axes[0, 1].set_yticks(places, tokens, fontsize=7)
+    if maps:
+        middle = maps[len(maps) // 2]
+        axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
+        axes[0, 1].set_title(f"attention of {middle.address}, mean of heads", fontsize=9)
+        axes[0, 1].set_yticks(places, tokens, fontsize=7)
+    else:
+        axes[0, 1].text(0.5, 0.5, "this model has no attention", ha="center", va="center", fontsize=8)
     axes[1, 0].imshow(stream_norms(inside.run)[:, 0].numpy(), aspect="auto", cmap="viridis")
     axes[1, 0].set_title("residual stream: length of the vectors, layer by layer", fontsize=9)
     for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
         axis.set_xticks(places, tokens, fontsize=7, rotation=60)
-    best = inside.predictions()[-1][::-1]
+    best = predictions[-1][::-1]
     axes[1, 1].barh([plain(word) for word, _, _ in best], [share for _, share, _ in best])
     axes[1, 1].set_title(f"what comes after “{tokens[-1]}”", fontsize=9)
     return figure

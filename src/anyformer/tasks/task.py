@@ -45,6 +45,7 @@ Progress = Callable[[int, int], object]  # called with how many are done, of how
 # to what the model takes; False: never
 Truncate = bool | None
 
+READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
 FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one input, not with the program
 AT_ONCE = 64  # batches of inputs that are prepared, and sorted by length, together
 
@@ -64,7 +65,7 @@ class Reader:
     """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
 
     model: TransformerModule
-    tokenizer: Any  # a Tokenizer, or None where pictures are read
+    tokenizer: Any  # a Tokenizer, or None where no text is read or written
     batch: int = 8
     progress: Progress = lambda done, total: None
     images: Images | None = None
@@ -108,7 +109,13 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
         read = [each for each in read if "an image" not in each.gives]
         companion: Any = read_spec(folder / COMPANION)
         read.append(companion.embedding)
-    tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
+    tokenizer = None
+    if any("an image" not in each.gives for each in read):
+        try:
+            tokenizer = Tokenizer.load(folder)
+        except FileNotFoundError:  # `TaskRun.tokenizer` says so, where a task that fits the model needs one
+            if any("input_ids" in each.inputs for each in read):
+                raise
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
     if channels is not None and drawn_in and not Images.there(folder):  # pipelines of diffusers: from -1 to 1
@@ -177,6 +184,8 @@ class TaskRun:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        if self.reader.tokenizer is None:
+            raise ValueError(f"{self.model.folder}: no tokenizer, which {self.task} needs")
         return self.reader.tokenizer
 
     @property
@@ -381,12 +390,18 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
             raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
     reader = open_model(model, **how)
-    read = {"pictures": reader.images is not None, "text": reader.tokenizer is not None}
-    wanted = "pictures" if "image" in TASKS[task].fields else "text"
-    if not read[wanted]:
-        other = next(kind for kind in read if kind != wanted)
-        raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {other}")
+    fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)
+    wanted = "pictures" if "image" in fields else "sound" if "audio" in fields else "text"
+    if wanted not in reads:
+        raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {' and '.join(reads)}")
     return TaskRun(task, reader, rows, one)
+
+
+def kinds_read(spec: Any) -> list[str]:
+    """What a model reads: "text", "pictures", "sound", or the name of another input."""
+    embeddings = [part.embedding for part in spec.readers]
+    return [*dict.fromkeys("pictures" if "an image" in each.gives else READS.get(each.inputs[0], each.inputs[0])
+                           for each in embeddings)]  # fmt: skip
 
 
 def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
