@@ -116,6 +116,31 @@ def test_texts_are_cut_as_in_training(folders: Folders) -> None:
         af.tasks.classify(reader, LONG, truncate=True)
 
 
+def test_a_training_keeps_the_length_with_its_model(tmp_path: Path) -> None:
+    from anyformer.data import CSV, Bytes, Data
+    from anyformer.objectives.classify import Classify
+    from anyformer.recipes._encoder import SPECIAL
+    from anyformer.train.run import Batch, Run
+    from anyformer.train.start import setup
+
+    (tmp_path / "x.csv").write_text("text,label\na dog,no\n" + "a fox " * 20 + ",yes\n")
+    config = {"architectures": ["BertForSequenceClassification"], "vocab_size": 300, "hidden_size": 16,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
+              "id2label": {"0": "no", "1": "yes"}}  # fmt: skip
+    run = Run(
+        name="x", model=af.families.find("bert").read(config), data=Data(train=CSV(path=str(tmp_path / "x.csv"))),
+        vocabulary=Bytes(special=SPECIAL, begin="cls_token", end="sep_token"), steps=1,
+        objective=Classify(labels=("no", "yes"), length=12), batch=Batch(examples=2),
+    )  # fmt: skip
+    trainer = setup(run, tmp_path / "run", device="cpu")
+    af.save(trainer.model, tmp_path / "saved")
+    with pytest.warns(UserWarning, match="^the text exceeded 12 tokens: 8 tokens cut off$"):
+        cut = af.tasks.classify(tmp_path / "saved", "a fox is a fox, yes")[0]["score"]
+    record = run.objective.encode({"text": "a fox is a fox, yes", "label": "yes"}, trainer.tokenizer)
+    logits = trainer.model.eval()(input_ids=torch.from_numpy(record["input_ids"]).long()[None]).logits
+    assert cut == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)  # what the model is trained on
+
+
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 

@@ -138,13 +138,10 @@ def walk(scene: Scene) -> Any:
     axes[0, 0].imshow(lens.states[0][0, :, :64].T.float().numpy(), aspect="auto", cmap="RdBu")
     axes[0, 0].set_title("embedding: a vector a token (64 numbers of it)", fontsize=9)
     maps = attention(inside.run).maps
-    if maps:
-        middle = maps[len(maps) // 2]
-        axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
-        axes[0, 1].set_title(f"attention of {middle.address}, mean of heads", fontsize=9)
-        axes[0, 1].set_yticks(places, tokens, fontsize=7)
-    else:
-        axes[0, 1].text(0.5, 0.5, "this model has no attention", ha="center", va="center", fontsize=8)
+    middle = maps[len(maps) // 2]
+    axes[0, 1].imshow(middle.weights[0].mean(0).float().numpy(), aspect="auto", cmap="viridis")
+    axes[0, 1].set_title(f"attention of {middle.address}, mean of heads", fontsize=9)
+    axes[0, 1].set_yticks(places, tokens, fontsize=7)
     axes[1, 0].imshow(stream_norms(inside.run)[:, 0].numpy(), aspect="auto", cmap="viridis")
     axes[1, 0].set_title("residual stream: length of the vectors, layer by layer", fontsize=9)
     for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):

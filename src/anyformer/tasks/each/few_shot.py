@@ -94,7 +94,8 @@ def few_shot(
 
 def choice_pairs(asked: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
     """The token ids of the prompt, and of each choice after it."""
-    two, pairs = asked.model.spec.pair, {}
+    two = asked.model.spec.pair
+    pairs: dict[str, Pair] = {}
     for choice in choices:
         first, rest = encode_pair(asked.tokenizer, prompt, choice, two)
         fits(asked, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)

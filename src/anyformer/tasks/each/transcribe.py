@@ -132,7 +132,8 @@ def check_listener(asked: TaskRun) -> None:
 
 def listen(asked: TaskRun, listener: Listener, recordings: list[Listened]) -> None:
     """Every recording to its end, as many at once as the reader has in a batch."""
-    waiting, going, done = list(recordings), [], 0
+    waiting, done = list(recordings), 0
+    going: list[Listened] = []
     while waiting or going:
         while waiting and len(going) < asked.reader.batch:
             going.append(waiting.pop(0))
