@@ -103,42 +103,18 @@ def test_halves_are_tried_until_the_input_is_found(folders: Folders) -> None:
     assert sum(calls) == 64 + 64 + 32 + 16 + 8 + 4 + 2
 
 
-def test_texts_are_cut_as_in_training(folders: Folders) -> None:
-    reader = af.tasks.open_model(folders("BertForSequenceClassification"))
-    spec = reader.model.spec
-    reader.model.spec = spec.replace(source=type(spec.source)({**spec.source, "truncation_length": 12}))
-    with pytest.warns(UserWarning, match="^2 of 3 inputs exceeded 12 tokens: 70 tokens cut off$"):
+def test_texts_are_cut_to_the_length_that_the_folder_stores(folders: Folders, tmp_path: Path) -> None:
+    af.save(af.load(folders("BertForSequenceClassification")), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 12}))
+    reader = af.tasks.open_model(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"^too long, and cut: 2 of 3 inputs \(70 tokens\); the limit is 12 tokens$"):
         found = af.tasks.classify(reader, [LONG, "a dog", "dog " * 20])
     assert same(found[0], af.tasks.classify(reader, "dog " * 10)) and same(found[2], found[0])
     with pytest.raises(ValueError, match="the text has 72 tokens, and this model takes at most 48; truncate cuts it"):
         af.tasks.classify(reader, LONG, truncate=False)
-    with pytest.warns(UserWarning, match="^the text exceeded 12 tokens: 60 tokens cut off$"):
+    with pytest.warns(UserWarning, match=r"^too long, and cut: 1 of 1 inputs \(60 tokens\); the limit is 12 tokens$"):
         af.tasks.classify(reader, LONG, truncate=True)
-
-
-def test_a_training_keeps_the_length_with_its_model(tmp_path: Path) -> None:
-    from anyformer.data import CSV, Bytes, Data
-    from anyformer.objectives.classify import Classify
-    from anyformer.recipes._encoder import SPECIAL
-    from anyformer.train.run import Batch, Run
-    from anyformer.train.start import setup
-
-    (tmp_path / "x.csv").write_text("text,label\na dog,no\n" + "a fox " * 20 + ",yes\n")
-    config = {"architectures": ["BertForSequenceClassification"], "vocab_size": 300, "hidden_size": 16,
-              "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64,
-              "id2label": {"0": "no", "1": "yes"}}  # fmt: skip
-    run = Run(
-        name="x", model=af.families.find("bert").read(config), data=Data(train=CSV(path=str(tmp_path / "x.csv"))),
-        vocabulary=Bytes(special=SPECIAL, begin="cls_token", end="sep_token"), steps=1,
-        objective=Classify(labels=("no", "yes"), length=12), batch=Batch(examples=2),
-    )  # fmt: skip
-    trainer = setup(run, tmp_path / "run", device="cpu")
-    af.save(trainer.model, tmp_path / "saved")
-    with pytest.warns(UserWarning, match="^the text exceeded 12 tokens: 8 tokens cut off$"):
-        cut = af.tasks.classify(tmp_path / "saved", "a fox is a fox, yes")[0]["score"]
-    record = run.objective.encode({"text": "a fox is a fox, yes", "label": "yes"}, trainer.tokenizer)
-    logits = trainer.model.eval()(input_ids=torch.from_numpy(record["input_ids"]).long()[None]).logits
-    assert cut == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)  # what the model is trained on
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------

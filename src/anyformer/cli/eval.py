@@ -94,8 +94,9 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
         scores = evaluate(model, description, split, evaluation, **settings)
-    for line in evaluation.left_out:
-        print(f"left out: {line}", file=sys.stderr)
+    if evaluation.left_out:
+        count = len(evaluation.left_out)
+        print(f"left out: {count:,} rows that cannot be used; the first: {evaluation.left_out[0]}", file=sys.stderr)
     if options.save is not None:
         write_predictions(Path(options.save), evaluation)
     count = len(evaluation.examples[0] if evaluation.answered is not None else evaluation.split or ())

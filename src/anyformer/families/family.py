@@ -122,7 +122,6 @@ COMMON: dict[str, ConfigField] = {
     "id2label": Inert(None, "its length is num_labels; the names are for people"),
     "label2id": Inert(None, "names for people"),
     "num_labels": Inert(None, "read with id2label"),
-    "truncation_length": Inert(None, "our runs: in training, texts were cut to so many tokens"),
     "label_all_tokens": Inert(None, "our taggers: each token of a word was labelled, not its first only"),
     "_num_labels": Inert(None, "an old name of num_labels that nothing reads"),
     "problem_type": Inert(None, "the kind of labels; read by classification heads"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import column_name, field, joined, label_of, text_of
-from anyformer.objectives.objective import TRUNCATION_LENGTH, Batch, Objective, Record, head_of, padded_texts, scalars
+from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import ClassifyModule
 
 
@@ -37,10 +37,6 @@ class Classify(Objective):
     @property
     def columns(self) -> tuple[str, ...]:
         return ("text", "pair", "label") if self.pair else ("text", "label")
-
-    @property
-    def source_fields(self) -> dict[str, Any]:
-        return {} if self.length is None else {TRUNCATION_LENGTH: self.length}
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         pair = text_of(example, "pair") if self.pair else None

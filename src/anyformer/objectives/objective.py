@@ -31,7 +31,6 @@ from anyformer.parts.head import HeadModule, LMHeadModule, PretrainingModule
 Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
 Batch = dict[str, Tensor]
 H = TypeVar("H", bound=HeadModule)
-TRUNCATION_LENGTH = "truncation_length"  # the field of `source` that keeps, with a model, where its texts were cut
 
 
 class Read(NamedTuple):
@@ -85,8 +84,7 @@ class Objective(Part):
 
     @property
     def source_fields(self) -> dict[str, Any]:
-        """Fields for the `source` of the trained description: how examples were labelled, or cut (`TRUNCATION_LENGTH`),
-        for tasks to do the same."""
+        """Fields for the `source` of the trained description: how examples were labelled, for tasks to do the same."""
         return {}
 
     def write_settings(self, folder: Path) -> Path | None:

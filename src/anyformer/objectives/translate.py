@@ -9,7 +9,7 @@ import numpy as np
 
 from anyformer.check import at_least
 from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
-from anyformer.objectives.objective import TRUNCATION_LENGTH, Record
+from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 
 
@@ -35,10 +35,6 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
     @property
     def columns(self) -> tuple[str, ...]:
         return ("source", "target")
-
-    @property
-    def source_fields(self) -> dict[str, Any]:
-        return {} if self.length is None else {TRUNCATION_LENGTH: self.length}
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
         if tokenizer.languages and not self.target_language:

@@ -34,7 +34,7 @@ class About:
 
 
 INTERPOLATE = Flag("read pictures of another size than the model learned its positions for", bool)
-TRUNCATE = Flag("cut longer texts; default: to the length of training, where the model keeps it", bool, negated=True)
+TRUNCATE = Flag("cut longer texts; default: where the folder says how long a text may be", bool, negated=True)
 
 LONGEST = Flag("of the longest text; the folder's, else twice what is read, and a little", int)
 BEAMS = {

@@ -33,7 +33,7 @@ from anyformer.inputs.sound import streams
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import TRUNCATION_LENGTH, Batch, Objective, Record, padded_texts, taken
+from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
 from anyformer.part import nearest
 from anyformer.tasks.hearing import files as sound_files
 from anyformer.tasks.table import TASKS
@@ -41,8 +41,8 @@ from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name
 Progress = Callable[[int, int], object]  # called with how many are done, of how many
-# None: cut texts to the length to which they were cut in training, where the model's description keeps one; True: also
-# to what the model takes; False: never
+# None: cut texts to the length that the tokenizer's folder stores (model_max_length: training cuts there too), if any;
+# True: also to what the model takes; False: never
 Truncate = bool | None
 
 READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
@@ -273,9 +273,8 @@ class TaskRun:
     def report_lost(self) -> None:
         """One line, where texts were cut."""
         if self.lost:
-            tokens = f"{sum(self.lost):,} token{'s' if sum(self.lost) > 1 else ''}"
-            texts = f"{len(self.lost):,} of {len(self.rows):,} inputs" if not self.one else "the text"
-            warnings.warn(f"{texts} exceeded {self.cut_length(True):,} tokens: {tokens} cut off", stacklevel=3)
+            rows = f"{len(self.lost):,} of {len(self.rows):,} inputs ({sum(self.lost):,} tokens)"
+            warnings.warn(f"too long, and cut: {rows}; the limit is {self.cut_length(True):,} tokens", stacklevel=3)
 
     # -- before the model
 
@@ -283,7 +282,7 @@ class TaskRun:
         """The most tokens that are read of a text, where longer ones are cut."""
         if truncate is False:
             return None
-        lengths = (self.model.spec.source.get(TRUNCATION_LENGTH), self.limit if truncate else None)
+        lengths = (self.tokenizer.max_length, self.limit if truncate else None)
         return min((length for length in lengths if length), default=None)
 
     def encode(self, text: str, pair: str | None = None, *, truncate: Truncate = None) -> Any:
