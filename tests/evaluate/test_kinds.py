@@ -75,6 +75,19 @@ def test_a_run_without_words_is_evaluated(make: Any, tmp_path: Path, capsys: pyt
     assert scores["loss"] == pytest.approx(trainer.scores["loss"], rel=1e-3) and scores["split"] == "valid"
 
 
+def test_rows_that_are_left_out_are_counted_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = pictures(tmp_path)
+    np.savez(tmp_path / "bad.npz", image=np.zeros((30, 8, 6), np.uint8), label=np.arange(30, dtype=np.uint8) % 15)
+    data = Data(train=given.pop("data"), valid=Arrays(path=str(tmp_path / "bad.npz")), unfit="skip")
+    run = Run(name="some", data=data, optimizer=AdamW(lr=1e-3), batch=Batch(examples=4), steps=1, **given)
+    setup(run, tmp_path / "run", device="cpu").fit()
+    capsys.readouterr()
+    assert cli.main(["eval", str(tmp_path / "run"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["examples"] == 4 and err.count("\n") == 1
+    assert err.startswith(f"left out: 26 rows that cannot be used; the first: {tmp_path / 'bad.npz'}:3: ")
+
+
 def test_a_run_with_words_still_asks_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = pictures(tmp_path)
     data = Data(train=given.pop("data"))

@@ -94,8 +94,8 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     with progress(f"{description.name}, {split}") as advance:
         settings = {"size": options.batch, "num_beams": options.num_beams, "progress": advance}
         scores = evaluate(model, description, split, evaluation, **settings)
-    if evaluation.left_out:
-        count = len(evaluation.left_out)
+    if evaluation.left_out and evaluation.split is not None:
+        count = evaluation.split.bad  # `left_out` names the first of them
         print(f"left out: {count:,} rows that cannot be used; the first: {evaluation.left_out[0]}", file=sys.stderr)
     if options.save is not None:
         write_predictions(Path(options.save), evaluation)
