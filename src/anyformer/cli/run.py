@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyformer.cli import Mistake, Parser, tell
@@ -148,7 +148,7 @@ def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
     if tabled:
         return read_table(task, options.csv or options.jsonl, options.jsonl is not None, options.column)
     inputs = read(task, options)
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for each in inputs if isinstance(inputs, list) else [inputs]:
         rows.append(each if isinstance(each, dict) else {about.fields[0]: each} if isinstance(each, str) else {})
     return InputTable(rows, inputs)
