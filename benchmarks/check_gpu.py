@@ -1,9 +1,9 @@
 """The second half of `make test-gpu`: compiled decoding and compiled training steps at full size on one CUDA GPU.
 
 Six families train: the losses of three compiled steps must agree with those of the plain model (dropout off, bf16
-autocast). Llama-1B decodes by default and compiled; both must write the tokens of the plain path up to a tie. Each case runs in
-its own process; all compile at the same time, and a lock lets one at a time be timed. Figures are printed next to
-those in docs/results/gpu.json (`--record` replaces them).
+autocast). Llama-1B decodes by default and compiled; both must write the tokens of the plain path up to a tie. Each case
+runs in its own process; all compile at the same time, and a lock lets one at a time be timed. Figures are printed next
+to those in docs/results/gpu.json (`--record` replaces them).
 
     PYTHONPATH=src python benchmarks/check_gpu.py [--cases gpt2 decode ...] [--out FILE.json] [--record]
     PYTHONPATH=src python benchmarks/check_gpu.py --tiny --cases gpt2 bert-base     # on a CPU: does the script run?

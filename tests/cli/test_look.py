@@ -178,6 +178,7 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
         (("vit", made("resnet"), image), "no filters of patches"),
         (("walk", made("vit"), image), "a model that reads texts"),
         (("walk", made("wav2vec2"), recording), "a model that reads texts"),
+        (("walk", made("clip"), "The fox"), "the words that come next, and this model predicts none"),
         (("windows",), "give MODEL, and an image where there is one"),
         (("windows", made("vit"), image), "this model has no windows"),
         (("windows", made("clip"), image), "this model has no windows"),
@@ -190,6 +191,38 @@ def test_pictures_that_do_not_fit(run: Run, made: Any, tmp_path: Path) -> None:
     ):
         code, out, err = run("--picture", *arguments)
         assert (code, out) == (2, "") and line in err and err.count("\n") == 1, (line, err)
+
+
+def test_a_saved_model_of_pictures_needs_no_tokenizer(run: Run, made: Any, tmp_path: Path) -> None:
+    """af.save of a model that was built or loaded by itself leaves nothing that says how pictures are read."""
+    pytest.importorskip("matplotlib")
+    for family in ("vit", "clip"):
+        model = af.load(made(family))
+        model.folder = None
+        af.save(model, tmp_path / family)
+        told = f"{tmp_path / family} does not say how pictures are made ready: scaled to 16 x 16, -1 to 1"
+        image = picture(tmp_path)
+        wanted = f"anyformer: warning: {told}\n"
+        assert run("--picture", "vit", tmp_path / family, image, "-o", "x.svg") == (0, "x.svg\n", wanted)
+        assert run(tmp_path / family, image) == (0, "look.html\n", wanted)
+    code, out, err = run(tmp_path / "clip", "The fox")
+    assert code == 2 and "no tokenizer" in err
+    model = af.load(made("wav2vec2"))
+    model.folder = None
+    af.save(model, tmp_path / "sound")
+    code, out, err = run(tmp_path / "sound", sound(tmp_path))
+    assert code == 2 and "no preprocessor_config.json, which says how sound is made ready" in err
+
+
+def test_a_model_of_other_numbers_is_named(run: Run, tmp_path: Path, capsys: Any) -> None:
+    config = {"state_dim": 3, "act_dim": 2, "hidden_size": 16, "n_layer": 1, "n_head": 2, "max_ep_len": 40}
+    af.save(af.build(families.find("decision_transformer").read(config)), tmp_path / "acts")
+    code, out, err = run(tmp_path / "acts", "The fox")
+    assert code == 2 and err.startswith("anyformer: this model reads states, and `look` texts, pictures and sound")
+    for verb in (["generate"], ["run", "embed"]):  # neither asks for a tokenizer
+        assert cli.main([*verb, str(tmp_path / "acts"), "The fox"]) == 2
+        err = capsys.readouterr().err
+        assert "reads states" in err and "tokenizer" not in err and err.count("\n") == 1
 
 
 def test_a_model_of_convolutions(run: Run, made: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import os
@@ -78,7 +79,8 @@ def parsed(out: str) -> list[Any]:
      ("fill-mask", "BertForMaskedLM", ["[MASK] [MASK]"], ["--targets", "dog", "--targets", "fox"],
       {"targets": ["dog", "fox"]}),
      ("classify", "BertForSequenceClassification", ["The fox"], [], {}),
-     ("classify", "BertForSequenceClassification", ["The fox", "jumps"], ["--top-k", 0], {"top_k": 0}),
+     ("classify", "BertForSequenceClassification", ["The fox"], ["--top-k", 0, "--pair", "jumps"],
+      {"top_k": 0, "pair": "jumps"}),
      ("tag", "BertForTokenClassification", ["The quick fox"], ["--aggregation", "first"], {"aggregation": "first"}),
      ("answer", "BertForQuestionAnswering", ["Who?", "The quick fox " * 9], ["--threshold", "-99", "--top-k", 2],
       {"threshold": -99.0, "top_k": 2}),
@@ -116,13 +118,15 @@ def test_tables(run: Run, models: Any, tmp_path: Path) -> None:
 def test_inputs_come_from_three_places(run: Run, models: Any, tmp_path: Path, monkeypatch: Any) -> None:
     folder = models("BertForSequenceClassification")
     wanted = af.tasks.classify(folder, TEXTS)
-    write(tmp_path, "texts.txt", "The quick fox\r\n\n  \na dog\n")
-    write(tmp_path, "texts.jsonl", '{"text": "The quick fox"}\n\n{"text": "a dog"}')
+    write(tmp_path, "texts.txt", "The quick fox\r\na dog\n")
+    write(tmp_path, "texts.jsonl", '{"text": "The quick fox"}\n{"text": "a dog"}')
     for file in ("texts.txt", "texts.jsonl"):
         code, out, err = run("classify", folder, "--file", tmp_path / file, "--json")
         assert (code, err, parsed(out)) == (0, "", wanted)
     pipe(monkeypatch, (tmp_path / "texts.jsonl").read_text())  # between two programs: test_generate.py
     code, out, err = run("classify", folder, "--json")
+    assert (code, err, parsed(out)) == (0, "", wanted)
+    code, out, err = run("classify", folder, *TEXTS, "--json")  # two texts are two inputs, not a pair
     assert (code, err, parsed(out)) == (0, "", wanted)
     rows = [{"text": "The quick fox", "pair": "jumps"}, {"text": "a dog"}]
     write(tmp_path, "pairs.jsonl", "\n".join(map(json.dumps, rows)))
@@ -143,6 +147,118 @@ def test_a_file_is_the_field_that_is_left(run: Run, models: Any, tmp_path: Path,
     assert parsed(run("answer", folder, "Who?", "--json")[1]) == [wanted]
 
 
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "errors"),
+    [(["The quick fox", "", "a dog"], {2: "text is empty"}),
+     (["", "a dog", "dog " * 60, ""], {1: "text is empty", 3: "the text has 62 tokens, and this", 4: "text is empty"}),
+     (['{"text": "a"}', "", '{"text": ""}', "The fox", '{"txt": "a"}', '{"text": "a dog"}'],
+      {2: "FILE:2: the line is empty", 3: "text is empty", 4: "FILE:4: not a JSON object, as the first line is",
+       5: "classify reads no field 'txt'; did you mean 'text'?"})],
+)  # fmt: skip
+def test_every_line_has_its_place(
+    run: Run, models: Any, tmp_path: Path, monkeypatch: Any, lines: list[str], errors: dict[int, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = models("BertForSequenceClassification")
+    write(tmp_path, "FILE", "\n".join(lines) + "\n")
+    code, out, err = run("classify", folder, "--file", "FILE", "--json")
+    results, first = parsed(out), min(errors)
+    assert code == 1 and len(results) == len(lines)
+    plural = "s" if len(errors) > 1 else ""
+    assert err.startswith(f"anyformer: {len(errors)} error{plural}; the first: input {first}: {errors[first]}")
+    assert err.count("\n") == 1
+    for number, (line, result) in enumerate(zip(lines, results, strict=True), 1):
+        if number in errors:
+            assert list(result) == ["error"] and result["error"].startswith(errors[number])
+        else:
+            text = json.loads(line)["text"] if line.startswith("{") else line
+            assert result[0]["score"] == pytest.approx(af.tasks.classify(folder, text)[0]["score"], abs=1e-5)
+    code, out, err = run("classify", folder, "--file", "FILE")
+    table = out.splitlines()
+    assert code == 1 and len(table) == len(lines) + 1 and "error" in table[0] and errors[first] in table[first]
+
+
+def test_texts_are_printed_with_errors_in_their_place(run: Run, models: Any, monkeypatch: Any) -> None:
+    pipe(monkeypatch, "The fox\n\na dog\n")
+    code, out, err = run("embed", models("BertModel"))
+    lines = out.splitlines()
+    assert code == 1 and len(lines) == 3 and lines[1] == "error: text is empty" and len(lines[2].split()) == 16
+
+
+def test_texts_cut_as_in_training_are_reported(run: Run, models: Any, tmp_path: Path) -> None:
+    af.save(af.load(models("BertForSequenceClassification")), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    write(tmp_path / "model", "tokenizer_config.json", {**config, "model_max_length": 10})
+    code, out, err = run("classify", tmp_path / "model", "dog " * 60, "a dog", "--json")
+    assert code == 0 and len(parsed(out)) == 2
+    assert err == "anyformer: warning: too long, and cut: 1 of 2 inputs (52 tokens); the limit is 10 tokens\n"
+    code, out, err = run("classify", tmp_path / "model", "dog " * 60, "--no-truncate")
+    assert code == 2 and "takes at most 40" in err
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def test_predictions_stand_next_to_the_rows_of_a_table(
+    run: Run, models: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = models("BertForSequenceClassification")
+    rows = [["id", "review", "label"], ["1", "The quick, fox", "good"], ["2", "", "bad"], ["3", "naïve \"dog\"", ""]]
+    with open("reviews.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=";").writerows([*rows, ["4", "one value too few"]])
+    before = (tmp_path / "reviews.csv").read_bytes()
+    command = ["classify", folder, "--csv", "reviews.csv", "--column", "review", "--out"]
+    code, out, err = run(*command, "out.csv")
+    assert code == 1 and out == "out.csv: 4 rows\n" and "2 errors; the first: input 2: text is empty" in err
+    header, *lines = read_csv(tmp_path / "out.csv")
+    assert header == ["id", "review", "label", "predicted_label", "score", "error"]
+    assert [line[:3] for line in lines] == [*rows[1:], ["", "", ""]]
+    wanted = [af.tasks.classify(folder, text)[0] for text in ("The quick, fox", "naïve \"dog\"")]
+    assert [lines[i][3] for i in (0, 2)] == [one["label"] for one in wanted]
+    assert [float(lines[i][4]) for i in (0, 2)] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
+    assert lines[1][3:] == ["", "", "text is empty"] and lines[0][5] == lines[2][5] == ""
+    assert lines[3][5] == "reviews.csv:5: 2 values for 3 columns"
+    # nothing is overwritten unless asked, and the input never
+    assert run(*command, "out.csv")[::2] == (2, "anyformer: --out out.csv exists already; give another name, or"
+                                                " --overwrite\n")  # fmt: skip
+    assert run(*command, "out.csv", "--overwrite", "--top-k", 2)[0] == 1
+    assert read_csv(tmp_path / "out.csv")[0][3:] == ["predicted_label", "score", "label_2", "score_2", "error"]
+    (tmp_path / "link.csv").symlink_to("reviews.csv")
+    for name in ("reviews.csv", "link.csv"):
+        line = f"anyformer: --out {name} is the input; give another name\n"
+        assert run(*command, name, "--overwrite")[::2] == (2, line)
+    assert (tmp_path / "reviews.csv").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "out.csv", "reviews.csv"]
+
+
+def test_json_lines_and_two_columns(run: Run, models: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": 1, "q": "Who?", "text": "The quick fox"}, {"id": 2, "text": "a"}, {"id": 3, "q": "Who?", "text": 3}]
+    write(tmp_path, "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    columns = ["--column", "q", "--column", "text"]
+    folder = models("BertForQuestionAnswering")
+    assert run("answer", folder, "--jsonl", "rows.jsonl", *columns, "--out", "out.jsonl")[0] == 1
+    found = parsed((tmp_path / "out.jsonl").read_text())
+    wanted = af.tasks.answer(folder, {"question": "Who?", "context": "The quick fox"})[0]
+    assert found[0] == {**rows[0], **wanted, "error": None}
+    assert [row["error"] for row in found[1:]] == ["rows.jsonl:2: no column 'q'", "context is int, not text"]
+    assert [row["id"] for row in found] == [1, 2, 3]
+    # a result that is neither an object nor ranked is one value; lines and arguments have a table too
+    assert run("tag", models("BertForTokenClassification"), "The fox", "a", "--out", "tags.csv")[0] == 0
+    header, first, _ = read_csv(tmp_path / "tags.csv")
+    assert header == ["text", "prediction", "error"] and first[0] == "The fox"
+    assert isinstance(json.loads(first[1]), list)
+
+
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +269,17 @@ def test_a_file_is_the_field_that_is_left(run: Run, models: Any, tmp_path: Path,
      (["--lst"], "`anyformer run` has no flag '--lst'; did you mean '--list'?"),
      (["classify", "M", "a", "--top", "2"], "`anyformer run classify` has no flag '--top'; did you mean '--top-k'?"),
      (["classify", "M", "a", "--top-k", "x"], "argument --top-k: invalid int value: 'x'"),
-     (["classify", "M", "a", "b", "c"], "classify reads text and pair; 3 inputs were given"),
+     (["answer", "M", "a", "b", "c"], "answer reads question and context; 3 inputs were given"),
+     (["classify", "M", "a", "--column", "b"], "--column goes with --csv and --jsonl"),
+     (["classify", "M", "a", "--csv", "T"], "give INPUT or --csv, not both"),
+     (["classify", "M", "--csv", "no.csv"], "no.csv: no such file"),
+     (["classify", "M", "--csv", "C"], "C: no column 'text'; give --column for text: id, review"),
+     (["classify", "M", "--csv", "C", "--column", "revew"], "C: no column 'revew'; did you mean 'review'?"),
+     (["classify", "M", "--csv", "C", *["--column", "id"] * 3], "classify reads text and pair; --column is given 3 "),
+     (["classify", "M", "--csv", "C", "--column", "review", "--out", "C"], "--out C: the name of a table ends in .csv"),
+     (["classify", "M", "a", "--out", "no/x.csv"], "--out no/x.csv: there is no folder no"),
+     (["classify", "M", "a", "--out", "x.csv", "--json"], "give --json, which prints the results, or --out, not both"),
+     (["classify", "M", "a", "--overwrite"], "--overwrite goes with --out"),
      (["classify", "M", "a", "--dtype", "float8"], "no dtype 'float8'"),
      (["classify", "M", "a", "--batch", "0"], "--batch is 0; it must be at least 1"),
      (["classify", "M", "a", "--device", "tpu"], "device 'tpu' is not here: "),
@@ -168,8 +294,6 @@ def test_a_file_is_the_field_that_is_left(run: Run, models: Any, tmp_path: Path,
      (["answer", "M", "--file", "T"], "T:1: not a JSON object with question and context"),
      (["answer", "M", "Who?", "a"], "span answering needs a model with a SpanHead; this one has ClassifyHead"),
      (["fill-mask", "M", "a"], "this objective predicts tokens, and the model has ClassifyHead"),
-     (["classify", "M", "--file", "J"], "J:2: not a JSON object, as the first line is"),
-     (["classify", "M", "--file", "F"], "input 1: classify reads no field 'txt'; did you mean 'text'?"),
      (["classify", "M", "--file", "B"], "B: not UTF-8 text (byte 0)"),
      (["classify", "M", "--file", "E"], "classify needs text, and there is no text: E is empty")],
 )  # fmt: skip
@@ -179,8 +303,7 @@ def test_a_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", None)
     write(tmp_path, "T", "The fox\n")
-    write(tmp_path, "J", '{"text": "a"}\nThe fox\n')
-    write(tmp_path, "F", '{"txt": "a"}\n')
+    write(tmp_path, "C", "id,review\n1,fox\n")
     (tmp_path / "B").write_bytes(b"\xff\xfe")
     write(tmp_path, "E", "\n \n")
     folder = models("BertForSequenceClassification")

@@ -97,8 +97,8 @@ def test_mistakes(folders: Folders) -> None:
     folder = folders("BertForQuestionAnswering")
     with pytest.raises(ValueError, match="^answer needs question and context, and there is no context$"):
         af.tasks.answer(folder, "What jumps?")
-    with pytest.raises(ValueError, match="^input 1: context is empty$"):
-        af.tasks.answer(folder, [{"question": "What jumps?", "context": " \n"}])
+    with pytest.raises(ValueError, match="^context is empty$"):
+        af.tasks.answer(folder, {"question": "What jumps?", "context": " \n"})
     with pytest.raises(ValueError, match="^context is list, not text$"):
         af.tasks.answer(folder, {"question": "What jumps?", "context": ["a"]})
     with pytest.raises(ValueError, match="^the question and a stride of 16 leave no room in 48 tokens$"):

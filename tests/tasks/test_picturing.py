@@ -127,7 +127,7 @@ def test_mistakes_about_sounds_are_one_line(folder: Path, both: Path, tmp_path: 
         (["ask-audio", both, empty, "--question", "Who?"], "no sound in this folder"),
         (["ask-image", both, empty, "--question", "Who?"], "no pictures in this folder"),
         (["ask-audio", both, file, "--question", "Who?", "--template", "{question}"], "has 0 places {audio}"),
-        (["ask-audio", folder, file, "--question", "Who?"], "a decoder with a tower for them, such as Reka"),
+        (["ask-audio", folder, file, "--question", "Who?"], "a model that reads sound; this one reads text and pictur"),
     ):
         assert cli.main(["run", *map(str, arguments)]) == 2
         error = capsys.readouterr().err

@@ -76,8 +76,8 @@ def test_mistakes(folders: Folders) -> None:
         af.tasks.tag(folder, "a", aggregation="mean")
     with pytest.raises(ValueError, match="^stride is 46, and a window of this model has 46 tokens"):
         af.tasks.tag(folder, LONG, stride=46)
-    with pytest.raises(ValueError, match="^input 1: stride is -1"):
-        af.tasks.tag(folder, [LONG], stride=-1)
+    with pytest.raises(ValueError, match="^stride is -1"):
+        af.tasks.tag(folder, [LONG, LONG], stride=-1)
     with pytest.raises(ValueError, match="needs a model with a TagHead"):
         af.tasks.tag(folders("BertForMaskedLM"), "a")
     with pytest.raises(ValueError, match="^text is empty$"):

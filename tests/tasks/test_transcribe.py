@@ -505,7 +505,7 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
         (spelling, {"audio": (tone(0.001), RATE)}, {}, "less than a frame"),
         (writer, {"audio": (np.zeros(0, np.float32), RATE)}, {}, "no samples"),
         (writer, {"audio": (tone(0.5) * np.nan, RATE)}, {}, "sample 0 is not a finite"),
-        (writer, [audio, {"audio": tone(0.5)}], {}, "input 2: samples need their rate"),
+        (writer, {"audio": tone(0.5)}, {}, "samples need their rate"),
         (writer, {"text": "x"}, {}, "audio"),
     ):  # fmt: skip
         with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -514,3 +514,19 @@ def test_what_cannot_be_asked(writer: Path, spelling: Path, tmp_path) -> None:
         af.tasks.detect_language(spelling, audio)
     with pytest.raises(ValueError, match="top_k"):
         af.tasks.detect_language(writer, audio, top_k=0)
+
+
+def test_one_broken_recording_leaves_the_others(spelling: Path, writer: Path, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    for i in (0, 2):
+        soundfile.write(tmp_path / f"{i}.wav", tone(0.4 + i / 10), RATE)
+    (tmp_path / "1.wav").write_bytes(b"RIFF of nothing")
+    for folder, options in ((spelling, {}), (writer, {"temperatures": (0.0,), "max_new_tokens": 4})):
+        found = af.tasks.transcribe(folder, str(tmp_path), batch=2, **options)
+        assert [one["file"] for one in found] == [str(tmp_path / f"{i}.wav") for i in range(3)]
+        assert "1.wav" in found[1]["error"] and "text" not in found[1]
+        assert [one["text"] for one in (found[0], found[2])] == [
+            af.tasks.transcribe(folder, str(tmp_path / f"{i}.wav"), **options) for i in (0, 2)
+        ]
+    found = af.tasks.transcribe(writer, [str(tmp_path / "1.wav"), {"audio": (tone(0.5), RATE)}], **options)
+    assert "error" in found[0] and isinstance(found[1], str)

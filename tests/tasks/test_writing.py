@@ -158,8 +158,7 @@ def test_long_texts(folders: Folders) -> None:
             ValueError, match="^the text has .* tokens, and this model takes at most 48; truncate cuts it$"
         ):
             task(folder, long)
-        with pytest.raises(ValueError, match="^input 2: the text has"):
-            task(folder, ["a", long])
+        assert task(folder, ["a", long])[1]["error"].startswith("the text has")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     cut = tokenizer(long, truncation=True, max_length=48, return_tensors="pt", return_token_type_ids=False)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -171,8 +170,10 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
     folder = folders("m2m")
     with pytest.raises(ValueError, match="^no language 'eng'; did you mean 'en'"):
         af.tasks.translate(folder, "a", source="eng", target="de")
-    with pytest.raises(ValueError, match="^input 2: no language 'ger'"):
-        af.tasks.translate(folder, ["a", {"text": "a", "target": "ger"}], target="de")
+    found = af.tasks.translate(folder, ["a", {"text": "a", "target": "ger"}], target="de")
+    assert isinstance(found[0], str) and found[1]["error"].startswith("no language 'ger'")
+    with pytest.raises(ValueError, match="which one"):  # what all of them lack is about the call
+        af.tasks.translate(folder, ["a", "b"])
     with pytest.raises(ValueError, match="^target: this model writes 100 languages; which one"):
         af.tasks.translate(folder, "a", source="de")
     with pytest.raises(ValueError, match="^target is int, not the code of a language$"):

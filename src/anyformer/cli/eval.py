@@ -72,12 +72,11 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     description, _ = named(options.recipe, options.data, options.set)
     with working(f"reading {options.model}"):
         from anyformer import machine
-        from anyformer.checkpoint import load, read_spec
+        from anyformer.checkpoint import load
         from anyformer.data import First
         from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
-        from anyformer.inputs.text import Tokenizer
-        from anyformer.train.alone import chosen, evaluate, write_predictions
+        from anyformer.train.alone import chosen, evaluate, tokenizer_in, write_predictions
 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
@@ -88,9 +87,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
         if home.is_file():
             return again(home, Evaluation(source, description.objective, None, names), description.name, split)
         folder = hub.resolve(options.model)
-        readers: tuple[Any, ...] = read_spec(folder).readers
-        texts = any("an image" not in part.embedding.gives for part in readers)
-        tokenizer = Tokenizer.load(folder) if texts else None
+        tokenizer = tokenizer_in(folder, description)
         skip = description.data.unfit == "skip"
         evaluation = Evaluation(source, description.objective.ready(tokenizer), tokenizer, names, skip=skip)
         if options.save is not None and Path(options.save).is_dir():

@@ -9,8 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyformer.cli import tell
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 
@@ -29,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on from")
     parser.add_argument("--file", metavar="PATH", help="the prompt is what this file holds")
-    parser.add_argument("--lines", action="store_true", help="every line is a prompt of its own, a result a line")
+    parser.add_argument("--lines", action="store_true", help="every line is a prompt, and has one result")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: apply the chat template")
     parser.add_argument("--json", action="store_true", help="one object a line: text, tokens, log_probs, finish_reason")
     parser.add_argument("--num-beams", type=int, metavar="N", help="beam search; nothing is streamed")
@@ -57,17 +59,39 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     texts = prompts(options)
     tokenizer, load = opened(options)
-    ids = [tokenizer.chat([{"role": "user", "content": t}]) if options.chat else tokenizer.encode(t) for t in texts]
-    if not all(ids):
-        raise ValueError("the prompt is empty: it has no tokens")
+    ids = [encode(tokenizer, text, options) for text in texts]
     model = load()
-    written, start = 0, time.perf_counter()
+    written, errors, start = 0, 0, time.perf_counter()
     for row in ids:
-        result = write(model, tokenizer, row, options)
-        written += len(result.tokens)
+        try:
+            if isinstance(row, ValueError):
+                raise row
+            written += len(write(model, tokenizer, row, options).tokens)
+        except (ValueError, FloatingPointError) as error:
+            if not options.lines:
+                raise
+            errors += 1  # in its place: every line has a result
+            print(as_json({"error": str(error)}) if options.json else f"error: {error}", flush=True)
     took = time.perf_counter() - start
     if sys.stderr.isatty():
         print(f"{written:,} tokens in {took:.1f} s: {written / max(took, 1e-9):.1f} tokens/s", file=sys.stderr)
+    if errors:
+        tell(f"{errors:,} of {len(ids):,} prompts failed")
+        raise SystemExit(1)
+
+
+def encode(tokenizer: Tokenizer, text: str, options: argparse.Namespace) -> list[int] | ValueError:
+    """The tokens of a prompt; of one of several lines, the error where it has none."""
+    try:
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer.chat(chat) if options.chat else tokenizer.encode(text)
+        if not ids or (options.lines and not text.strip()):
+            raise ValueError("the prompt is empty: it has no tokens")
+        return ids
+    except ValueError as error:
+        if not options.lines:
+            raise
+        return error
 
 
 def check(options: argparse.Namespace) -> None:
@@ -99,6 +123,7 @@ def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], Transfo
     from anyformer.weights import hub
 
     folder = hub.resolve(options.model, offline=options.offline)
+    check_reads_text(folder)
 
     def load() -> TransformerModule:
         from anyformer import checkpoint
@@ -116,6 +141,17 @@ def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], Transfo
     return Tokenizer.load(folder), load
 
 
+def check_reads_text(folder: Path) -> None:
+    """ValueError where a model takes no text, and so has no tokenizer either."""
+    from anyformer.checkpoint import read_spec
+
+    described: Any = read_spec(folder)
+    names = [name for part in described.readers for name in part.embedding.inputs]
+    if "input_ids" not in names:
+        name = described.architecture or "this model"
+        raise ValueError(f"{name} reads {names[0]}, and this verb text; `anyformer run --list` has tasks for others")
+
+
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What the flags say about how a text is written."""
     names = ("max_new_tokens", "num_beams", "do_sample", "temperature", "top_k", "top_p", "min_p", "seed")
@@ -129,10 +165,9 @@ def prompts(options: argparse.Namespace) -> list[str]:
         text = options.prompt
     else:  # a newline at the end is not part of a prompt
         text = text_of(options.file, "give a prompt", LARGEST)[0].removesuffix("\n").removesuffix("\r")
-    texts = [line for line in text.split("\n") if line.strip()] if options.lines else [text]
-    if not texts or not all(texts):
+    if not (text.strip() if options.lines else text):
         raise ValueError("the prompt is empty")
-    return texts
+    return [line.removesuffix("\r") for line in text.split("\n")] if options.lines else [text]
 
 
 def write(model: TransformerModule, tokenizer: Tokenizer, ids: list[int], options: argparse.Namespace) -> Writing:

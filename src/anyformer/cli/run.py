@@ -1,18 +1,22 @@
-"""Does a task with a model: `anyformer run TASK MODEL INPUT`.
+"""Does a task with a model: `anyformer run TASK MODEL INPUT ...`.
 
-INPUT is a text, or as many as the task reads, in order. Without it --file or what is piped in has a text a line, or
-JSON lines: an object with the task's fields. Where INPUT leaves out one field, the file as a whole is that one."""
+Each INPUT is a text, or a file or folder of pictures or recordings. Without INPUT, every line of --file or of standard
+input is one: a text, or a JSON object with the task's fields. Tasks that read two texts take one of each, or one and a
+file for the other. --csv and --jsonl read a column of a table, and --out writes the results next to it.
+
+Every input has one result, in order. An input that fails has an error in its place, and the exit code is then 1."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from anyformer.cli import Mistake, Parser
+from anyformer.cli import Mistake, Parser, tell
 from anyformer.cli.generate import DTYPES, visible
+from anyformer.cli.predictions import InputTable, check_out, read_table, write_results
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
 from anyformer.part import nearest
@@ -45,16 +49,25 @@ def listing(given: Sequence[str]) -> None:
 
 def parser_of(task: str) -> Parser:
     about = TASKS[task]
-    fields = " ".join(name.upper() for name in about.fields) + "".join(f" [{name.upper()}]" for name in about.optional)
-    fields += " ..." if about.several else ""
+    fields = " ".join(name.upper() for name in about.fields) + (" ..." if len(about.fields) == 1 else "")
     parser = Parser(
         prog=f"anyformer run {task}", usage=f"anyformer run {task} MODEL [{fields}] [flags]",
-        description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of texts or JSON lines with these fields.",
+        description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of lines or of JSON objects with"
+                    f" {', '.join(about.all_fields)}; or a table.",
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
-    parser.add_argument("--file", metavar="PATH", help="texts, one a line, or JSON lines")
+    parser.add_argument("--file", metavar="PATH", help="an input in each line: a text, or a JSON object")
     parser.add_argument("--whole", action="store_true", help="the file, or the pipe, is one text")
+    parser.add_argument("--csv", metavar="FILE", help="read inputs from a column of this table, CSV or TSV")
+    parser.add_argument("--jsonl", metavar="FILE", help="read inputs from a field of these JSON lines")
+    columns = f"of --csv and --jsonl: the column of {fields.lower().removesuffix(' ...')} (default: of that name)"
+    if len(about.all_fields) > 1:
+        columns += f"; can be repeated, in the order {', '.join(about.all_fields)}"
+    parser.add_argument("--column", metavar="NAME", action="append", default=[], help=columns)
+    if "out" not in about.flags:
+        parser.add_argument("--out", metavar="FILE", help="write a table, .csv, .tsv or .jsonl: inputs and results")
+        parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
     parser.add_argument("--json", action="store_true", help="results as JSON, one line for each input")
     parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs at once; 8")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
@@ -64,6 +77,7 @@ def parser_of(task: str) -> Parser:
     for name, flag in about.flags.items():
         how: dict[str, Any] = {"metavar": {int: "N", float: "X"}.get(flag.kind, name.upper()), "type": flag.kind}
         how = {"action": "store_true", "default": None} if flag.kind is bool else how
+        how = {"action": argparse.BooleanOptionalAction, "default": None} if flag.negated else how
         how |= {"action": "append"} if flag.several else {}
         short = (f"-{flag.short}",) if flag.short else ()
         own.add_argument(*short, f"--{name.replace('_', '-')}", help=flag.about, **how)
@@ -76,8 +90,9 @@ def run(task: str, options: argparse.Namespace) -> None:
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, DTYPES)}")
     if options.batch < 1:
         raise ValueError(f"--batch is {options.batch}; it must be at least 1")
-    inputs = read(task, options)
+    table = read_inputs(task, options)
     own = {name: value for name in about.flags if (value := getattr(options, name)) is not None}
+    out = None if "out" in about.flags else options.out
 
     from anyformer.cli.terminal import progress, working
 
@@ -86,36 +101,69 @@ def run(task: str, options: argparse.Namespace) -> None:
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
-        _, one = checked_rows(task, inputs)  # before seconds of loading
+        rows, one = checked_rows(task, table.inputs)  # before seconds of loading
         device = machine.device(options.device)
         function = getattr(tasks, task.replace("-", "_"))
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
     with working(f"reading {options.model}"):
         reader = tasks.open_model(folder, device=device, dtype=options.dtype)
     with progress(task) as advance:
-        found = function(reader, inputs, batch=options.batch, progress=advance, **own)
-    show([found] if one else found, options.json)
+        found = function(reader, table.inputs, batch=options.batch, progress=advance, **own)
+    results = [plain(result) for result in ([found] if one else found)]
+    if out is None:
+        show(results, options.json)
+    else:
+        from_folders = len(rows) != len(table.rows) or any(isinstance(row, dict) and "file" in row for row in rows)
+        write_results(out, about, [{}] * len(rows) if from_folders else table.rows, results)
+        print(f"{out}: {len(results):,} rows")
     if (accuracy := getattr(found, "accuracy", None)) is not None:  # where inputs tell what is right
         print(as_json({"accuracy": accuracy}) if options.json else f"accuracy  {cell(accuracy)}")
+    errors = [(number, error) for number, result in enumerate(results, 1) for error in errors_of(result)]
+    if errors:
+        number, error = errors[0]
+        tell(f"{len(errors):,} error{'s' * (len(errors) > 1)}; the first: input {number}: {error}")
+        sys.stdout.flush()
+        raise SystemExit(1)
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
+def read_inputs(task: str, options: argparse.Namespace) -> InputTable:
+    """The inputs, and what is written next to their results."""
+    about = TASKS[task]
+    given = [f"--{name}" for name in ("file", "csv", "jsonl") if getattr(options, name) is not None]
+    given = ["INPUT", *given] if options.input else given
+    if len(given) > 1 and (given != ["INPUT", "--file"] or len(options.input) >= len(about.fields)):
+        raise Mistake(f"give {' or '.join(given)}, not both")
+    tabled = options.csv is not None or options.jsonl is not None
+    if options.column and not tabled:
+        raise Mistake("--column goes with --csv and --jsonl")
+    if getattr(options, "overwrite", False) and options.out is None:
+        raise Mistake("--overwrite goes with --out")
+    if "out" not in about.flags and options.out is not None:
+        if options.json:
+            raise Mistake("give --json, which prints the results, or --out, not both")
+        check_out(options.out, options.overwrite, options.csv or options.jsonl or options.file)
+    if tabled:
+        return read_table(task, options.csv or options.jsonl, options.jsonl is not None, options.column)
+    inputs = read(task, options)
+    rows: list[Mapping[str, Any]] = []
+    for each in inputs if isinstance(inputs, list) else [inputs]:
+        rows.append(each if isinstance(each, dict) else {about.fields[0]: each} if isinstance(each, str) else {})
+    return InputTable(rows, inputs)
+
+
 def read(task: str, options: argparse.Namespace) -> Any:
-    """One input, or a list of them where they come from a file or a pipe."""
+    """One input, or a list of them where there are several or they come from a file or a pipe."""
     about, given = TASKS[task], options.input
-    if about.several and len(given) > 1:
-        if options.file is not None:
-            raise Mistake("give INPUT or --file, not both")
-        return given
-    if len(given) > len(about.all_fields):
-        raise Mistake(f"{task} reads {' and '.join(about.all_fields)}; {len(given)} inputs were given")
-    row = dict(zip(about.all_fields, given))
+    if given and len(about.fields) == 1:
+        return given[0] if len(given) == 1 else given
+    if len(given) > len(about.fields):
+        raise Mistake(f"{task} reads {' and '.join(about.fields)}; {len(given)} inputs were given")
+    row = dict(zip(about.fields, given))
     lacking = [name for name in about.fields if name not in row]
     if not lacking:
-        if options.file is not None:
-            raise Mistake("give INPUT or --file, not both")
         return row
     lack = f"{task} needs {' and '.join(about.fields)}, and there is no {lacking[0]}"
     text, name = text_of(options.file, lack)
@@ -129,18 +177,19 @@ def read(task: str, options: argparse.Namespace) -> Any:
 
 
 def split(text: str, name: str, about: About) -> list[Any]:
-    """Lines that are not empty: objects where the first is one, else texts."""
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not isinstance(parsed(lines[0][1]), dict):
+    """An input for each line: JSON objects where the first line that is not empty is one, else texts. A line that is
+    not what it should be is the error that says so."""
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    first = next(number for number, line in enumerate(lines) if line.strip())
+    if not isinstance(parsed(lines[first]), dict):
         if len(about.fields) > 1 or name.endswith((".jsonl", ".ndjson")):
-            raise ValueError(f"{name}:{lines[0][0]}: not a JSON object with {' and '.join(about.fields)}")
-        return [line for _, line in lines]
-    rows = []
-    for number, line in lines:
+            raise ValueError(f"{name}:{first + 1}: not a JSON object with {' and '.join(about.fields)}")
+        return lines
+    rows: list[Any] = []
+    for number, line in enumerate(lines, 1):
         row = parsed(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{name}:{number}: not a JSON object, as the first line is")
-        rows.append(row)
+        problem = "not a JSON object, as the first line is" if line.strip() else "the line is empty"
+        rows.append(row if isinstance(row, dict) else ValueError(f"{name}:{number}: {problem}"))
     return rows
 
 
@@ -157,12 +206,15 @@ def parsed(line: str) -> Any:
 def show(results: list[Any], in_json: bool) -> None:
     if in_json:
         for result in results:
-            print(as_json(plain(result)))
+            print(as_json(result))
         return
-    numbered = [(str(number), row) for number, result in enumerate(results, 1) for row in rows_of(plain(result))]
+    numbered = [(str(number), row) for number, result in enumerate(results, 1) for row in rows_of(result)]
     if not all(isinstance(row, dict) for _, row in numbered):
         for _, row in numbered:
-            print(row if isinstance(row, str) else " ".join(map(cell, row)))
+            if isinstance(row, dict):
+                print(f"error: {row['error']}" if "error" in row else as_json(row))
+            else:
+                print(row if isinstance(row, str) else " ".join(map(cell, row)))
         return
     header = list(dict.fromkeys(name for _, row in numbered for name in row))
     right = [name for name in header if all(isinstance(row.get(name), int | float) for _, row in numbered)]
@@ -178,6 +230,12 @@ def show(results: list[Any], in_json: bool) -> None:
 def plain(result: Any) -> Any:
     """What JSON can hold: tensors as lists."""
     return result.tolist() if hasattr(result, "tolist") else result
+
+
+def errors_of(result: Any) -> list[str]:
+    """The errors in a result: its own, or those of the pictures among which a text was looked for."""
+    found = result if isinstance(result, list) else [result]
+    return [one["error"] for one in found if isinstance(one, dict) and isinstance(one.get("error"), str)]
 
 
 def rows_of(result: Any) -> Iterable[Any]:

@@ -130,6 +130,8 @@ def walk(scene: Scene) -> Any:
     from anyformer.look.maps import attention
 
     inside = Inside(scene)
+    if not (predictions := inside.predictions()):
+        raise ValueError("--picture walk ends with the words that come next, and this model predicts none")
     tokens, lens = [plain(token) for token in inside.labels(scene.target)], logit_lens(inside.run)
     figure, axes = new(2, 2, 11, 8)
     places = range(len(tokens))
@@ -144,7 +146,7 @@ def walk(scene: Scene) -> Any:
     axes[1, 0].set_title("residual stream: length of the vectors, layer by layer", fontsize=9)
     for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
         axis.set_xticks(places, tokens, fontsize=7, rotation=60)
-    best = inside.predictions()[-1][::-1]
+    best = predictions[-1][::-1]
     axes[1, 1].barh([plain(word) for word, _, _ in best], [share for _, share, _ in best])
     axes[1, 1].set_title(f"what comes after “{tokens[-1]}”", fontsize=9)
     return figure

@@ -42,14 +42,12 @@ class Segment:
     tokens: list[int]
 
 
-def files(source: Source) -> list[Source]:
-    """A recording, or those in a folder, by name."""
-    if not isinstance(source, str | Path) or not Path(source).is_dir():
-        return [source]
-    found = sorted(file for file in Path(source).rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+def files(folder: Path) -> list[Path]:
+    """The recordings in a folder, by name."""
+    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
     if not found:
-        raise ValueError(f"{source}: no sound in this folder ({', '.join(ENDINGS)})")
-    return list(found)
+        raise ValueError(f"{folder}: no sound in this folder ({', '.join(ENDINGS)})")
+    return found
 
 
 # -- letters ----------------------------------------------------------------------------------------------------------
@@ -257,13 +255,17 @@ class Listener:
         self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
 
     def open(self, source: Source, language: str | None = None) -> Listened:
+        return Listened(Windows(self.processor, source, self.size), self.language_token(language))
+
+    def language_token(self, language: str | None) -> str | None:
+        """The token of a language, by its code or its name."""
+        if language is None:
+            return None
         known = self.settings.lang_to_id or {}
-        if language is not None:
-            if not known:
-                raise ValueError("language: this model hears one language")
-            token = language_id(language, self.settings)
-            language = next(name for name, number in known.items() if number == token)
-        return Listened(Windows(self.processor, source, self.size), language)
+        if not known:
+            raise ValueError("language: this model hears one language")
+        token = language_id(language, self.settings)
+        return next(name for name, number in known.items() if number == token)
 
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from anyformer.weights import hub
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
 BINS = 120  # of 40 Hz each, where a model hears samples
+MEDIA = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}  # input -> what it is made of
 WRITTEN = 24  # tokens that a pair writes where nobody says what it should have written
 
 
@@ -39,15 +41,21 @@ def scene(
     """`given` is a text, or the file of a picture or a recording where the model reads those; `other` is one more, to
     paste from. `target` is what the decoder of a pair reads, by default what it writes itself."""
     folder = hub.resolve(source, offline=offline)
-    read = processor(folder)
-    model: Any = load(folder, device=device, dtype=dtype)
-    if model.spec.towers:  # each is a model of its own: a picture is for the one, a text for the other
-        model = model.image if Path(given).suffix.lower() in ENDINGS else model.text
-    name = model.spec.embedding.inputs[0]
-    if name not in ("input_ids", "pixel_values", "input_values", "input_features"):
+    described: Any = read_spec(folder)
+    tower = "image" if Path(given).suffix.lower() in ENDINGS else "text"
+    if described.towers:  # each is a model of its own: a picture is for the one, a text for the other
+        described = getattr(described, tower)
+    name = described.embedding.inputs[0]
+    if name not in (*MEDIA, "input_ids"):
         raise ValueError(f"this model reads {name}, and `look` texts, pictures and sound; use af.look in Python")
+    read = reader_of(folder, described)
+    model: Any = load(folder, device=device, dtype=dtype)
+    model = getattr(model, tower) if model.spec.towers else model
     words = speller(read)
     inputs = inputs_of(model, read, name, given)
+    if name == "pixel_values" and not Images.there(folder):
+        size = " x ".join(map(str, described.embedding.image_size))
+        warnings.warn(f"{folder} does not say how pictures are made ready: scaled to {size}, -1 to 1", stacklevel=3)
     media = picture_of(model, read, name, inputs)
     wanted = "input_ids"
     if model.spec.pair:
@@ -85,10 +93,33 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
         if path.suffix.lower() not in ENDINGS or not path.is_file():
             endings = ", ".join(ENDINGS[:4])
             raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {given!r:.60}")
-        even, size = (0.5,) * channels, dict(zip(("height", "width"), read.image_size, strict=True))
-        plain = Images(size=size, image_mean=even, image_std=even, do_convert_rgb=channels == 3)
-        pixels = (plain if folder is None else Images.load(folder))([path])["pixel_values"]
+        stored = folder is not None and Images.there(folder)
+        pixels = (Images.load(folder) if folder is not None and stored else plain_images(read))([path])["pixel_values"]
     return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
+
+
+def plain_images(embedding: Any) -> Images:
+    """What reads pictures for a model whose folder does not say how: scaled to its size, and from -1 to 1."""
+    even, size = (0.5,) * embedding.channels, dict(zip(("height", "width"), embedding.image_size, strict=True))
+    return Images(size=size, image_mean=even, image_std=even, do_convert_rgb=embedding.channels == 3)
+
+
+def reader_of(folder: Path, described: Any) -> Processor:
+    """What reads for a model, by what it takes: a model of pictures or sound needs no tokenizer."""
+    media = MEDIA.get(described.embedding.inputs[0])
+    try:
+        read = processor(folder)
+    except FileNotFoundError:  # neither words nor settings for pictures or sound
+        if media is None:
+            raise
+        read = Processor(folder, None)
+    if media is None or media in read.media:
+        return read
+    if media == "audio":
+        raise FileNotFoundError(f"{folder}: no preprocessor_config.json, which says how sound is made ready")
+    read = Processor(folder, read._tokenizer, (media,))
+    read._readers[media] = plain_images(described.embedding)
+    return read
 
 
 def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) -> dict[str, Any]:

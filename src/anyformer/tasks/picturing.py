@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from anyformer.generation import check_writer, generate
 from anyformer.generation.config import settings_for
@@ -14,18 +13,33 @@ from anyformer.inputs.audio import AudioProcessor
 from anyformer.model import Tower, TowerDecoderModule
 from anyformer.objectives.objective import padded_texts
 from anyformer.tasks.each.write import said
-from anyformer.tasks.task import TaskRun, blaming
+from anyformer.tasks.task import Row, TaskRun, file_of
 
 ASKED = "USER: {image}\n{question} ASSISTANT:"  # as LLaVA 1.5 learnt it; {image} is where the picture stands
-KINDS = {"image": ("pictures", "LLaVA"), "audio": ("sounds", "Reka")}  # tower -> what it is for, and one that has it
+
+
+class Kind(NamedTuple):
+    """What a tower reads."""
+
+    one: str
+    several: str
+    given: str  # the model's input
+    example: str  # a model that has such a tower
+
+
+KINDS = {
+    "image": Kind("picture", "pictures", "pixel_values", "LLaVA"),
+    "audio": Kind("recording", "sounds", "input_features", "Reka"),
+}
 
 
 def tower_of(asked: TaskRun, name: str) -> Tower:
     """The tower that sees or hears; ValueError where there is none, or none that writes."""
     tower = model.spec.fed_by.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
     if tower is None:
-        what, such = KINDS[name]
-        raise ValueError(f"{asked.task} writes about {what}: it needs a decoder with a tower for them, such as {such}")
+        kind = KINDS[name]
+        needs = f"it needs a decoder with a tower for them, such as {kind.example}"
+        raise ValueError(f"{asked.task} writes about {kind.several}: {needs}")
     check_writer(model)
     return tower
 
@@ -43,36 +57,39 @@ def question_of(given: Any, what: str) -> str:
     return given
 
 
-def heard(asked: TaskRun) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """(which, batch on the model's device) of sounds, which are read as they are needed."""
-    hear = AudioProcessor.load(asked.model.folder)
-    for start in range(0, len(asked.rows), asked.reader.batch):
-        which, features = [*range(len(asked.rows))][start : start + asked.reader.batch], []
-        for i in which:
-            with blaming(None if asked.one else i + 1):
-                features.append(hear(asked.rows[i]["audio"])["input_features"])
-        asked.reader.progress(start, len(asked.rows))
-        yield which, {"input_features": torch.cat(features).to(asked.model.device, asked.model.dtype)}
-    asked.reader.progress(len(asked.rows), len(asked.rows))
-
-
-def written(asked: TaskRun, texts: Sequence[str], options: dict[str, Any], name: str = "image") -> list[Any]:
-    """What is written after each text, with the picture or the sound of its row in it; of a folder's with "file"."""
-    tower, found = tower_of(asked, name), [""] * len(asked.rows)
+def write_about(
+    asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
+) -> Any:
+    """What is written after the template with the picture or the sound of each row in it, and its question where the
+    template has a place for one; of a folder's with "file"."""
+    tower = tower_of(asked, name)
     count = tower.model.embedding.vectors(0) - tower.skip
     options = {name: value for name, value in options.items() if value is not None}
     ends = set(settings_for(asked.model, options).eos)
-    for which, batch in asked.seen() if name == "image" else heard(asked):
-        rows = [ids_of(asked, texts[i], f"{{{name}}}", tower.token, count) for i in which]
-        for row in rows:
-            asked.fits(len(row))
-        read = padded_texts([{"input_ids": np.asarray(row)} for row in rows], asked.pad)
-        given: dict[str, Any] = {**{name: value.to(asked.model.device) for name, value in read.items()}, **batch}
-        sequences = generate(asked.model, **given, tokenizer=asked.tokenizer, **options)
-        for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
-            found[i] = "".join(said(asked, row.tolist(), ends, None)).strip()
-    files = [row.get("file") for row in asked.rows]
-    return [text if file is None else {"file": file, "text": text} for file, text in zip(files, found, strict=True)]
+    hear = AudioProcessor.load(asked.model.folder) if name == "audio" else None
+
+    def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
+        text = template
+        if "{question}" in template:
+            what = KINDS[name].one
+            text = template.replace("{question}", question_of(row.get("question", question), what))
+        media = asked.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
+        ids = ids_of(asked, text, f"{{{name}}}", tower.token, count)
+        asked.fits(len(ids))
+        return media, np.asarray(ids)
+
+    def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
+        found = [""] * len(prepared)
+        for which, batch in run.media_batches([media for media, _ in prepared], KINDS[name].given):
+            read = padded_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
+            given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
+            sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
+            for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
+                found[i] = "".join(said(run, row.tolist(), ends, None)).strip()
+        files = map(file_of, run.rows)
+        return [{**file, "text": text} if file else text for file, text in zip(files, found, strict=True)]
+
+    return asked.answer(prepare, finish, at_once=asked.reader.batch)
 
 
 def ids_of(asked: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:

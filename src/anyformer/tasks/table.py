@@ -12,6 +12,7 @@ class Flag:
 
     about: str
     kind: type = str  # str, int, float, or bool for a flag without a value
+    negated: bool = False  # of such a flag: it also has a form that begins with --no-
     several: bool = False  # it may be given again; the function gets a list
     short: str = ""  # one letter that a command may write in its place
 
@@ -23,8 +24,8 @@ class About:
     line: str
     fields: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
+    ranked: bool = False  # a result is a list of candidates, likeliest first
     raw: tuple[str, ...] = ()  # fields that name files or folders, and may be what is in one: a picture, samples
-    several: bool = False  # a command may give several texts, each an input of its own
     flags: Mapping[str, Flag] = dataclasses.field(default_factory=dict)
 
     @property
@@ -33,7 +34,7 @@ class About:
 
 
 INTERPOLATE = Flag("read pictures of another size than the model learned its positions for", bool)
-TRUNCATE = Flag("cut texts that are longer than the model takes", bool)
+TRUNCATE = Flag("cut longer texts; default: where the folder says how long a text may be", bool, negated=True)
 
 LONGEST = Flag("of the longest text; the folder's, else twice what is read, and a little", int)
 BEAMS = {
@@ -45,6 +46,7 @@ BEAMS = {
 TASKS: dict[str, About] = {
     "fill-mask": About(
         "likeliest words in the place of the mask token",
+        ranked=True,
         flags={
             "top_k": Flag("how many; 5", int),
             "targets": Flag("only this word; may be given again", several=True),
@@ -52,9 +54,11 @@ TASKS: dict[str, About] = {
         },
     ),
     "classify": About(
-        "a label for a text, or for a pair of texts",
+        "a label for a text, or for a pair of texts (--pair)",
         optional=("pair",),
+        ranked=True,
         flags={
+            "pair": Flag("the second text: each input is a pair with it"),
             "top_k": Flag("how many labels, likeliest first; 1, and 0 for all", int),
             "labels": Flag("a name for a label of the model, in its order; may be given again", several=True),
             "truncate": TRUNCATE,
@@ -73,6 +77,7 @@ TASKS: dict[str, About] = {
     "answer": About(
         "the words of a text that answer a question",
         fields=("question", "context"),
+        ranked=True,
         flags={
             "top_k": Flag("how many answers, likeliest first; 1", int),
             "length": Flag("tokens of a window over a long text; 384, or what the model takes", int),
@@ -144,6 +149,7 @@ TASKS: dict[str, About] = {
     ),
     "classify-image": About(
         "a label for a picture, or for each of a folder",
+        ranked=True,
         fields=("image",),
         raw=("image",),
         flags={
@@ -154,6 +160,7 @@ TASKS: dict[str, About] = {
     ),
     "zero-shot-image": About(
         "which of some names fits a picture best, or each of a folder: for models with two towers",
+        ranked=True,
         fields=("image",),
         raw=("image",),
         flags={
@@ -198,6 +205,7 @@ TASKS: dict[str, About] = {
     ),
     "search-images": About(
         "the pictures of a folder that fit a text best: for models with two towers",
+        ranked=True,
         flags={
             "folder": Flag("with the pictures"),
             "index": Flag("a file that keeps their vectors; made where it is not there"),
@@ -229,13 +237,13 @@ TASKS: dict[str, About] = {
     ),
     "detect-language": About(
         "the language that is spoken in a recording",
+        ranked=True,
         fields=("audio",),
         raw=("audio",),
         flags={"top_k": Flag("how many, likeliest first; 1", int)},
     ),
     "draw": About(
         "a picture of what a text asks for: one of the labels of a model that draws, or more",
-        several=True,
         flags={
             "out": Flag("the file to write, a row of pictures for each text; drawn.png", short="o"),
             "count": Flag("pictures of each text; 1", int),

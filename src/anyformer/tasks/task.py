@@ -2,17 +2,21 @@
 
 A task is a function of a model, inputs, keywords of its own, and `How` it is run:
 
-    def shout(model: Source, inputs: Inputs, *, loud: int = 1, truncate: bool = False, **how: Unpack[How]) -> Any:
+    def shout(model: Source, inputs: Inputs, *, loud: int = 1, truncate: Truncate = None, **how: Unpack[How]) -> Any:
         asked = ask("shout", model, inputs, how)
-        records = asked.each(lambda row: asked.record(row["text"], truncate=truncate))
-        found = asked.found(records, lambda said, record: float(said.logits.max()) * loud)
-        return asked.give(found)
+
+        def finish(run: TaskRun, records: list[Record]) -> list[Any]:
+            return run.found(records, lambda said, record: float(said.logits.max()) * loud)
+
+        return asked.answer(lambda row: asked.record(row["text"], truncate=truncate), finish)
+
+Every input has one result, in order: {"error": message} where it cannot be answered.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,17 +27,27 @@ from torch import Tensor
 
 from anyformer.checkpoint import COMPANION, load, read_spec
 from anyformer.evaluate.predict import Predictor
-from anyformer.inputs.image import Images, files
+from anyformer.inputs.image import Images
+from anyformer.inputs.image import files as picture_files
+from anyformer.inputs.sound import streams
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Output, TransformerModule, position_limit
-from anyformer.objectives.examples import joined
+from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
 from anyformer.part import nearest
+from anyformer.tasks.hearing import files as sound_files
 from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 
 Row = dict[str, Any]  # one input: its fields by name
 Progress = Callable[[int, int], object]  # called with how many are done, of how many
+# None: cut texts to the length that the tokenizer's folder stores (model_max_length: training cuts there too), if any;
+# True: also to what the model takes; False: never
+Truncate = bool | None
+
+READS = {"input_ids": "text", "input_values": "sound", "input_features": "sound"}
+FAILURES = (ValueError, FloatingPointError, OSError)  # what is wrong with one input, not with the program
+AT_ONCE = 64  # batches of inputs that are prepared, and sorted by length, together
 
 
 class How(TypedDict, total=False):
@@ -51,7 +65,7 @@ class Reader:
     """A model with its tokenizer, or what makes pictures ready for it, for as many tasks as it can do."""
 
     model: TransformerModule
-    tokenizer: Any  # a Tokenizer, or None where pictures are read
+    tokenizer: Any  # a Tokenizer, or None where no text is read or written
     batch: int = 8
     progress: Progress = lambda done, total: None
     images: Images | None = None
@@ -95,7 +109,13 @@ def _beside(spec: Any, folder: Path) -> dict[str, Any]:
         read = [each for each in read if "an image" not in each.gives]
         companion: Any = read_spec(folder / COMPANION)
         read.append(companion.embedding)
-    tokenizer = Tokenizer.load(folder) if any("an image" not in each.gives for each in read) else None
+    tokenizer = None
+    if any("an image" not in each.gives for each in read):
+        try:
+            tokenizer = Tokenizer.load(folder)
+        except FileNotFoundError:  # `TaskRun.tokenizer` says so, where a task that fits the model needs one
+            if any("input_ids" in each.inputs for each in read):
+                raise
     channels = next((each.channels for each in read if "an image" in each.gives), None)
     images = None
     if channels is not None and drawn_in and not Images.there(folder):  # pipelines of diffusers: from -1 to 1
@@ -117,8 +137,11 @@ def _checked(reader: Reader) -> Reader:
 
 
 def row_of(task: str, given: Any) -> Row:
-    """One input by its fields: a text alone is the first, where no other is needed."""
+    """One input by its fields: a text alone is the first, where no other is needed. An input that could not be read is
+    the error that says so."""
     about = TASKS[task]
+    if isinstance(given, FAILURES):
+        raise given
     if isinstance(given, str) or (about.fields == ("image",) and not isinstance(given, Mapping)):
         given = {about.fields[0]: given}
     if not isinstance(given, Mapping):
@@ -151,8 +174,9 @@ class TaskRun:
 
     task: str
     reader: Reader
-    rows: list[Row]
+    rows: list[Any]  # a Row for each input, or the error that says why there is none
     one: bool  # a single input, not a list of one
+    lost: list[int] = dataclasses.field(default_factory=list)  # tokens, of each text that was cut
 
     @property
     def model(self) -> Any:
@@ -160,6 +184,8 @@ class TaskRun:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        if self.reader.tokenizer is None:
+            raise ValueError(f"{self.model.folder}: no tokenizer, which {self.task} needs")
         return self.reader.tokenizer
 
     @property
@@ -185,21 +211,102 @@ class TaskRun:
         """The same for what `anyformer.evaluate.predict` can do."""
         return Predictor(self.model, self.tokenizer, self.pad, size=self.reader.batch, progress=self.reader.progress)
 
+    # -- one result for each input
+
+    def answer(
+        self, prepare: Callable[[Row], Any], finish: Callable[[TaskRun, list[Any]], Sequence[Any]],
+        at_once: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The result of each input, in order; of a single input, its result. `at_once` rows at a time are prepared,
+        and finish(run, prepared) gives a result for each of `run.rows`.
+
+        An input for which either raises gets {"error": message}, and the other results are what they would be without
+        it. A single input raises; so does an error that all inputs have in common, since it is about the call."""
+        results: list[Any] = []
+        size, total = at_once or AT_ONCE * self.reader.batch, len(self.rows)
+        if any(isinstance(row, dict) and streams(row.get("audio")) for row in self.rows):
+            size = 1  # what can be read only once is never tried again
+        for start in range(0, total, size):
+            rows = self.rows[start : start + size]
+
+            def advance(done: int, of: int, start: int = start, share: int = len(rows)) -> None:
+                self.reader.progress(start + (share * done // of if of else share), total)
+
+            part = dataclasses.replace(self, rows=rows).replace(progress=advance)
+            results += part._results(prepare, finish)
+        self.report_lost()
+        errors = [result for result in results if isinstance(result, FAILURES)]
+        if self.one and errors:
+            raise errors[0]
+        found_later = [error for error, row in zip(results, self.rows) if error is not row]
+        if len(errors) == total > 1 and len(found_later) == total and len(set(map(message_of, errors))) == 1:
+            raise errors[0]
+        results = [
+            {**file_of(row), "error": message_of(result)} if isinstance(result, FAILURES) else result
+            for row, result in zip(self.rows, results, strict=True)
+        ]
+        return results[0] if self.one else results
+
+    def _results(self, prepare: Callable[[Row], Any], finish: Callable[..., Sequence[Any]]) -> list[Any]:
+        """A result or an error for each row. Where rows fail together, each half is tried without the other."""
+        results, ready, cut_before = list(self.rows), {}, len(self.lost)
+        for i, row in enumerate(self.rows):
+            if not isinstance(row, FAILURES):
+                try:
+                    ready[i] = prepare(row)
+                except FAILURES as error:
+                    results[i] = error
+        run = dataclasses.replace(self, rows=[self.rows[i] for i in ready])
+        try:
+            found = finish(run, list(ready.values())) if ready else []
+        except FAILURES as error:
+            found = [error]
+            if len(ready) > 1:
+                del self.lost[cut_before:]  # texts are cut, and counted, again
+                half = len(ready) // 2
+                halves = (dataclasses.replace(run, rows=rows) for rows in (run.rows[:half], run.rows[half:]))
+                found = [result for part in halves for result in part._results(prepare, finish)]
+        for i, result in zip(ready, found, strict=True):
+            results[i] = result
+        return results
+
+    def report_lost(self) -> None:
+        """One line, where texts were cut."""
+        if self.lost:
+            rows = f"{len(self.lost):,} of {len(self.rows):,} inputs ({sum(self.lost):,} tokens)"
+            warnings.warn(f"too long, and cut: {rows}; the limit is {self.cut_length(True):,} tokens", stacklevel=3)
+
     # -- before the model
 
-    def each(self, make: Callable[[Row], Any]) -> list[Any]:
-        """make(row) of every row; what is wrong with one is told with its number."""
-        made = []
-        for number, row in enumerate(self.rows, 1):
-            with blaming(None if self.one else number):
-                made.append(make(row))
-        return made
+    def cut_length(self, truncate: Truncate) -> int | None:
+        """The most tokens that are read of a text, where longer ones are cut."""
+        if truncate is False:
+            return None
+        lengths = (self.tokenizer.max_length, self.limit if truncate else None)
+        return min((length for length in lengths if length), default=None)
 
-    def record(self, text: str, pair: str | None = None, *, truncate: bool = False) -> Record:
-        """The numbers of a text or a pair: "input_ids" and "token_type_ids"; too long is an error, unless it is cut."""
-        record = joined(self.tokenizer, text, pair, self.limit if truncate else None)
-        self.fits(len(record["input_ids"]))
-        return {"token_type_ids": np.zeros_like(record["input_ids"]), **record}  # a batch may have pairs and others
+    def encode(self, text: str, pair: str | None = None, *, truncate: Truncate = None) -> Any:
+        """The encoding of a text or a pair; too long is an error, unless it is cut."""
+        encoding, length = self.tokenizer._encode(text, pair, None, True), self.cut_length(truncate)
+        if length is not None and len(encoding.ids) > length:
+            self.lost.append(len(encoding.ids) - length)
+            encoding = self.tokenizer._encode(text, pair, length, True)
+        self.fits(len(encoding.ids))
+        if not encoding.ids:
+            raise ValueError("the text has no tokens")
+        return encoding
+
+    def record(self, text: str, pair: str | None = None, *, truncate: Truncate = None) -> Record:
+        """The numbers of a text or a pair: "input_ids" and "token_type_ids"."""
+        encoding = self.encode(text, pair, truncate=truncate)
+        ids = array(self.tokenizer._ids(encoding))
+        types = np.zeros_like(ids) if pair is None else array(encoding.type_ids)  # a batch may have pairs and others
+        return {"input_ids": ids, "token_type_ids": types}
+
+    def pixels(self, row: Row) -> Tensor:
+        """(C, H, W) the picture of a row, ready for the model."""
+        assert self.reader.images is not None
+        return torch.from_numpy(self.reader.images.one(row["image"]))
 
     def fits(self, size: int) -> None:
         if self.limit is not None and size > self.limit:
@@ -239,21 +346,19 @@ class TaskRun:
                 found[i] = result(Output({name: value[row] for name, value in out.items()}), records[i])
         return found
 
-    def seen(self, interpolate: bool = False) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        """(which, batch on the model's device) of pictures, which are read as they are needed."""
-        assert self.reader.images is not None
-        asked = {"interpolate_pos_encoding": True} if interpolate else {}
-        for start in range(0, len(self.rows), self.reader.batch):
-            shapes: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
-            for i in range(start, min(start + self.reader.batch, len(self.rows))):
-                with blaming(None if self.one else i + 1):
-                    pixels = torch.from_numpy(self.reader.images.one(self.rows[i]["image"]))
-                shapes.setdefault(tuple(pixels.shape), []).append((i, pixels))
-            self.reader.progress(start, len(self.rows))
-            for alike in shapes.values():
-                batch = torch.stack([pixels for _, pixels in alike]).to(self.model.device, self.model.dtype)
-                yield [i for i, _ in alike], {"pixel_values": batch, **asked}
-        self.reader.progress(len(self.rows), len(self.rows))
+    def media_batches(
+        self, media: Sequence[Tensor], name: str = "pixel_values", interpolate: bool = False
+    ) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """(which, batch on the model's device): pictures, or what is heard, of one shape together."""
+        options = {"interpolate_pos_encoding": True} if interpolate else {}
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for i, one in enumerate(media):
+            shapes.setdefault(tuple(one.shape), []).append(i)
+        self.reader.progress(0, len(media))
+        for which in shapes.values():
+            batch = torch.stack([media[i] for i in which]).to(self.model.device, self.model.dtype)
+            yield which, {name: batch, **options}
+        self.reader.progress(len(media), len(media))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
@@ -263,20 +368,17 @@ class TaskRun:
             inputs["use_cache"] = False
         return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}
 
-    # -- after it
 
-    def give(self, found: list[Any]) -> Any:
-        """One result for one input, a list for a list."""
-        return found[0] if self.one else found
+def message_of(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
-@contextlib.contextmanager
-def blaming(number: int | None) -> Iterator[None]:
-    """Puts the number of an input, where it is one of several, before what is wrong with it."""
-    try:
-        yield
-    except ValueError as error:
-        raise error if number is None else ValueError(f"input {number}: {error}") from None
+def file_of(row: Any) -> dict[str, str]:
+    """{"file": name} of what was found in a folder."""
+    return {"file": row["file"]} if isinstance(row, dict) and "file" in row else {}
 
 
 def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
@@ -287,42 +389,48 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
             raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
     reader = open_model(model, **how)
-    read = {"pictures": reader.images is not None, "text": reader.tokenizer is not None}
-    wanted = "pictures" if "image" in TASKS[task].fields else "text"
-    if not read[wanted]:
-        other = next(kind for kind in read if kind != wanted)
-        raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {other}")
+    fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)
+    wanted = "pictures" if "image" in fields else "sound" if "audio" in fields else "text"
+    if wanted not in reads:
+        raise ValueError(f"{task} needs a model that reads {wanted}; this one reads {' and '.join(reads)}")
     return TaskRun(task, reader, rows, one)
 
 
-def checked_rows(task: str, inputs: Inputs) -> tuple[list[Row], bool]:
-    """The inputs by their fields, and whether there is one alone, not a list."""
-    if TASKS[task].fields == ("image",):
-        return picture_rows(task, inputs)
-    one = isinstance(inputs, str | Mapping)
+def kinds_read(spec: Any) -> list[str]:
+    """What a model reads: "text", "pictures", "sound", or the name of another input."""
+    embeddings = [part.embedding for part in spec.readers]
+    return [*dict.fromkeys("pictures" if "an image" in each.gives else READS.get(each.inputs[0], each.inputs[0])
+                           for each in embeddings)]  # fmt: skip
+
+
+def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:
+    """The inputs by their fields, or what is wrong with each, and whether there is a single one, not a list. Pictures
+    and recordings in a folder stand for it, each under its name."""
+    raw = TASKS[task].raw
+    one = isinstance(inputs, str | Mapping) or (raw == ("image",) and not isinstance(inputs, list | tuple))
     several: Any = [inputs] if one else inputs
     if not isinstance(several, Sequence) or isinstance(several, bytes):
         raise ValueError(f"inputs are a text, or a list of texts; got {type(inputs).__name__}")
-    rows = []
-    for number, given in enumerate(several, 1):
-        with blaming(None if one else number):
-            rows.append(row_of(task, given))
-    return rows, one
-
-
-def picture_rows(task: str, inputs: Any) -> tuple[list[Row], bool]:
-    """The same of pictures: those of a folder stand for it, each under its name."""
-    one, rows = not isinstance(inputs, list | tuple), []
-    for number, given in enumerate([inputs] if one else inputs, 1):
-        with blaming(None if one else number):
+    rows: list[Any] = []
+    for given in several:
+        try:
             row = row_of(task, given)
-            folder = row["image"]
-            if not isinstance(folder, str | Path) or not Path(folder).expanduser().is_dir():
-                rows.append(row)
-                continue
-            rows += [{**row, "image": file, "file": str(file)} for file in files(Path(folder).expanduser())]
-            one = False
+            found = files_in(given, raw[0]) if raw else None
+        except FAILURES as error:
+            if one:
+                raise
+            rows.append(error)
+            continue
+        one = one and found is None
+        rows += [row] if found is None else [{**row, raw[0]: file, "file": str(file)} for file in found]
     return rows, one
+
+
+def files_in(given: Any, field: str) -> list[Path] | None:
+    """The pictures or the recordings in a folder; None where that is not what is given."""
+    if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
+        return None
+    return (picture_files if field == "image" else sound_files)(Path(given).expanduser())
 
 
 def labels_of(asked: TaskRun, number: int, given: Sequence[str] | None = None) -> list[str]:

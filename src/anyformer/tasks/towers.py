@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 from anyformer.model import TwoTowerModule
 from anyformer.objectives.examples import joined
 from anyformer.objectives.match import ended
+from anyformer.objectives.objective import Record
 from anyformer.parts.similarity import ProjectionModule
-from anyformer.tasks.task import TaskRun
+from anyformer.tasks.task import Row, TaskRun, Truncate
 
 
 def towers(asked: TaskRun) -> TwoTowerModule:
@@ -30,26 +30,43 @@ def tower(asked: TaskRun, name: str) -> Any:
     return model if isinstance(head, ProjectionModule) and head.name == f"{name}_embeds" else None
 
 
-@torch.inference_mode()
-def text_vectors(asked: TaskRun, texts: Sequence[str], *, raw: bool = False, truncate: bool = True) -> Tensor:
-    """(N, D) in fp32 on the CPU, of length 1 unless `raw`."""
-    model, end, limit = tower(asked, "text"), asked.tokenizer.eos_token_id, asked.limit
-    ids = [joined(asked.tokenizer, text)["input_ids"] for text in texts]
-    records = [{"input_ids": ended(each, end, limit if truncate else None)} for each in ids]
-    for record in records:
-        asked.fits(len(record["input_ids"]))
-    found = torch.empty(len(texts), model.spec.head.width)
-    for which, batch in asked.batches(records):
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-        found[which] = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
-    return found if raw else F.normalize(found, dim=-1)
+def text_vectors(asked: TaskRun, *, raw: bool = False, truncate: Truncate = True) -> Any:
+    """(D,) in fp32 on the CPU, of length 1 unless `raw`, of every text that is asked about."""
+    model, end = tower(asked, "text"), asked.tokenizer.eos_token_id
+
+    def prepare(row: Row) -> Record:
+        ids = ended(joined(asked.tokenizer, row["text"])["input_ids"], end, None)
+        length = asked.cut_length(truncate)
+        if length is not None and len(ids) > length:
+            asked.lost.append(len(ids) - length)
+            ids = ended(ids, end, length)
+        asked.fits(len(ids))
+        return {"input_ids": ids}
+
+    @torch.inference_mode()
+    def finish(run: TaskRun, records: list[Record]) -> list[Any]:
+        found: list[Any] = [None] * len(records)
+        for which, batch in run.batches(records):
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+            vectors = model(**inputs, return_dict=True)["text_embeds"].float().cpu()
+            for i, vector in zip(which, vectors):
+                found[i] = vector if raw else F.normalize(vector, dim=-1)
+        return found
+
+    return asked.answer(prepare, finish)
 
 
-@torch.inference_mode()
-def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Tensor:
+def image_vectors(asked: TaskRun, *, raw: bool = False, interpolate: bool = False) -> Any:
     """The same of the pictures that are asked about."""
     model = tower(asked, "image")
-    found = torch.empty(len(asked.rows), model.spec.head.width)
-    for which, batch in asked.seen(interpolate):
-        found[which] = model(**batch, return_dict=True)["image_embeds"].float().cpu()
-    return found if raw else F.normalize(found, dim=-1)
+
+    @torch.inference_mode()
+    def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
+        found: list[Any] = [None] * len(pictures)
+        for which, batch in run.media_batches(pictures, interpolate=interpolate):
+            vectors = model(**batch, return_dict=True)["image_embeds"].float().cpu()
+            for i, vector in zip(which, vectors):
+                found[i] = vector if raw else F.normalize(vector, dim=-1)
+        return found
+
+    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)

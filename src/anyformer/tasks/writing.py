@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.evaluate.predict import written
 from anyformer.generation import check_writer
+from anyformer.generation.config import settings_for
 from anyformer.generation.settings import ONLY_BEAMS
 from anyformer.objectives.objective import Record
 from anyformer.tasks.task import TaskRun, Texts
@@ -31,6 +32,11 @@ def options_of(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     left_out = {"max_length"} if "max_new_tokens" in given else set()
     left_out |= set(ONLY_BEAMS) if given.get("num_beams") == 1 else set()
     return {**{name: value for name, value in usual.items() if name not in left_out}, **given}
+
+
+def check_settings(asked: TaskRun, options: Mapping[str, Any]) -> None:
+    """ValueError where an option is wrong for any text: before the first is read."""
+    settings_for(asked.model, dict(options)).check(2**31)
 
 
 def write(asked: TaskRun, records: list[Record], options: Mapping[str, Any]) -> list[str]:

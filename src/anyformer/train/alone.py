@@ -15,7 +15,7 @@ from anyformer.data.prepare import prepare_split
 from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.predict import Answered, Predictor
-from anyformer.inputs.text import belong
+from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
@@ -31,6 +31,16 @@ def chosen(data: Data, split: str | None) -> tuple[str, Source]:
     if split not in there:
         raise ValueError(f"the data has no split {split!r}; it has {', '.join(there)}")
     return split, there[split]
+
+
+def tokenizer_in(folder: Path, run: Run) -> Tokenizer | None:
+    """The tokenizer of a model's folder. There is none where a run reads no text: pictures, sound or numbers."""
+    try:
+        return Tokenizer.load(folder)
+    except FileNotFoundError:
+        if run.vocabulary is not None:
+            raise
+        return None
 
 
 def same_labels(model: TransformerModule, labels: tuple[str, ...]) -> None:

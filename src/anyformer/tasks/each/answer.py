@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anyformer.evaluate.predict import ends
 from anyformer.objectives.answer import Answer, best_spans
-from anyformer.tasks.task import How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 
 LENGTH = 384  # tokens of a window, as models of this kind are trained
 
@@ -41,15 +41,21 @@ def answer(
         raise ValueError(f"stride is {stride}, and a window has {length} tokens")
     objective = Answer(length=length, stride=stride, question_length=length - stride - 1)
     objective.module(asked.model)  # a head that cannot be asked this is told here
-    windows = asked.each(lambda row: objective.windows(row["question"], row["context"], asked.tokenizer))
-    with torch.inference_mode():
-        records = [objective.record(window, None) for own in windows for window in own]
-        scores = iter(ends(objective, asked.job, records))
-    results = []
-    for row, own in zip(asked.rows, windows):
-        ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
-        results.append(result_of(row["context"], ranked, none, top_k, threshold))
-    return asked.give(results)
+
+    def prepare(row: Row) -> list[Any]:
+        return objective.windows(row["question"], row["context"], asked.tokenizer)
+
+    def finish(run: TaskRun, windows: list[list[Any]]) -> list[Any]:
+        with torch.inference_mode():
+            records = [objective.record(window, None) for own in windows for window in own]
+            scores = iter(ends(objective, run.job, records))
+        results = []
+        for row, own in zip(run.rows, windows, strict=True):
+            ranked, none = candidates(own, [next(scores) for _ in own], max_answer_tokens)
+            results.append(result_of(row["context"], ranked, none, top_k, threshold))
+        return results
+
+    return asked.answer(prepare, finish)
 
 
 def candidates(windows: list[Any], scores: list[Tensor], most: int) -> tuple[list[tuple[float, int, int]], float]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.hearing import files
-from anyformer.tasks.picturing import ASKED, check_template, question_of, written
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.picturing import ASKED, check_template, write_about
+from anyformer.tasks.task import How, Inputs, Source, ask
 
 HEARD = ASKED.replace("{image}", "{audio}")
 
@@ -22,17 +21,6 @@ def ask_audio(
     'A door that closes.'
     """
     check_template(template, "{audio}", "{question}")
-    asked = each_file(ask("ask-audio", model, inputs, how))
-    questions = asked.each(lambda row: question_of(row.get("question", question), "recording"))
-    texts = [template.replace("{question}", each) for each in questions]
-    return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}, "audio"))
-
-
-def each_file(asked: TaskRun) -> TaskRun:
-    """The recordings of a folder stand for it, each under its name."""
-    rows = []
-    for row in asked.rows:
-        found = files(row["audio"])
-        alone = found[0] is row["audio"]
-        rows += [row] if alone else [{**row, "audio": file, "file": str(file)} for file in found]
-    return TaskRun(asked.task, asked.reader, rows, asked.one and all("file" not in row for row in rows))
+    asked = ask("ask-audio", model, inputs, how)
+    options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
+    return write_about(asked, "audio", template, options, question)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.picturing import ASKED, check_template, question_of, written
+from anyformer.tasks.picturing import ASKED, check_template, write_about
 from anyformer.tasks.task import How, Source, ask
 
 
@@ -20,6 +20,5 @@ def ask_image(
     """
     check_template(template, "{image}", "{question}")
     asked = ask("ask-image", model, inputs, how)
-    questions = asked.each(lambda row: question_of(row.get("question", question), "picture"))
-    texts = [template.replace("{question}", each) for each in questions]
-    return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))
+    options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
+    return write_about(asked, "image", template, options, question)

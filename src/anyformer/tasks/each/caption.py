@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.picturing import ASKED, check_template, written
+from anyformer.tasks.picturing import ASKED, check_template, write_about
 from anyformer.tasks.task import How, Source, ask
 
 WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
@@ -22,5 +22,4 @@ def caption(
     """
     check_template(template, "{image}")
     asked = ask("caption", model, inputs, how)
-    texts = [template] * len(asked.rows)
-    return asked.give(written(asked, texts, {"max_new_tokens": max_new_tokens, "num_beams": num_beams}))
+    return write_about(asked, "image", template, {"max_new_tokens": max_new_tokens, "num_beams": num_beams})

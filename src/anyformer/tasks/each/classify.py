@@ -9,14 +9,15 @@ from torch import Tensor
 
 from anyformer.objectives.objective import Record, head_of
 from anyformer.parts.head import ClassifyModule
-from anyformer.tasks.task import How, Inputs, Source, ask, labels_of
+from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask, labels_of
 
 
 def classify(
-    model: Source, inputs: Inputs, *, top_k: int = 1, labels: Sequence[str] | None = None, truncate: bool = False,
-    **how: Unpack[How],
+    model: Source, inputs: Inputs, *, pair: str | None = None, top_k: int = 1, labels: Sequence[str] | None = None,
+    truncate: Truncate = None, **how: Unpack[How],
 ) -> Any:  # fmt: skip
-    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"}.
+    """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"};
+    `pair` is the second text of every input that has none of its own.
 
     Scores are probabilities; of each label by itself where a text may have several, and as the model says them where
     it was made for numbers. `labels` are other names than those of the model's config, in its order.
@@ -33,16 +34,16 @@ def classify(
     if pool.take == "last" and pool.padding_token is None:  # no batch tells where a text ends
         asked = asked.replace(batch=1)
 
-    def encode(row: dict[str, Any]) -> Record:
-        pair = row.get("pair")
-        if pair is not None and not isinstance(pair, str):
-            raise ValueError(f"pair is {type(pair).__name__}, not text")
-        return asked.record(row["text"], pair, truncate=truncate)
+    def prepare(row: Row) -> Record:
+        second = row.get("pair", pair)
+        if second is not None and not isinstance(second, str):
+            raise ValueError(f"pair is {type(second).__name__}, not text")
+        return asked.record(row["text"], second, truncate=truncate)
 
     def result(said: Any, record: Record) -> list[dict[str, Any]]:
         return scores_of(said.logits.float(), names, head.problem)[: top_k or None]
 
-    return asked.give(asked.found(asked.each(encode), result))
+    return asked.answer(prepare, lambda run, records: run.found(records, result))
 
 
 def scores_of(logits: Tensor, names: Sequence[str], problem: str | None) -> list[dict[str, Any]]:

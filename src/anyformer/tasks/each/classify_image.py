@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from torch import Tensor
+
 from anyformer.objectives.objective import head_of
 from anyformer.parts.head import ClassifyModule
 from anyformer.parts.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
-from anyformer.tasks.task import How, Source, ask, labels_of
+from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
 
 
 def classify_image(
@@ -28,10 +30,14 @@ def classify_image(
     taught = isinstance(asked.model.head, DistilledModule)
     head = asked.model.head if taught else head_of(asked.model, ClassifyModule, "classification")
     names = labels_of(asked, asked.model.spec.head.num_labels, labels)
-    found: list[Any] = [None] * len(asked.rows)
-    for which, batch in asked.seen(interpolate):
-        for i, logits in zip(which, asked.run(batch)["logits"]):
-            file = {"file": asked.rows[i]["file"]} if "file" in asked.rows[i] else {}
-            found[i] = [{**file, **each} for each in scores_of(logits.float(), names, getattr(head, "problem", None))]
-            found[i] = found[i][: top_k or None]
-    return asked.give(found)
+    problem = getattr(head, "problem", None)
+
+    def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
+        found: list[Any] = [None] * len(pictures)
+        for which, batch in run.media_batches(pictures, interpolate=interpolate):
+            for i, logits in zip(which, run.run(batch)["logits"]):
+                best = scores_of(logits.float(), names, problem)[: top_k or None]
+                found[i] = [{**file_of(run.rows[i]), **each} for each in best]
+        return found
+
+    return asked.answer(asked.pixels, finish, at_once=asked.reader.batch)

@@ -11,7 +11,7 @@ from anyformer.inputs.audio import AudioProcessor
 from anyformer.inputs.languages import SPOKEN
 from anyformer.tasks.each.transcribe import check_listener
 from anyformer.tasks.hearing import Listener
-from anyformer.tasks.task import How, Inputs, Row, Source, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, file_of
 
 
 def detect_language(model: Source, inputs: Inputs, *, top_k: int = 1, **how: Unpack[How]) -> Any:
@@ -30,12 +30,14 @@ def detect_language(model: Source, inputs: Inputs, *, top_k: int = 1, **how: Unp
     def first(row: Row) -> torch.Tensor:
         return listener.open(row["audio"]).windows.take(0)[0]
 
-    windows, found = asked.each(first), []
-    for start in range(0, len(windows), asked.reader.batch):
-        _, chances = listener.start(torch.stack(windows[start : start + asked.reader.batch]))
-        for tokens in listener.languages(chances):
-            told = [{"language": code(token), "name": SPOKEN.get(code(token), code(token)), "score": score}
-                    for token, score in tokens[:top_k]]  # fmt: skip
-            found.append(told[0] if top_k == 1 else told)
-        asked.reader.progress(len(found), len(windows))
-    return asked.give(found)
+    def finish(run: TaskRun, windows: list[torch.Tensor]) -> list[Any]:
+        found: list[Any] = []
+        _, chances = listener.start(torch.stack(windows))
+        for row, tokens in zip(run.rows, listener.languages(chances), strict=True):
+            best = [{**file_of(row), "language": code(token), "name": SPOKEN.get(code(token), code(token)),
+                     "score": score} for token, score in tokens[:top_k]]  # fmt: skip
+            found.append(best[0] if top_k == 1 else best)
+        run.reader.progress(len(found), len(windows))
+        return found
+
+    return asked.answer(first, finish, at_once=asked.reader.batch)

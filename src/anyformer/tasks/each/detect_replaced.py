@@ -7,10 +7,10 @@ from typing import Any, Unpack
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.parts.detect import DetectModule
-from anyformer.tasks.task import How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
 
 
-def detect_replaced(model: Source, inputs: Inputs, *, truncate: bool = False, **how: Unpack[How]) -> Any:
+def detect_replaced(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:
     """[{"word", "replaced", "score", "start", "end"}, ...] for every token of the text, in order: `score` is the
     probability that it was replaced, and `word` is text[start:end].
 
@@ -20,19 +20,16 @@ def detect_replaced(model: Source, inputs: Inputs, *, truncate: bool = False, **
     asked = ask("detect-replaced", model, inputs, how)
     head_of(asked.model, DetectModule, "finding replaced words")
 
-    def encode(row: dict[str, Any]) -> Any:
-        encoding = asked.tokenizer._encode(row["text"], None, asked.limit if truncate else None, True)
-        asked.fits(len(encoding.ids))
-        return encoding
+    def finish(run: TaskRun, encodings: list[Any]) -> list[Any]:
+        records = [{"input_ids": array(run.tokenizer._ids(encoding))} for encoding in encodings]
+        scores = run.found(records, lambda said, _: said["logits"].float().sigmoid().tolist())
+        results = []
+        for row, encoding, own in zip(run.rows, encodings, scores, strict=True):
+            columns = zip(own, encoding.offsets, encoding.special_tokens_mask)
+            results.append([
+                {"word": row["text"][start:end], "replaced": score > 0.5, "score": score, "start": start, "end": end}
+                for score, (start, end), special in columns if not special
+            ])  # fmt: skip
+        return results
 
-    encodings = asked.each(encode)
-    records = [{"input_ids": array(asked.tokenizer._ids(encoding))} for encoding in encodings]
-    scores = asked.found(records, lambda said, _: said["logits"].float().sigmoid().tolist())
-    results = []
-    for row, encoding, own in zip(asked.rows, encodings, scores):
-        columns = zip(own, encoding.offsets, encoding.special_tokens_mask)
-        results.append([
-            {"word": row["text"][start:end], "replaced": score > 0.5, "score": score, "start": start, "end": end}
-            for score, (start, end), special in columns if not special
-        ])  # fmt: skip
-    return asked.give(results)
+    return asked.answer(lambda row: asked.encode(row["text"], truncate=truncate), finish)

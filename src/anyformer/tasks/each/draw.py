@@ -17,7 +17,7 @@ from anyformer.objectives.objective import shown_head
 from anyformer.part import nearest
 from anyformer.parts.noise import NoiseHead
 from anyformer.tasks.pictures import by_tokens, can_write, companion
-from anyformer.tasks.task import How, Inputs, Reader, Source, checked_rows, open_model
+from anyformer.tasks.task import How, Inputs, Reader, Source, TaskRun, checked_rows, open_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,21 @@ def draw(
     if painter is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
         raise ValueError(f"draw needs a model that draws, {kinds}; this one has {shown_head(reader.model)}")
-    texts = [row["text"] for row in rows]
-    wish = Wish(texts, [seed + i for i in range(count)], steps, guidance, eta, temperature, top_k)
-    found = painter(reader, wish)
-    if out is None:
-        said = [{"text": text, "pictures": pictures} for text, pictures in zip(texts, found, strict=True)]
-    else:
-        write_sheet(Path(out).expanduser(), found)
-        said = [{"text": text, "count": count, "file": str(out)} for text in texts]
-    return said[0] if one else said
+    seeds = [seed + i for i in range(count)]
+
+    def finish(run: TaskRun, texts: list[str]) -> list[Any]:
+        pictures = painter(run.reader, Wish(texts, seeds, steps, guidance, eta, temperature, top_k))
+        return [{"text": text, "pictures": own} for text, own in zip(texts, pictures, strict=True)]
+
+    found = TaskRun("draw", reader, rows, one).answer(lambda row: row["text"], finish)
+    results = [found] if one else found
+    drawn_rows = [result["pictures"] for result in results if "pictures" in result]
+    if out is None or not drawn_rows:
+        return found
+    blank = np.full_like(drawn_rows[0], 255)  # in the place of a text that has an error
+    write_sheet(Path(out).expanduser(), [result.get("pictures", blank) for result in results])
+    results = [{"text": r["text"], "count": count, "file": str(out)} if "pictures" in r else r for r in results]
+    return results[0] if one else results
 
 
 # -- out of noise -----------------------------------------------------------------------------------------------------

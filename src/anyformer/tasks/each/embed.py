@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.objectives.objective import Batch, read, taken
+from anyformer.objectives.objective import Batch, Record, read, taken
 from anyformer.part import nearest
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
 from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json
 
@@ -18,10 +18,11 @@ POOLS = ("cls", "mean", "last")
 
 
 def embed(
-    model: Source, inputs: Inputs, *, pool: str | None = None, raw: bool = False, truncate: bool = False,
+    model: Source, inputs: Inputs, *, pool: str | None = None, raw: bool = False, truncate: Truncate = None,
     **how: Unpack[How],
-) -> Tensor:  # fmt: skip
-    """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`.
+) -> Any:  # fmt: skip
+    """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`. Where an input of a list has an
+    error, the list of what each input has.
 
     `pool` says which of the last hidden states speak for the text: "cls", the first; "mean", all; "last". Unless it
     is given it is what the folder says (1_Pooling/config.json), else "mean", and "last" for a decoder, whose last token
@@ -35,19 +36,29 @@ def embed(
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
     asked = ask("embed", model, inputs, how)
-    if pool is None and tower(asked, "text") is not None:
-        found = text_vectors(asked, [row["text"] for row in asked.rows], raw=raw, truncate=truncate)
-        return found[0] if asked.one else found
+    if pool is None and (own := tower(asked, "text")) is not None:
+        return stacked(asked, text_vectors(asked, raw=raw, truncate=truncate), own.spec.head.width)
     if asked.model.spec.towers:
         raise ValueError("pool: two towers give a text one vector of their own; leave it out")
     pool = pool or usual(asked)
-    records = asked.each(lambda row: asked.record(row["text"], truncate=truncate))
-    vectors: list[Any] = [None] * len(records)
-    for which, batch in asked.batches(records):
-        pooled = pool_of(hidden(asked, batch), batch.get("attention_mask"), pool).cpu()
-        for i, vector in zip(which, pooled):
-            vectors[i] = vector if raw else F.normalize(vector, dim=-1)
-    return vectors[0] if asked.one else torch.stack(vectors) if vectors else torch.empty(0, asked.model.spec.width)
+
+    def finish(run: TaskRun, records: list[Record]) -> list[Any]:
+        vectors: list[Any] = [None] * len(records)
+        for which, batch in run.batches(records):
+            pooled = pool_of(hidden(run, batch), batch.get("attention_mask"), pool).cpu()
+            for i, vector in zip(which, pooled):
+                vectors[i] = vector if raw else F.normalize(vector, dim=-1)
+        return vectors
+
+    vectors = asked.answer(lambda row: asked.record(row["text"], truncate=truncate), finish)
+    return stacked(asked, vectors, asked.model.spec.width)
+
+
+def stacked(asked: TaskRun, found: Any, width: int) -> Any:
+    """(N, D) of vectors; the list as it is where one of them is an error."""
+    if asked.one or not all(isinstance(one, Tensor) for one in found):
+        return found
+    return torch.stack(found) if found else torch.empty(0, width)
 
 
 @torch.inference_mode()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.part import nearest
-from anyformer.tasks.each.embed import hidden
-from anyformer.tasks.task import How, Source, ask
+from anyformer.tasks.each.embed import hidden, stacked
+from anyformer.tasks.task import How, Source, TaskRun, ask
 from anyformer.tasks.towers import image_vectors, tower
 
 POOLS = ("cls", "mean")
@@ -19,28 +18,33 @@ POOLS = ("cls", "mean")
 def embed_image(
     model: Source, inputs: Any, *, pool: str | None = None, raw: bool = False, interpolate: bool = False,
     **how: Unpack[How],
-) -> Tensor:  # fmt: skip
+) -> Any:  # fmt: skip
     """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
     `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
     there is one; "mean", all patches. Without it a model that ends in a vector for a picture (CLIP) gives that one.
+    Where a picture of several has an error, the list of what each has.
 
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
     if pool is not None and pool not in POOLS:
         raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
     asked = ask("embed-image", model, inputs, how)
-    if pool is None and tower(asked, "image") is not None:
-        found = image_vectors(asked, raw=raw, interpolate=interpolate)
-        return found[0] if asked.one else found
+    if pool is None and (own := tower(asked, "image")) is not None:
+        return stacked(asked, image_vectors(asked, raw=raw, interpolate=interpolate), own.spec.head.width)
     if asked.model.spec.towers:
         raise ValueError("pool: two towers give a picture one vector of their own; leave it out")
     before = getattr(asked.model.spec.embedding, "prefix", 0)
     if pool == "cls" and not before:
         raise ValueError("pool is 'cls', and this model has no token before the patches; 'mean' is all of them")
-    vectors: list[Any] = [None] * len(asked.rows)
-    for which, batch in asked.seen(interpolate):
-        x = hidden(asked, batch).cpu()  # (B, T, D)
-        pooled = x[:, before:].mean(1) if pool == "mean" or not before else x[:, 0]
-        for i, vector in zip(which, pooled):
-            vectors[i] = vector if raw else F.normalize(vector, dim=-1)
-    return vectors[0] if asked.one else torch.stack(vectors)
+
+    def finish(run: TaskRun, pictures: list[Tensor]) -> list[Any]:
+        vectors: list[Any] = [None] * len(pictures)
+        for which, batch in run.media_batches(pictures, interpolate=interpolate):
+            x = hidden(run, batch).cpu()  # (B, T, D)
+            pooled = x[:, before:].mean(1) if pool == "mean" or not before else x[:, 0]
+            for i, vector in zip(which, pooled):
+                vectors[i] = vector if raw else F.normalize(vector, dim=-1)
+        return vectors
+
+    vectors = asked.answer(asked.pixels, finish, at_once=asked.reader.batch)
+    return stacked(asked, vectors, asked.model.spec.width)

@@ -10,9 +10,10 @@ from typing import Any, Unpack
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
 from anyformer.objectives.examples import array
+from anyformer.objectives.objective import Record
 from anyformer.part import nearest
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, blaming
-from anyformer.tasks.writing import write
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.writing import check_settings, write
 
 Examples = str | Path | Sequence[Mapping[str, Any]]
 
@@ -53,7 +54,6 @@ def few_shot(
     if "{text}" not in before or after or "{answer}" not in template:
         raise ValueError(f"template {template!r}: it must have {{text}}, and {{answer}} at its end")
     asked = ask("few-shot", model, inputs, how)
-    known = asked.each(lambda row: choices_of(row, choices))
     check_writer(asked.model)
     start = [instruction] if instruction else []
     start += [before.replace("{text}", example["text"]) + example["answer"] for example in shown]
@@ -61,34 +61,52 @@ def few_shot(
     def prompt(row: Row) -> str:
         return separator.join([*start, before.replace("{text}", row["text"])])
 
-    if any(own is None for own in known) and not all(own is None for own in known):
-        raise ValueError(f"input {known.index(None) + 1} has no choices, and others have")
-    if not known or known[0] is None:
-        room = 32 if max_new_tokens is None else max_new_tokens
-        results = spoken(asked, asked.each(prompt), ["\n"] if stop is None else list(stop), room)
-    else:
-        for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
-            if value is not None:
-                raise ValueError(f"{name}={value!r}: nothing is written where there are choices")
-        results = picked(asked, asked.each(prompt), known, per_token)
-    for row, result in zip(asked.rows, results, strict=True):
-        if "answer" in row:
-            result["right"] = result["answer"].strip() == row["answer"].strip()
-    return asked.give(Answers(results))
+    chooses = choices is not None or any("choices" in row for row in asked.rows if isinstance(row, dict))
+    for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
+        if value is not None and chooses:
+            raise ValueError(f"{name}={value!r}: nothing is written where there are choices")
+    room, stops = 32 if max_new_tokens is None else max_new_tokens, ["\n"] if stop is None else list(stop)
+    options = {"max_new_tokens": room, "stop_strings": stops or None}
+    if not chooses:
+        check_settings(asked, options)
+
+    def prepare(row: Row) -> Any:
+        own = choices_of(row, choices)
+        if not chooses:
+            return written_record(asked, prompt(row), room)
+        if own is None:
+            raise ValueError("it has no choices, and other inputs have")
+        return choice_pairs(asked, prompt(row), own)
+
+    def finish(run: TaskRun, prepared: list[Any]) -> list[dict[str, Any]]:
+        if chooses:
+            results = picked(run, prepared, per_token)
+        else:
+            results = [{"answer": text} for text in write(run, prepared, options)]
+        for row, result in zip(run.rows, results, strict=True):
+            if "answer" in row:
+                result["right"] = result["answer"].strip() == row["answer"].strip()
+        return results
+
+    found = asked.answer(prepare, finish)
+    return found if asked.one else Answers(found)
 
 
-def picked(asked: TaskRun, prompts: list[str], choices: list[list[str]], per_token: bool) -> list[dict[str, Any]]:
-    """The likeliest choice of each prompt."""
+def choice_pairs(asked: TaskRun, prompt: str, choices: list[str]) -> dict[str, Pair]:
+    """The token ids of the prompt, and of each choice after it."""
     two = asked.model.spec.pair
-    pairs: list[Pair] = []
-    for number, (prompt, own) in enumerate(zip(prompts, choices, strict=True), 1):
-        with blaming(None if asked.one else number):
-            for choice in own:
-                first, rest = encode_pair(asked.tokenizer, prompt, choice, two)
-                fits(asked, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
-                pairs.append((first, rest))
-    reader = asked.reader
-    found = likelihoods(asked.model, pairs, size=reader.batch, progress=reader.progress)
+    pairs: dict[str, Pair] = {}
+    for choice in choices:
+        first, rest = encode_pair(asked.tokenizer, prompt, choice, two)
+        fits(asked, max(len(first), len(rest)) if two else len(first) + len(rest) - 1)
+        pairs[choice] = (first, rest)
+    return pairs
+
+
+def picked(asked: TaskRun, choices: list[dict[str, Pair]], per_token: bool) -> list[dict[str, Any]]:
+    """The likeliest choice of each prompt."""
+    pairs = [pair for own in choices for pair in own.values()]
+    found = likelihoods(asked.model, pairs, size=asked.reader.batch, progress=asked.reader.progress)
     scores = iter(
         one.log_probability / (len(rest) if per_token else 1) for one, (_, rest) in zip(found, pairs, strict=True)
     )
@@ -100,17 +118,11 @@ def picked(asked: TaskRun, prompts: list[str], choices: list[list[str]], per_tok
     return results
 
 
-def spoken(asked: TaskRun, prompts: list[str], stop: list[str], room: int) -> list[dict[str, Any]]:
-    """What is written after each prompt; spaces at its end are the answer's to write."""
-    two = asked.model.spec.pair
-    records = []
-    for number, prompt in enumerate(prompts, 1):
-        with blaming(None if asked.one else number):
-            ids = asked.tokenizer.encode(prompt.rstrip(" ") or prompt)
-            fits(asked, len(ids) if two else len(ids) + room)
-            records.append({"input_ids": array(ids)})
-    texts = write(asked, records, {"max_new_tokens": room, "stop_strings": stop or None})
-    return [{"answer": text} for text in texts]
+def written_record(asked: TaskRun, prompt: str, room: int) -> Record:
+    """The token ids of a prompt; spaces at its end are the answer's to write."""
+    ids = asked.tokenizer.encode(prompt.rstrip(" ") or prompt)
+    fits(asked, len(ids) if asked.model.spec.pair else len(ids) + room)
+    return {"input_ids": array(ids)}
 
 
 def fits(asked: TaskRun, size: int) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from anyformer.objectives.objective import Record, language_head
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
 
 
 def fill_mask(
-    model: Source, inputs: Inputs, *, top_k: int = 5, targets: Sequence[str] | None = None, truncate: bool = False,
+    model: Source, inputs: Inputs, *, top_k: int = 5, targets: Sequence[str] | None = None, truncate: Truncate = None,
     **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
@@ -35,13 +35,11 @@ def fill_mask(
         raise ValueError("the tokenizer has no mask token")
     allowed = None if targets is None else words(asked, targets)
 
-    def encode(row: dict[str, Any]) -> Record:
+    def prepare(row: Row) -> Record:
         record = asked.record(row["text"], truncate=truncate)
         if mask not in record["input_ids"]:
             raise ValueError(f"there is no {asked.tokenizer.special['mask_token']} in the text")
         return record
-
-    records = asked.each(encode)
 
     def result(said: Any, record: Record) -> list[Any]:
         logits = said.logits if said.logits is not None else said.prediction_logits  # (T, V)
@@ -63,7 +61,7 @@ def fill_mask(
             found.append({"score": score, "token": token, "token_str": word, "sequence": text})
         return found
 
-    return asked.give(asked.found(records, result))
+    return asked.answer(prepare, lambda run, records: run.found(records, result))
 
 
 def words(asked: TaskRun, targets: Sequence[str]) -> Tensor:

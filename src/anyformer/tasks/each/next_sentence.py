@@ -7,10 +7,10 @@ from typing import Any, Unpack
 from anyformer.objectives.objective import Record
 from anyformer.objectives.sentences import FOLLOWS
 from anyformer.parts.head import NextSentenceHead, PretrainingHead
-from anyformer.tasks.task import How, Inputs, Source, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
 
 
-def next_sentence(model: Source, inputs: Inputs, *, truncate: bool = False, **how: Unpack[How]) -> Any:
+def next_sentence(model: Source, inputs: Inputs, *, truncate: Truncate = None, **how: Unpack[How]) -> Any:
     """{"follows", "score"} of {"text", "pair"}: whether it is likelier than not, and the probability. A model that
     learnt the order of two sentences (ALBERT) says by it whether they stand in the right order.
 
@@ -24,10 +24,12 @@ def next_sentence(model: Source, inputs: Inputs, *, truncate: bool = False, **ho
         found = "no head" if head is None else f"a {type(head).__name__}"
         raise ValueError(f"next-sentence needs a head as BertForNextSentencePrediction has; this model has {found}")
     output = head.output if isinstance(head, PretrainingHead) else "logits"
-    records = asked.each(lambda row: asked.record(row["text"], row["pair"], truncate=truncate))
+
+    def prepare(row: Row) -> Record:
+        return asked.record(row["text"], row["pair"], truncate=truncate)
 
     def result(said: Any, record: Record) -> dict[str, Any]:
         score = float(said[output].float().softmax(-1)[FOLLOWS])
         return {"follows": score > 0.5, "score": score}
 
-    return asked.give(asked.found(records, result))
+    return asked.answer(prepare, lambda run, records: run.found(records, result))

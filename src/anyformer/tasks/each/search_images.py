@@ -27,6 +27,8 @@ def search_images(
 
     >>> search_images("a/clip/folder", "a red heart", folder="pictures", index="pictures.index")  # doctest: +SKIP
     [{'file': 'pictures/heart.png', 'score': 0.31}, ...]
+
+    A picture that cannot be read stands after the best, as {"file", "error"}.
     """
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
@@ -35,30 +37,38 @@ def search_images(
     found = files(Path(folder).expanduser())
     asked = ask("search-images", model, inputs, how)
     names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}
-    vectors = indexed(asked, names, None if index is None else Path(index))
-    scores = text_vectors(asked, [row["text"] for row in asked.rows]) @ vectors.t()  # (texts, pictures)
-    best = scores.topk(min(top_k, len(names)), dim=-1)
-    files_of = list(names)
-    return asked.give([
-        [{"file": files_of[i], "score": score} for i, score in zip(which.tolist(), values.tolist())]
-        for which, values in zip(best.indices, best.values)
-    ])  # fmt: skip
+    vectors, errors = picture_vectors(asked, names, None if index is None else Path(index))
+    readable, table = list(vectors), torch.stack([*vectors.values()]) if vectors else None  # (pictures, D)
+
+    def result(text: Any) -> Any:
+        if isinstance(text, dict) or table is None:
+            return text if isinstance(text, dict) else errors
+        best = (table @ text).topk(min(top_k, len(readable)))
+        places = zip(best.indices.tolist(), best.values.tolist())
+        return [*({"file": readable[i], "score": score} for i, score in places), *errors]
+
+    texts = text_vectors(asked)
+    return result(texts) if asked.one else list(map(result, texts))
 
 
-def indexed(asked: TaskRun, names: dict[str, str], index: Path | None) -> Tensor:
-    """(pictures, D): those that the index has as they are, and the others read now."""
+def picture_vectors(
+    asked: TaskRun, names: dict[str, str], index: Path | None
+) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
+    """The vector (D,) of each picture, from the index where it has the picture as it is, and {"file", "error"} of each
+    that cannot be read."""
     mine, kept = identity(asked), {}
     if index is not None and index.exists():
         kept = stored(index, mine)
-    new = [name for name, state in names.items() if kept.get(name, ("", None))[0] != state]
-    if new:
-        pictures: Any = [{"image": name, "file": name} for name in new]
-        for name, vector in zip(new, image_vectors(dataclasses.replace(asked, rows=pictures, one=False))):
-            kept[name] = (names[name], vector)
-    vectors = torch.stack([kept[name][1] for name in names])
-    if index is not None and (new or len(kept) > len(names)):
-        save_file({"vectors": vectors}, index, {"model": mine, "files": json.dumps(names)})
-    return vectors
+    known = {name: vector for name, (state, vector) in kept.items() if names.get(name) == state}
+    new: Any = [{"image": name, "file": name} for name in names if name not in known]
+    read = image_vectors(dataclasses.replace(asked, rows=new, one=False, lost=[])) if new else []
+    errors = [vector for vector in read if isinstance(vector, dict)]
+    known |= {row["file"]: vector for row, vector in zip(new, read, strict=True) if not isinstance(vector, dict)}
+    vectors = {name: known[name] for name in names if name in known}
+    if index is not None and vectors and (len(errors) < len(new) or vectors.keys() != kept.keys()):
+        states = json.dumps({name: names[name] for name in vectors})
+        save_file({"vectors": torch.stack([*vectors.values()])}, index, {"model": mine, "files": states})
+    return vectors, errors
 
 
 def stored(index: Path, mine: str) -> dict[str, tuple[str, Any]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.task import How, Inputs, Source, ask
-from anyformer.tasks.writing import check_pair, options_of, stored, write
+from anyformer.objectives.objective import Record
+from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
+from anyformer.tasks.writing import check_pair, check_settings, options_of, stored, write
 
 
 def summarize(
     model: Source, inputs: Inputs, *, prefix: str | None = None, num_beams: int | None = None,
     length_penalty: float | None = None, no_repeat_ngram_size: int | None = None, min_new_tokens: int | None = None,
-    max_new_tokens: int | None = None, truncate: bool = False, **how: Unpack[How],
+    max_new_tokens: int | None = None, truncate: Truncate = None, **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """The summary, a text. Options that are not given are the folder's own, and so is the `prefix` of the text
     ("summarize: ", T5). A text that is longer than the model takes is an error, or is cut with `truncate`.
@@ -28,5 +29,9 @@ def summarize(
         "num_beams": num_beams, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
         "min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens,
     })  # fmt: skip
-    records = asked.each(lambda row: asked.record(first + row["text"], truncate=truncate))
-    return asked.give(write(asked, records, options))
+    check_settings(asked, options)
+
+    def prepare(row: Row) -> Record:
+        return asked.record(first + row["text"], truncate=truncate)
+
+    return asked.answer(prepare, lambda run, records: write(run, records, options))

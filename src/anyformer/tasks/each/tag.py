@@ -70,18 +70,21 @@ def tag(
         text: Any = row["text"] if aggregation != "word" else WordedText(row["text"], [*split_words(row["text"])])
         return text, asked.windows(str(text), stride)
 
-    texts = asked.each(read)
-    records = [{"input_ids": array(asked.tokenizer._ids(window))} for _, windows in texts for window in windows]
-    shares = iter(asked.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
-    results = []
-    for text, windows in texts:
-        scored = [(window, next(shares)) for window in windows]
-        if aggregation == "word":
-            results.append(spans(text.scored(scored, bool(label_all_tokens)), aggregation, names, text.text))
-            continue
-        found = [s for window, own in scored for s in spans(pieces(asked, text, window, own), aggregation, names, text)]
-        results.append(found if len(windows) == 1 else without_overlaps(found))
-    return asked.give(results)
+    def finish(run: TaskRun, texts: list[tuple[Any, list[Any]]]) -> list[Any]:
+        records = [{"input_ids": array(run.tokenizer._ids(window))} for _, windows in texts for window in windows]
+        shares = iter(run.found(records, lambda said, _: said["logits"].float().softmax(-1).cpu().numpy()))
+        results = []
+        for text, windows in texts:
+            scored = [(window, next(shares)) for window in windows]
+            if aggregation == "word":
+                results.append(spans(text.scored(scored, bool(label_all_tokens)), aggregation, names, text.text))
+                continue
+            each = [spans(pieces(run, text, window, own), aggregation, names, text) for window, own in scored]
+            found = [span for own in each for span in own]
+            results.append(found if len(windows) == 1 else without_overlaps(found))
+        return results
+
+    return asked.answer(read, finish)
 
 
 @dataclasses.dataclass(frozen=True)

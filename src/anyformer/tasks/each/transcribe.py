@@ -7,10 +7,11 @@ from typing import Any, Unpack
 
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.parts.head import CTCHead
-from anyformer.tasks.hearing import Listened, Listener, Segment, files, letters, sentences, words
-from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, blaming
+from anyformer.tasks.hearing import Listened, Listener, Segment, letters, sentences, words
+from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, file_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+OPEN = 8  # batches of recordings that are open together: where one ends, the next takes its place
 
 
 def transcribe(
@@ -18,8 +19,8 @@ def transcribe(
     num_beams: int | None = None, max_new_tokens: int | None = None, temperatures: Sequence[float] | None = None,
     **how: Unpack[How],
 ) -> Any:  # fmt: skip
-    """The text; of a folder a list of {file, text}. With `timestamps` a list of {start, end, text} instead of the text,
-    in seconds: of sentences, or of words where a model hears letters.
+    """The text; of a folder {file, text} of each recording in it. With `timestamps` a list of {start, end, text} in
+    place of the text, in seconds: of sentences, or of words where a model hears letters.
 
     A recording is a file (WAV, FLAC, OGG, ... at any rate), or {"audio": (samples, rate)}, or an iterator of chunks of
     samples in their place, as from a microphone. Long ones are heard window by window. A model of many languages hears
@@ -35,38 +36,29 @@ def transcribe(
         refuse({**told, "max_new_tokens": max_new_tokens}, "hears letters, and only num_beams and timestamps apply")
         if timestamps and (num_beams or 1) > 1:
             raise ValueError("timestamps: beams add up paths, and times are of one; leave num_beams out")
-        return each(asked, lambda some: heard(asked, some, spelled, beams=num_beams or 1, timestamps=timestamps))
+        return one_by_one(asked, spelled, beams=num_beams or 1, timestamps=timestamps)
     check_listener(asked)
     if AudioProcessor.load(asked.model.folder).kind != "mel":
         why = "writes a text and no more, and only num_beams and max_new_tokens apply"
         refuse({**told, "timestamps": timestamps}, why)
-        options = given(num_beams=num_beams, max_new_tokens=max_new_tokens)
-        return each(asked, lambda some: heard(asked, some, written, **options))
+        return one_by_one(asked, written, **given(num_beams=num_beams, max_new_tokens=max_new_tokens))
     listener = listener_of(asked, translate, timestamps, num_beams, max_new_tokens, temperatures)
+    listener.language_token(language)  # a wrong one is told before anything is heard
 
-    def said(sources: list[Any]) -> list[Any]:
-        found: list[Any] = []
-        for done in listen(asked, listener, sources, language):
-            if timestamps:
-                found.append(timed(done.segments, listener.text))
-            else:
-                found.append(listener.text([token for part in done.segments for token in part.tokens]).strip())
-        return found
+    def finish(run: TaskRun, recordings: list[Listened]) -> list[Any]:
+        listen(run, listener, recordings)
+        if timestamps:
+            return named(run, [timed(each.segments, listener.text) for each in recordings])
+        tokens = [[token for part in each.segments for token in part.tokens] for each in recordings]
+        return named(run, [listener.text(each).strip() for each in tokens])
 
-    return each(asked, said)
+    return asked.answer(lambda row: listener.open(row["audio"], language), finish, OPEN * asked.reader.batch)
 
 
-def each(asked: TaskRun, said: Any) -> Any:
-    """One result for a file, a list of {file, text} for a folder."""
-    sources = asked.each(lambda row: files(row["audio"]))
-    results = iter(said([source for some in sources for source in some]))
-    found = []
-    for row, some in zip(asked.rows, sources, strict=True):
-        if some == [row["audio"]] or some[0] is row["audio"]:
-            found.append(next(results))
-        else:
-            found.append([{"file": str(source), "text": next(results)} for source in some])
-    return asked.give(found)
+def named(run: TaskRun, texts: list[Any]) -> list[Any]:
+    """Texts; {file, text} of those in a folder."""
+    files = map(file_of, run.rows)
+    return [{**file, "text": text} if file else text for file, text in zip(files, texts, strict=True)]
 
 
 def timed(segments: Sequence[Segment], text: Callable[[list[int]], str]) -> list[dict[str, Any]]:
@@ -85,14 +77,16 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def heard(asked: TaskRun, sources: list[Any], said: Callable[..., Any], **options: Any) -> list[Any]:
+def one_by_one(asked: TaskRun, said: Callable[..., Any], **options: Any) -> Any:
     """What is said in one recording after the other."""
-    processor, found = AudioProcessor.load(asked.model.folder), []
-    for number, source in enumerate(sources, 1):
-        with blaming(None if len(sources) == 1 else number):
-            found.append(said(asked, processor, source, **options))
-        asked.reader.progress(number, len(sources))
-    return found
+    processor = AudioProcessor.load(asked.model.folder)
+
+    def finish(run: TaskRun, sources: list[Any]) -> list[Any]:
+        found = [said(run, processor, source, **options) for source in sources]
+        run.reader.progress(len(found), len(found))
+        return named(run, found)
+
+    return asked.answer(lambda row: row["audio"], finish, at_once=1)
 
 
 def spelled(asked: TaskRun, processor: AudioProcessor, source: Any, beams: int, timestamps: bool) -> Any:
@@ -136,17 +130,14 @@ def check_listener(asked: TaskRun) -> None:
         raise ValueError(f"{asked.task} needs a model that hears and writes; {name} does not")
 
 
-def listen(asked: TaskRun, listener: Listener, sources: list[Any], language: str | None) -> list[Listened]:
+def listen(asked: TaskRun, listener: Listener, recordings: list[Listened]) -> None:
     """Every recording to its end, as many at once as the reader has in a batch."""
-    waiting, done = list(enumerate(sources)), []
-    going: list[tuple[int, Listened]] = []
+    waiting, done = list(recordings), 0
+    going: list[Listened] = []
     while waiting or going:
         while waiting and len(going) < asked.reader.batch:
-            number, source = waiting.pop(0)
-            with blaming(None if len(sources) == 1 else number + 1):
-                going.append((number, listener.open(source, language)))
-        listener.go_on([heard for _, heard in going])
-        done += [pair for pair in going if not pair[1].going]
-        going = [pair for pair in going if pair[1].going]
-        asked.reader.progress(len(done), len(sources))
-    return [heard for _, heard in sorted(done, key=lambda pair: pair[0])]
+            going.append(waiting.pop(0))
+        listener.go_on(going)
+        done += sum(not each.going for each in going)
+        going = [each for each in going if each.going]
+        asked.reader.progress(done, len(recordings))

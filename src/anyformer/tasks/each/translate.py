@@ -7,14 +7,14 @@ from typing import Any, Unpack
 
 from anyformer.objectives.objective import Record
 from anyformer.part import nearest
-from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
+from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
 from anyformer.tasks.writing import check_pair, options_of, stored, write
 
 
 def translate(
     model: Source, inputs: Inputs, *, source: str | None = None, target: str | None = None, prefix: str | None = None,
     num_beams: int | None = None, length_penalty: float | None = None, max_new_tokens: int | None = None,
-    truncate: bool = False, **how: Unpack[How],
+    truncate: Truncate = None, **how: Unpack[How],
 ) -> Any:  # fmt: skip
     """The translation, a text.
 
@@ -37,17 +37,19 @@ def translate(
         way, first, usual = direction(asked, **codes, prefix=prefix)
         return way.record(first + row["text"], truncate=truncate), options_of(usual, given)
 
-    prepared = asked.each(prepare)
-    found: list[Any] = [None] * len(prepared)
-    done: list[Any] = []
-    for _, options in prepared:  # those that are written in the same way, together
-        if options in done:
-            continue
-        done.append(options)
-        own = [i for i, (_, other) in enumerate(prepared) if other == options]
-        for i, text in zip(own, write(asked, [prepared[i][0] for i in own], options), strict=True):
-            found[i] = text
-    return asked.give(found)
+    def finish(run: TaskRun, prepared: list[tuple[Record, Mapping[str, Any]]]) -> list[Any]:
+        found: list[Any] = [None] * len(prepared)
+        done: list[Any] = []
+        for _, options in prepared:  # those that are written in the same way, together
+            if options in done:
+                continue
+            done.append(options)
+            own = [i for i, (_, other) in enumerate(prepared) if other == options]
+            for i, text in zip(own, write(run, [prepared[i][0] for i in own], options), strict=True):
+                found[i] = text
+        return found
+
+    return asked.answer(prepare, finish)
 
 
 def direction(

@@ -12,6 +12,7 @@ from anyformer.generation.config import settings_for
 from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
+from anyformer.tasks.writing import check_settings
 
 
 def write(
@@ -37,12 +38,17 @@ def write(
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     stops = [stop] if isinstance(stop, str) else stop
-    records = asked.each(lambda row: record_of(asked, row["text"], chat))
     if not stream:
-        return asked.give(written(asked, records, options, stops))
+        check_settings(asked, options)
+
+        def finish(run: TaskRun, records: list[Record]) -> list[str]:
+            return written(run, records, options, stops)
+
+        return asked.answer(lambda row: record_of(asked, row["text"], chat), finish)
     if not asked.one:
         raise ValueError("stream=True writes one text; give it alone, not in a list")
-    return iter(Writing(asked.model, asked.tokenizer, records[0]["input_ids"].tolist(), options, stops))
+    record = record_of(asked, asked.rows[0]["text"], chat)
+    return iter(Writing(asked.model, asked.tokenizer, record["input_ids"].tolist(), options, stops))
 
 
 def record_of(asked: TaskRun, text: str, chat: bool) -> Record:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from anyformer.tasks.task import How, Source, ask
+import torch
+
+from anyformer.tasks.task import How, Source, ask, file_of
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
@@ -26,12 +29,20 @@ def zero_shot_image(
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
     asked = ask("zero-shot-image", model, inputs, how)
-    texts = text_vectors(asked, [template.replace("{}", label) for label in labels])
     scale = towers(asked).head.scale.detach().float().exp().cpu()
-    found = []
-    for row, vector in zip(asked.rows, image_vectors(asked)):
-        scores = (texts @ vector * scale).softmax(-1).tolist()
+    sentences = [{"text": template.replace("{}", label)} for label in labels]
+    texts = text_vectors(dataclasses.replace(asked, rows=sentences, one=False, lost=[]))
+    for label, vector in zip(labels, texts, strict=True):
+        if isinstance(vector, dict):
+            raise ValueError(f"label {label!r}: {vector['error']}")
+    both = torch.stack(texts)  # (labels, D)
+    vectors = image_vectors(asked)
+
+    def result(row: Any, vector: Any) -> Any:
+        if isinstance(vector, dict):
+            return vector
+        scores = (both @ vector * scale).softmax(-1).tolist()
         best = sorted(zip(labels, scores), key=lambda each: -each[1])[: top_k or None]
-        file = {"file": row["file"]} if "file" in row else {}
-        found.append([{**file, "label": label, "score": score} for label, score in best])
-    return asked.give(found)
+        return [{**file_of(row), "label": label, "score": score} for label, score in best]
+
+    return result(asked.rows[0], vectors) if asked.one else list(map(result, asked.rows, vectors))
