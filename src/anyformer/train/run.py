@@ -24,6 +24,9 @@ from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import read_json
 
+for _module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a kind is known once its module is imported
+    importlib.import_module(f"anyformer.objectives.{_module.name}")
+
 
 class Pretrained(Part):
     """A model that is trained further: a folder or hub id. `architecture` names another class of its family (a head for
@@ -127,15 +130,12 @@ class Run(Part):
 
 def every_kind() -> dict[str, type[Part]]:
     """Every kind of Part by name: those of models, and those that a run is described by."""
-    for module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a Part is known once its module is imported
-        importlib.import_module(f"anyformer.objectives.{module.name}")
     return kinds()
 
 
 def read_run(path: Path) -> Run:
     """The description in a run.json. In one that a person writes, "model" may be a name from the zoo or a folder, "set"
     has other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
-    every_kind()
     content = read_json(path)
     try:
         if not isinstance(content, dict):
