@@ -240,6 +240,7 @@ print(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     names, objective = done.stdout.splitlines()
-    everywhere = {name for name in fitting(Objective) if Part.kinds[name].__module__.startswith("anyformer.objectives.")}
+    ours = "anyformer.objectives."
+    everywhere = {name for name in fitting(Objective) if Part.kinds[name].__module__.startswith(ours)}
     assert objective == "SpanCorruption()" and everywhere == set(names.split())
     assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= everywhere

@@ -25,6 +25,7 @@ import torch
 from anyformer.data import TextFiles
 from anyformer.data.lock import only_one
 from anyformer.machine import need
+from anyformer.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
@@ -216,7 +217,9 @@ def processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
         return list(done)
 
     for _ in range(TIMES + 1):
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            jobs, multiprocessing.get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),)
+        ) as pool:
             try:
                 yield from dealt(trials, jobs, until, begin, ended)
                 return
