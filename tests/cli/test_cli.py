@@ -380,6 +380,14 @@ def test_an_export_that_cannot_be_says_why(run, published: Path, tmp_path: Path)
         one_line(result, f"{path} is {value['kind']}, and ", "format='anyformer' saves it as it is")
 
 
+def test_convert_overwrites_a_model_when_asked(run, published: Path, model: Path) -> None:
+    (model / "notes.txt").write_text("mine")
+    assert run("convert", model, model, "--overwrite")[0] == 0
+    assert {path.name for path in model.iterdir()} == {"spec.json", "model.safetensors", "notes.txt"}
+    before, after = af.load(published).state_dict(), af.load(model).state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_convert_never_writes_over_anything(run, published: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()

@@ -51,6 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
     (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),
+    (("run.json", "--out", "texts"), "texts holds other files (text.txt): give a new folder; --out DIR names one"),
 ], ids=str)  # fmt: skip
 def test_what_is_not_there(
     arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]

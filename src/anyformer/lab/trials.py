@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
 from anyformer.data.lock import only_one
 from anyformer.machine import need
@@ -124,6 +125,7 @@ class Trials:
 
     def __init__(self, trials: Sequence[Trial], work: Work, folder: Path, device: str) -> None:
         self.trials, self.work, self.folder, self.device = list(trials), work, folder, device
+        check_free(folder, "--out DIR names one", marks=("trials",))
         names = [trial.name for trial in trials]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two trials are called {twice}; each needs a name of its own")

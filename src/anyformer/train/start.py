@@ -18,7 +18,7 @@ import torch
 
 from anyformer import families, machine
 from anyformer._version import __version__
-from anyformer.checkpoint import copy_tokenizer, load, load_as, read_spec
+from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.codec import override, to_json
 from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
@@ -149,8 +149,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
 def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder")
+    check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
     begun, again = path.is_file(), parallel.starts() > 0  # torchrun says the same command again, whatever was done
     if begun and manifest.steps(folder) and not resume and not again:
         raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
