@@ -250,8 +250,8 @@ def in_our_layout(folder: Path) -> bool:
 
 
 def check_free(folder: Path, fix: str, marks: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
-    """ValueError, with what to do about it, where writing to a folder would mix with files of others: it holds some, and
-    none has one of the names `marks`, which whoever writes there leaves. Files called as in `beside` do not count."""
+    """ValueError, with how to fix it, where writing to a folder would mix with files of others: it holds some, and none
+    has one of the names `marks`, which whoever writes there leaves. Files called as in `beside` do not count."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder")
     names = sorted({path.name for path in folder.iterdir()} - {*beside}) if folder.is_dir() else []

@@ -275,21 +275,11 @@ def check_there(name: str) -> None:
 def described(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
-    path = Path(name).expanduser()
+    if not Path(name).expanduser().exists():
+        from anyformer.names import spec
 
-    from anyformer.checkpoint import read_spec
-    from anyformer.names import spec as find
+        return spec(name)
 
-    if not path.exists():
-        return find(name)
+    from anyformer.train.run import description_of, model_of
 
-    from anyformer.train.run import Pretrained, read_run
-    from anyformer.weights import hub, manifest
-    from anyformer.weights.io import read_json
-
-    folder = path.is_dir()
-    file = path / "run.json" if folder else path
-    if not file.is_file() or (folder and manifest.steps(path)) or read_json(file).get("kind") != "Run":
-        return find(path)
-    model = read_run(file).model
-    return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model
+    return description_of(model_of(name))

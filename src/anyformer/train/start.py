@@ -76,6 +76,9 @@ def setup(
             lora.apply(model, run.lora, seed=run.seed)
         freeze(model, *run.freeze)
         objective = run.objective.ready(tokenizer)
+        if tokenizer is None and "text" in objective.columns:
+            fix = 'set one: vocabulary={"kind": "TrainedBPE", "size": 8192}'
+            raise ValueError(f"{type(objective).__name__} reads texts, and this run has no vocabulary; {fix}")
         length = longest(run, model.spec)
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
@@ -233,6 +236,8 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     labels: tuple[str, ...] = next(filter(None, named), ())
     if isinstance(run.model, Pretrained):
         model = pretrained(run.model, run.seed, labels)
+        if run.vocabulary is not None:  # its weights come without one
+            model.spec = speaking(model.spec, tokenizer)
     else:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
     name_labels(model, labels)

@@ -1,0 +1,68 @@
+"""The model that `--model` names, made ready for data of your own: with a head for labels, and a vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+from anyformer import families
+from anyformer.codec import override
+from anyformer.data import TrainedBPE, Vocabulary
+from anyformer.inputs.text import Tokenizer
+from anyformer.model import Model
+from anyformer.part import thaw, walk
+from anyformer.parts.head import ClassifyHead
+from anyformer.parts.pool import Pool
+from anyformer.train.run import Pretrained, description_of, model_of
+from anyformer.weights import hub
+
+CLASSIFIER = "ForSequenceClassification"
+
+
+def labelled(name: str, labels: tuple[str, ...]) -> Model | Pretrained:
+    """The model of this name with its family's head for labels. A description of no family gets a head of ours."""
+    given = model_of(name)
+    like = description_of(given)
+    family = families.find(like.family) if like.family else None
+    own = next((each for each in family.architectures if each.endswith(CLASSIFIER)), None) if family else None
+    if isinstance(given, Pretrained):
+        if own is None:
+            lack = f"{like.family} has no class for labels" if like.family else "it belongs to no published family"
+            raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew from its description")
+        return given.replace(architecture=own, labels=labels)
+    if family is not None and own is not None:
+        table = {field: thaw(like.labelled(labels).source[field]) for field in ("id2label", "label2id")}
+        with contextlib.suppress(ValueError):  # no published config can say a description that was changed so much
+            return family.read({**family.write(like), "architectures": [own], **table})
+    head = ClassifyHead(num_labels=len(labels), pool=Pool(take="mean"))
+    ties = tuple(tie for tie in like.ties if not any(side.startswith("head.") for side in tie))
+    return like.replace(head=head, ties=ties, family="", architecture="").labelled(labels)
+
+
+def with_vocabulary(
+    name: str, model: Model | Pretrained, made: TrainedBPE
+) -> tuple[Model | Pretrained, Vocabulary | None]:
+    """The model, and the vocabulary to make for it: None where it has a tokenizer. The tables of a description get the
+    size of the vocabulary; where there are weights, the vocabulary gets the size of their tables. One line says so."""
+    tables = {path: part for path, part in walk(description_of(model)) if hasattr(part, "vocab_size")}
+    sizes = {part.vocab_size for part in tables.values()}
+    if isinstance(model, Pretrained):
+        with contextlib.suppress(FileNotFoundError):
+            Tokenizer.load(hub.resolve(model.path))
+            return model, None
+        size, least = min(sizes, default=0), 256 + len(made.special)
+        if size < least:
+            lack = f"it has no tokenizer, and its table of {size} is too small for a new one ({least})"
+            raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew, with a table that fits")
+        warnings.warn(f"{name} has no tokenizer: one of {size:,} tokens is made from the training texts", stacklevel=2)
+        return model, made.replace(size=size)
+    changes = {f"{path}.vocab_size": made.size for path in tables}
+    padding = list(made.special).index("pad_token")  # special tokens have the first ids
+    for path, part in walk(model):
+        fields = [field for field in ("padding_index", "padding_token") if getattr(part, field, None) is not None]
+        changes |= {f"{path}.{field}": padding for field in fields}
+    if sizes != {made.size}:
+        before = " and ".join(f"{size:,}" for size in sorted(sizes))
+        line = f"a vocabulary of {made.size:,} tokens is made from the training texts (the description has {before})"
+        warnings.warn(f"{name}: {line}", stacklevel=2)
+    return override(model, changes), made
