@@ -562,7 +562,7 @@ def test_folders_and_ids_that_are_not_there(run, tmp_path: Path, monkeypatch) ->
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    one_line(run("convert", tmp_path / "nowhere", tmp_path / "out"), "does not exist")
+    one_line(run("convert", tmp_path / "nowhere", tmp_path / "out"), "no such folder")
     one_line(run("convert", "nobody/nothing-of-that-name", tmp_path / "out", "--offline"), "not in the cache")
     one_line(run("convert", "no body", tmp_path / "out", "--offline"), "neither a folder nor a hub id")
     assert not (tmp_path / "out").exists()

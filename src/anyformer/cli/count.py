@@ -269,7 +269,9 @@ def check_there(name: str) -> None:
     """What is written like a path must be one; that is said before anything is imported."""
     path = Path(name).expanduser()
     if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
-        raise FileNotFoundError(f"{name}: no such file or folder")
+        from anyformer.weights.hub import no_such_folder
+
+        raise FileNotFoundError(no_such_folder(name).replace("no such folder", "no such file or folder", 1))
 
 
 def described(name: str) -> Model:

@@ -59,8 +59,10 @@ def with_vocabulary(
     changes = {f"{path}.vocab_size": made.size for path in tables}
     padding = list(made.special).index("pad_token")  # special tokens have the first ids
     for path, part in walk(model):
-        fields = [field for field in ("padding_index", "padding_token") if getattr(part, field, None) is not None]
-        changes |= {f"{path}.{field}": padding for field in fields}
+        if getattr(part, "padding_index", None) is not None:
+            changes[f"{path}.padding_index"] = padding
+        if isinstance(part, Pool) and part.take == "last":  # the last token of a row that is not a pad
+            changes[f"{path}.padding_token"] = padding
     if sizes != {made.size}:
         before = " and ".join(f"{size:,}" for size in sorted(sizes))
         line = f"a vocabulary of {made.size:,} tokens is made from the training texts (the description has {before})"
