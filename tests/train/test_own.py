@@ -100,6 +100,16 @@ def test_other_models(place: Path) -> None:
     fresh = from_table("films.csv", "kind", model="gpt2")
     assert fresh.model.architecture == "GPT2ForSequenceClassification" and fresh.model.labels == ("bad", "good")
     assert fresh.model.embedding.tokens.vocab_size == fresh.vocabulary.size
+    assert fresh.model.head.pool.padding_token == list(fresh.vocabulary.special).index("pad_token")
+
+
+def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its head reads the last token of each row, and rows are filled up with the token that ends a text."""
+    spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 64})
+    af.save(af.build(spec), gpt2(place / "gpt"), format="hf")
+    table = ["--csv", "films.csv", "--label", "kind", "--model", "gpt", "--set", "batch.examples=4"]
+    assert cli.main(["train", *table, *TINY]) == 0, capsys.readouterr().err
+    assert af.spec("runs/films").head.pool.padding_token == af.processor("gpt").tokenizer.eos_token_id
 
 
 def hybrid(**changes: Any) -> af.parts.DecoderModel:

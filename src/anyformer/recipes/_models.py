@@ -9,7 +9,7 @@ from anyformer import families
 from anyformer.codec import override
 from anyformer.data import TrainedBPE, Vocabulary
 from anyformer.inputs.text import Tokenizer
-from anyformer.model import Model
+from anyformer.model import Model, position_limit
 from anyformer.part import thaw, walk
 from anyformer.parts.head import ClassifyHead
 from anyformer.parts.pool import Pool
@@ -19,18 +19,33 @@ from anyformer.weights import hub
 CLASSIFIER = "ForSequenceClassification"
 
 
+def classifier(name: str) -> tuple[Pretrained, int | None]:
+    """A model with weights under its family's head for labels, and how many tokens it takes."""
+    given = model_of(name)
+    if not isinstance(given, Pretrained):
+        raise ValueError(f"{name} is a description without weights; give a folder or a hub id")
+    like = description_of(given)
+    own = class_for_labels(like)
+    if own is None:
+        lack = f"{like.family} has no class for labels" if like.family else "it belongs to no published family"
+        raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew from its description")
+    return given.replace(architecture=own), position_limit(like)
+
+
+def class_for_labels(spec: Model) -> str | None:
+    """The class of a description's family that has a head for labels."""
+    classes = families.find(spec.family).architectures if spec.family else ()
+    return next((each for each in classes if each.endswith(CLASSIFIER)), None)
+
+
 def labelled(name: str, labels: tuple[str, ...]) -> Model | Pretrained:
     """The model of this name with its family's head for labels. A description of no family gets a head of ours."""
-    given = model_of(name)
-    like = description_of(given)
-    family = families.find(like.family) if like.family else None
-    own = next((each for each in family.architectures if each.endswith(CLASSIFIER)), None) if family else None
-    if isinstance(given, Pretrained):
-        if own is None:
-            lack = f"{like.family} has no class for labels" if like.family else "it belongs to no published family"
-            raise ValueError(f"--model {name}: {lack}; --model {name}/spec.json starts anew from its description")
-        return given.replace(architecture=own, labels=labels)
-    if family is not None and own is not None:
+    like = model_of(name)
+    if isinstance(like, Pretrained):
+        return classifier(name)[0].replace(labels=labels)
+    own = class_for_labels(like)
+    if own is not None:
+        family = families.find(like.family)
         table = {field: thaw(like.labelled(labels).source[field]) for field in ("id2label", "label2id")}
         with contextlib.suppress(ValueError):  # no published config can say a description that was changed so much
             return family.read({**family.write(like), "architectures": [own], **table})

@@ -28,6 +28,7 @@ from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.part import Table, thaw, walk
+from anyformer.parts.pool import Pool
 from anyformer.train import parallel, record
 from anyformer.train.course import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
@@ -235,7 +236,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     named = (getattr(part, "labels", ()) for _, part in walk(run.objective))  # an objective may be about another
     labels: tuple[str, ...] = next(filter(None, named), ())
     if isinstance(run.model, Pretrained):
-        model = pretrained(run.model, run.seed, labels)
+        model = pretrained(run.model, run.seed, labels, None if tokenizer is None else tokenizer.filler)
         if run.vocabulary is not None:  # its weights come without one
             model.spec = speaking(model.spec, tokenizer)
     else:
@@ -261,9 +262,10 @@ def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
     return override(spec, {"source": Table({**source, **known})})
 
 
-def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any:
+def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: int | None = None) -> Any:
     """The model of a folder in fp32, with another head of its family where that is asked for: for the objective's
-    `labels` where it names none itself."""
+    `labels` where it names none itself. `pad` is what batches are filled with, for a config that names no such token:
+    a head that reads the last token must know it (GPT-2)."""
     folder = hub.resolve(part.path)
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
@@ -277,6 +279,9 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any
         config.pop("num_labels", None)
         config |= {name: thaw(old.labelled(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
+    for path, pool in walk(spec.head, "head"):
+        if isinstance(pool, Pool) and pool.take == "last" and pool.padding_token is None and pad is not None:
+            spec = override(spec, {f"{path}.padding_token": pad})
     model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
     strange = sorted(name for name in model.fresh if not name.startswith("head."))
     if strange:
