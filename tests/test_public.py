@@ -166,6 +166,28 @@ def test_save_and_load(spec, tmp_path: Path) -> None:
         af.save(model, tmp_path / "x", format="hff")
 
 
+def test_save_replaces_only_a_model_in_our_own_layout(spec, tmp_path: Path) -> None:
+    model, other = af.build(spec, seed=5), af.build(spec, seed=6)
+    af.save(model, tmp_path / "ours")
+    af.save(other, tmp_path / "ours")  # twice to our own layout
+    af.save(model, tmp_path / "hf", format="hf")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "films.csv").write_text("text,kind\n")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "spec.json").write_text('{"swagger": "2.0"}')  # somebody else's file of that name
+    for folder in ("hf", "data", "half"):
+        before = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        for format in ("anyformer", "hf"):
+            with pytest.raises(ValueError, match=f"{folder} holds other files .*overwrite=True replaces the model"):
+                af.save(other, tmp_path / folder, format=format)
+        assert {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} == before
+    af.save(af.load(tmp_path / "hf"), tmp_path / "hf", overwrite=True)  # from the files that it replaces
+    assert {path.name for path in (tmp_path / "hf").iterdir()} == {"spec.json", "model.safetensors"}
+    assert torch.equal(af.load(tmp_path / "hf").embedding.tokens.weight, model.embedding.tokens.weight)
+    af.save(other, tmp_path / "data", format="hf", overwrite=True)
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"films.csv", "config.json", "model.safetensors"}
+
+
 def test_outputs_by_attribute_key_and_number(spec) -> None:
     ids = torch.tensor([[1, 2, 3]])
     model = af.build(spec).eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,6 @@ def test_a_mistake_is_one_line_that_names_the_nearest(make: Any, line: str) -> N
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_positional_arguments_are_refused() -> None:
-    with pytest.raises(TypeError):
-        MLP(4)  # type: ignore[misc]
-
-
 def test_what_conforms() -> None:
     assert MLP(width=4, dropout=0).dropout == 0.0 and type(MLP(width=4, dropout=0).dropout) is float
     assert MLP(width=1e3).width == 1000 and type(MLP(width=1e3).width) is int  # type: ignore[arg-type]
@@ -104,8 +100,45 @@ def test_what_conforms() -> None:
     assert conform({"a": [1]}, Any, "here") == Table({"a": (1,)})
 
 
+def test_a_new_width_names_what_did_not_follow() -> None:
+    gpt2, op = af.spec("gpt2"), "decoder.layers.attention.op"
+    kept = f"{op} (12 heads of 64), decoder.layers.feedforward.op.width (3072)"
+    with pytest.warns(UserWarning) as caught:
+        af.override(gpt2, {"width": 96})
+    assert [str(warning.message) for warning in caught] == [f"width is 96 now, and these did not follow: {kept}"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        af.override(gpt2, {"width": 768})
+        af.override(gpt2, {"width": 96, f"{op}.num_heads": 6, f"{op}.head_width": 16,
+                           "decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 64}})  # fmt: skip
+        af.override(gpt2, {"decoder.layers.feedforward.op.width": 64})
+
+
+def test_fields_by_place_and_kinds_without_brackets() -> None:
+    parts = af.parts
+    assert parts.Window(16) == parts.Window(size=16) and parts.Causal() & parts.Window(512) | parts.Global(first=1)
+    assert parts.Attention(num_heads=2, position=parts.Rope).position == parts.Rope()
+    assert af.override(af.spec("gpt2"), {"decoder.norm": parts.RMSNorm}).decoder.norm == parts.RMSNorm()
+
+
+@pytest.mark.parametrize(("make", "line"), [
+    (lambda parts: parts.LayerNorm(1e-6), "LayerNorm takes its fields by name: LayerNorm(eps=1e-06, ...)"),
+    (lambda parts: parts.Window(16, True), "Window takes its fields by name: Window(size=16, ...)"),
+    (lambda parts: parts.Attention(num_heads=2, position=parts.Learned),
+     "Attention.position: got the class Learned; write Learned(length=...)"),
+    (lambda parts: parts.Sublayer(pre_norm=parts.Norm, op=parts.MLP(width=8)),
+     "Sublayer.pre_norm: Norm is what several kinds have in common; valid: "),
+])  # fmt: skip
+def test_what_is_not_given_by_name(make: Any, line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make(af.parts)
+    assert line in str(caught.value)
+
+
 def test_nearest() -> None:
     assert nearest("widht", ["width", "depth"]) == "did you mean 'width'?"
+    assert nearest("qwen2", ["swinv2", "bert"]) == "valid: bert, swinv2"  # two letters and a digit make nothing close
+    assert nearest("zzz", map(str, range(42))).endswith(" and 2 more")
     assert nearest("zzz", ["b", "a"]) == "valid: a, b" and nearest("zzz", []) == "nothing is valid here"
 
 

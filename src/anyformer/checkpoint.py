@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -196,9 +196,14 @@ def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint |
     return getattr(torch, str(named).removeprefix("torch."))
 
 
-def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer") -> None:
+def save(
+    model: TransformerModule, folder: str | Path, *, format: str = "anyformer", overwrite: bool = False
+) -> None:
     """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout. Adapters go
-    into the weights; `format="peft"` writes them alone."""
+    into the weights; `format="peft"` writes them alone.
+
+    The folder is new, empty, or holds a model in our own layout, which is replaced. `overwrite=True` also writes to any
+    other folder: it replaces the model there, and leaves files alone that belong to no model."""
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
     if not isinstance(model, TransformerModule):
@@ -206,6 +211,10 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     if not isinstance(folder, (str, Path)):
         raise ValueError(f"a model is saved to a folder, got {folder!r}")
     folder, spec = Path(folder), model.spec
+    if not overwrite and not in_our_layout(folder):
+        brings_none = getattr(model, "folder", None) is None  # then it writes no tokenizer over the one that is there
+        beside = TOKENIZER_FILES if brings_none else ()
+        check_free(folder, "overwrite=True replaces the model in it", beside=beside)
     if format == "peft":
         return public("adapters").save_adapter(model, folder)
     ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if not spec.owner_of(name)}
@@ -221,8 +230,6 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         for name in ("torch_dtype", *(("dtype",) if family.library == "diffusers" else ())):  # there the weights say it
             content.pop(name, None)
         tensors, stem = _exported(ours, family, spec), family.stem
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder, tensors, stem=stem)
     for stale in (path for other in STEMS if other != stem for path in folder.glob(f"{other}*.safetensors*")):
@@ -230,6 +237,27 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     write_json(folder / text, content)
     (folder / ("config.json" if text == "spec.json" else "spec.json")).unlink(missing_ok=True)
     copy_tokenizer(model, folder)
+
+
+def in_our_layout(folder: Path) -> bool:
+    """Whether a folder holds a model that `save` wrote in our own layout, and no other."""
+    if not (folder / "spec.json").is_file() or any((folder / name).is_file() for name in CONFIGS):
+        return False
+    try:
+        return "anyformer" in read_json(folder / "spec.json")
+    except ValueError:
+        return False
+
+
+def check_free(folder: Path, fix: str, marks: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
+    """ValueError, with how to fix it, where writing to a folder would mix with files of others: it holds some, and none
+    has one of the names `marks`, which whoever writes there leaves. Files called as in `beside` do not count."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder")
+    names = sorted({path.name for path in folder.iterdir()} - {*beside}) if folder.is_dir() else []
+    if names and not {*names} & {*marks}:
+        held = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        raise ValueError(f"{folder} holds other files ({held}): give a new folder; {fix}")
 
 
 def save_description(model: TransformerModule, folder: Path) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from anyformer.part import Part, Table, default_values, edited, freeze, nearest, nearest_kind, told_at
+from anyformer.model import Model
+from anyformer.part import Part, Table, at, default_values, edited, freeze, nearest, nearest_kind, told_at, walk
 from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly
@@ -31,7 +33,32 @@ def override(spec: P, changes: Mapping[str, Any]) -> P:
         raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
     if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
         raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {changes!r:.80}")
-    return edited(spec, {path: _given(spec, path, value) for path, value in changes.items()})
+    new = edited(spec, {path: _given(spec, path, value) for path, value in changes.items()})
+    for path in changes:
+        if (path == "width" or path.endswith(".width")) and (line := unchanged_sizes(spec, new, path, changes)):
+            warnings.warn(line, stacklevel=2)
+    return new
+
+
+def unchanged_sizes(old: Part, new: Part, path: str, changes: Mapping[str, Any]) -> str:
+    """One line about the sizes in a model that were chosen for the width that it had at this path; "" where none were:
+    the widths inside of its layers, and heads that have the old width together."""
+    home, inside = path.removesuffix("width").removesuffix("."), path.removesuffix("width")
+    model, before, after = (at(new, home) if home else new), at(old, path), at(new, path)
+    if not isinstance(model, Model) or before == after:
+        return ""
+    kept = []
+    for address, part in walk(model):
+        place, own = f"{inside}{address}", dict(part.items())
+        if not address or any(place == each or place.startswith(f"{each}.") for each in changes):
+            continue
+        heads, each = own.get("num_heads"), own.get("head_width")
+        touched = any(f"{place}.{field}" in changes for field in ("num_heads", "head_width"))
+        if heads and each and heads * each == before and not touched:
+            kept.append(f"{place} ({heads} heads of {each})")
+        if own.get("width") is not None and f"{place}.width" not in changes and not isinstance(part, Model):
+            kept.append(f"{place}.width ({own['width']})")
+    return f"{path} is {after} now, and these did not follow: {', '.join(kept)}" if kept else ""
 
 
 def _given(spec: Part, path: str, value: Any) -> Any:

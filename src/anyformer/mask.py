@@ -110,7 +110,7 @@ class Either(Several, sees="all"):
 class Not(Mask, sees="all"):
     """What this mask hides: `~a`."""
 
-    mask: Mask
+    mask: Mask = dataclasses.field(kw_only=False)
 
     @property
     def counts(self) -> bool:
@@ -145,7 +145,7 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
     """No more than `size` tokens back, the query itself counted, and all after it, or with `ahead` as many:
     `Causal() & Window(size)` is Mistral's."""
 
-    size: int
+    size: int = dataclasses.field(kw_only=False)
     ahead: bool = False
 
     def check(self) -> None:
@@ -159,7 +159,7 @@ class Window(Mask, sees="all", called=("sliding window", "local")):
 class Dilated(Mask, sees="all"):
     """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
 
-    step: int
+    step: int = dataclasses.field(kw_only=False)
 
     def check(self) -> None:
         at_least(self, 1, "step")
@@ -173,7 +173,7 @@ class Global(Mask, sees="all"):
 
     counting: ClassVar[bool] = True
 
-    first: int = 1
+    first: int = dataclasses.field(default=1, kw_only=False)
 
     def check(self) -> None:
         at_least(self, 1, "first")
@@ -188,7 +188,7 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
 
     counting: ClassVar[bool] = True
 
-    size: int
+    size: int = dataclasses.field(kw_only=False)
 
     def check(self) -> None:
         at_least(self, 1, "size")
@@ -201,7 +201,7 @@ class SameBlock(Mask, sees="all", called=("chunked",)):
 class Strided(Mask, sees="all", called=("Sparse Transformer",)):
     """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
 
-    stride: int
+    stride: int = dataclasses.field(kw_only=False)
 
     def check(self) -> None:
         at_least(self, 1, "stride")

@@ -18,4 +18,6 @@ def spec(name: str | Path) -> Model:
         from anyformer.checkpoint import read_spec, read_spec_file
 
         return read_spec(hub.resolve(path)) if path.is_dir() else read_spec_file(path)
+    if "/" in str(name):
+        raise FileNotFoundError(hub.no_such_folder(str(name)))
     return families.named(str(name))

@@ -24,6 +24,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
+from anyformer.frozen import Table as Table
+from anyformer.frozen import freeze as freeze
+from anyformer.frozen import thaw as thaw
+
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
 
@@ -49,10 +53,11 @@ class Site:
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)  # below, "qwen2" is like "swinv2"
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"valid: {', '.join(known[:40])}" if known else "nothing is valid here"
+    more = f" and {len(known) - 40} more" if len(known) > 40 else ""
+    return f"valid: {', '.join(known[:40])}{more}" if known else "nothing is valid here"
 
 
 def public(name: str) -> Any:
@@ -61,53 +66,10 @@ def public(name: str) -> Any:
     return getattr(sys.modules["anyformer"], name)
 
 
-class Table(Mapping):
-    """A mapping that is frozen and hashable, so that it can stand in a description."""
-
-    def __init__(self, items: Mapping | typing.Iterable = ()):
-        self._items = {str(key): freeze(value) for key, value in dict(items).items()}
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._items.items()))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and list(self._items.items()) == list(other._items.items())
-
-    def __repr__(self) -> str:
-        return f"Table({self._items!r})"
-
-
-def freeze(value: Any) -> Any:
-    """Lists become tuples and dicts become Tables, all the way down."""
-    if isinstance(value, dict):
-        return Table(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(freeze(item) for item in value)
-    return value
-
-
-def thaw(value: Any) -> Any:
-    """The inverse of `freeze`, for JSON."""
-    if isinstance(value, Table):
-        return {key: thaw(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [thaw(item) for item in value]
-    return value
-
-
 _TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Part:
     """A description of one thing. Subclasses become frozen dataclasses and JSON kinds by being declared."""
 
@@ -129,6 +91,12 @@ class Part:
         if other != cls.__module__:  # a file cannot say which of them it means
             raise ValueError(f"two kinds of Part are called {cls.__name__}, in {other} and in {cls.__module__}")
         cls.kinds[cls.__name__] = cls
+
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        if values and len(values) > sum(not field.kw_only for field in dataclasses.fields(cls)):
+            name = next(iter(hints(cls)), "name")
+            raise ValueError(f"{cls.__name__} takes its fields by name: {cls.__name__}({name}={values[0]!r:.80}, ...)")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
@@ -215,6 +183,8 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     value = freeze(value)
     if hint is Any:
         return value
+    if isinstance(value, type) and issubclass(value, Part):  # position=Rope
+        value = with_defaults(value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for exact in (True, False):  # 1 stays an int where int | float is asked
@@ -258,6 +228,17 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return value
         raise ValueError(f"{where}: {no_fit(value if isinstance(value, str) else type(value).__name__, hint)}")
     raise ValueError(f"{where}: expected {type_name(hint)}, got {thaw(value)!r}")
+
+
+def with_defaults(kind: type[Part], where: str) -> Part:
+    """A Part of this kind where none of its fields must be given."""
+    if abstract(kind):
+        raise ValueError(f"{where}: {kind.__name__} is what several kinds have in common; {nearest_kind('', kind)}")
+    needed = [name for name in hints(kind) if name not in default_values(kind)]
+    if needed or kind.open_fields:
+        fields = ", ".join(f"{name}=..." for name in needed) or "..."
+        raise ValueError(f"{where}: got the class {kind.__name__}; write {kind.__name__}({fields})")
+    return kind()
 
 
 @contextlib.contextmanager

@@ -380,6 +380,14 @@ def test_an_export_that_cannot_be_says_why(run, published: Path, tmp_path: Path)
         one_line(result, f"{path} is {value['kind']}, and ", "format='anyformer' saves it as it is")
 
 
+def test_convert_overwrites_a_model_when_asked(run, published: Path, model: Path) -> None:
+    (model / "notes.txt").write_text("mine")
+    assert run("convert", model, model, "--overwrite")[0] == 0
+    assert {path.name for path in model.iterdir()} == {"spec.json", "model.safetensors", "notes.txt"}
+    before, after = af.load(published).state_dict(), af.load(model).state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_convert_never_writes_over_anything(run, published: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
@@ -554,7 +562,7 @@ def test_folders_and_ids_that_are_not_there(run, tmp_path: Path, monkeypatch) ->
 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    one_line(run("convert", tmp_path / "nowhere", tmp_path / "out"), "does not exist")
+    one_line(run("convert", tmp_path / "nowhere", tmp_path / "out"), "no such folder")
     one_line(run("convert", "nobody/nothing-of-that-name", tmp_path / "out", "--offline"), "not in the cache")
     one_line(run("convert", "no body", tmp_path / "out", "--offline"), "neither a folder nor a hub id")
     assert not (tmp_path / "out").exists()

@@ -125,6 +125,19 @@ def test_a_text(run: Run, made: Any, tmp_path: Path) -> None:
     assert data["predictions"][-1][0][2] == int(best)
 
 
+def test_a_default_name_replaces_no_file_of_others(run: Run, made: Any, tmp_path: Path) -> None:
+    (tmp_path / "look.html").write_text("a page of mine")
+    (tmp_path / "masks.png").write_bytes(b"a picture of mine")
+    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")):
+        code, _, err = run(*command)
+        assert code == 2 and "is there already and anyformer did not write it" in err
+    assert (tmp_path / "look.html").read_text() == "a page of mine"
+    for file in ("look.html", "masks.png"):
+        (tmp_path / file).unlink()
+    for command in ((made("gpt2"), "The fox"), ("--picture", "masks")) * 2:  # again over what it wrote
+        assert run(*command)[0] == 0
+
+
 def test_a_pair_writes_itself_or_reads_a_target(run: Run, made: Any, tmp_path: Path) -> None:
     assert run(made("t5"), "The fox", "--target", "the dog")[0] == 0
     data = data_of(tmp_path / "look.html")

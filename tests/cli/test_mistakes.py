@@ -128,7 +128,6 @@ COMMANDS: list[tuple[str, ...]] = [
     ("train --text texts --label kind", "--label goes with --csv and --jsonl"),
     ("train --text texts --freeze embeding", "freeze: no parameter matches 'embeding'; did you mean 'embedding"),
     ("train --text texts --log wandbb", "did you mean 'wandb'?"),
-    ("train --csv films.csv --label kind --model gpt2-xl", "gpt2-xl"),
     ("fetch sst3", "no recipe 'sst3'; did you mean 'sst2'?"),
     ("fetch cartpole", "data/offline_rl_expert cannot be fetched"),
     # evaluation

@@ -221,7 +221,7 @@ def test_the_command(folders: Any, tasks: Path, tmp_path: Path, monkeypatch: Any
     with pytest.raises(SystemExit) as stopped:
         harness.main()
     said = capsys.readouterr().err.splitlines()[-1]
-    assert stopped.value.code == 2 and said == "anyformer: the folder '/no/folder' does not exist"
+    assert stopped.value.code == 2 and said == "anyformer: /no/folder: no such folder"
 
 
 def test_mistakes(folders: Any, both: Any, tmp_path: Path) -> None:

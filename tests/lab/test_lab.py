@@ -71,6 +71,10 @@ def test_mistakes_of_trials(tmp_path: Path) -> None:
     Trials(numbered(1), squares, tmp_path, "cpu").perform()
     with pytest.raises(ValueError, match="other values"):
         Trials([Trial("n1", {"number": 7})], squares, tmp_path, "cpu")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "results.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"mine holds other files \(results.jsonl\): give a new folder; --out DIR"):
+        Trials(numbered(1), squares, tmp_path / "mine", "cpu")
 
 
 def wrong_once(values: Values, place: Place) -> list[Row]:

@@ -13,6 +13,7 @@ import pytest
 import anyformer as af
 from anyformer import cli
 from anyformer.lab.scale import Law, Point, both, fits, frontier, intervals, measured, power, scaled, trials
+from anyformer.lab.trials import Trials
 
 CHINCHILLA = Law(1.69, 406.4, 0.34, 410.7, 0.28)
 
@@ -98,12 +99,32 @@ def test_mistakes(arguments: tuple[str, ...], line: str, tmp_path: Path, capsys:
     assert line in err and err.count("\n") == 1
 
 
+def test_a_plan_comes_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten trainings and their expected time are shown; without --run or a yes nothing is started."""
+    started: list[int] = []
+    monkeypatch.setattr(Trials, "perform", lambda trials, *options: started.append(len(trials.left)) or [])
+    command = ["scale", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path / "here")]
+    assert cli.main(command) == 2
+    out, err = capsys.readouterr()
+    assert "10 trainings to do" in out and "about 2 minutes" in out and out.count("to do\n") == 10
+    assert err == "anyformer: nothing was started; add --run to start these 10 trainings\n"
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "")
+    assert cli.main(command) == 2 and not started and not (tmp_path / "here").exists()
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    for more in ([], ["--run"]):
+        assert cli.main([*command, *more]) == 0
+    assert started == [10, 10]
+
+
 @pytest.mark.slow
 def test_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{i} and {i + 1} make {2 * i + 1}" for i in range(3000)))
     command = ["scale", "--widths", "16,32", "--tokens", "1024,2048", "--batch", "4", "--jobs", "1", "--device", "cpu",
                "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "here")]  # fmt: skip
-    assert cli.main(command) == 0
+    assert cli.main([*command, "--run"]) == 0
     out, err = capsys.readouterr()
     assert "5 trainings" in err and "L(N, D) = " in out and "off by" in out
     rows = [json.loads(line) for line in (tmp_path / "here/results.jsonl").read_text().splitlines()]

@@ -190,7 +190,7 @@ def test_mistakes(pairs: Captions, vae: Path, folder: Path, tmp_path: Path) -> N
         (lambda: objective.beside(model, model), "draws in the codes of an autoencoder, which this has not"),
         (lambda: objective.beside(model, af.build(autoencoder(GaussianLatent()))), "which this has not"),
         (lambda: objective.ready(None), "it needs a vocabulary"),
-        (lambda: drawing(vae / "x").ready(NAMES), "an autoencoder is trained first, and the folder"),
+        (lambda: drawing(vae / "x").ready(NAMES), "an autoencoder is trained first, and "),
         (lambda: drawing(vae, text=-1.0), "NextImageToken.text is -1.0"),
         (lambda: af.tasks.draw(vae, ["moon"], out=None), "draw needs a model that draws"),
         (lambda: Captions(source=pairs.source, names=NAMES, forms=("nothing",)), "each says {} for the name"),

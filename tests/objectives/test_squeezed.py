@@ -191,7 +191,7 @@ def test_mistakes(source: Arrays, vae: Path, folder: Path, tmp_path: Path) -> No
     af.save(af.load(folder), other)
     af.save(af.build(autoencoder(GaussianLatent(width=2))), other / "vae")
     for change, told in (
-        (lambda: diffuse(vae / "x").ready(None), "Diffuse.vae: an autoencoder is trained first, and the folder"),
+        (lambda: diffuse(vae / "x").ready(None), "Diffuse.vae: an autoencoder is trained first, and "),
         (lambda: diffuse(folder).ready(None), "no autoencoder that squeezes pictures into numbers"),
         (lambda: diffuse(discrete).ready(None), "no autoencoder that squeezes pictures into numbers"),
         (lambda: objective.module(af.build(dit(in_channels=1))), "makes (3, 2, 2) of a picture: channels, rows, col"),

@@ -87,7 +87,7 @@ def test_mistakes(folders: Folders, tmp_path: Path) -> None:
         af.tasks.embed(af.build(af.load(folder).spec), "a")
     with pytest.raises(ValueError, match="got NoneType"):
         af.tasks.embed(None, "a")
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
         af.tasks.embed("./no/such/folder", "a")
     with pytest.raises(ValueError, match="^text is empty$"):  # told before a model is looked for
         af.tasks.embed("./no/such/folder", "")

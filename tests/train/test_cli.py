@@ -15,6 +15,8 @@ import torch
 import anyformer as af
 from anyformer import cli
 from anyformer.codec import override, to_json
+from anyformer.objectives.objective import Objective
+from anyformer.part import Part, fitting
 from anyformer.recipes import recipe, recipes
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
@@ -49,6 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (("none.json",), "none.json: no such file or folder; `anyformer train --list`"),
     (("run.json", "--out", "none", "--resume"), "none does not exist, so no run there could go on"),
     (("shakespear", "--show"), "did you mean 'shakespeare'?"),
+    (("run.json", "--out", "texts"), "texts holds other files (text.txt): give a new folder; --out DIR names one"),
 ], ids=str)  # fmt: skip
 def test_what_is_not_there(
     arguments: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]
@@ -225,3 +228,22 @@ def test_other_services_are_told_if_asked(
         short = name.split(".")[-1]
         wrong = said(capsys, "run.json", "--out", short, "--log", short)
         assert f"--log {short} needs it: pip install {short}" in wrong
+
+
+def test_set_knows_every_objective_that_a_run_json_may_have() -> None:
+    """In a new process, where only the recipe's own objective was imported by anything else."""
+    code = """
+from anyformer.codec import override
+from anyformer.objectives.objective import Objective
+from anyformer.part import fitting
+from anyformer.recipes import recipe
+run = recipe("shakespeare")
+print(*sorted(fitting(Objective)))
+print(override(run, {"objective": {"kind": "SpanCorruption"}}).objective)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    names, objective = done.stdout.splitlines()
+    ours = "anyformer.objectives."
+    everywhere = {name for name in fitting(Objective) if Part.kinds[name].__module__.startswith(ours)}
+    assert objective == "SpanCorruption()" and everywhere == set(names.split())
+    assert {"Auxiliary", "Distill", "MaskedImage", "NextToken"} <= everywhere

@@ -4,6 +4,7 @@ run.json."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from anyformer.recipes._own_images import from_images
 from anyformer.recipes._own_tags import from_tags
 from anyformer.train.run import Pretrained, read_run
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import runs
+
+from vocabularies import gpt2
 
 TINY = ["--set", "steps=2", "--set", "evaluate.every=2", "--device", "cpu"]
 
@@ -87,15 +90,94 @@ def test_what_stands_in_a_table_decides(place: Path) -> None:
 def test_other_models(place: Path) -> None:
     spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 300, "n_positions": 64})
     af.save(af.build(spec), place / "gpt", format="hf")
+    with pytest.warns(UserWarning, match="gpt has no tokenizer: one of 300 tokens is made from the training texts"):
+        begun = from_text("texts", "gpt")
+    assert isinstance(begun.model, Pretrained) and begun.vocabulary.size == 300 and begun.batch.length == 64
+    gpt2(place / "gpt")
     tuned = from_text("texts", "gpt")
-    assert isinstance(tuned.model, Pretrained) and tuned.vocabulary is None and tuned.batch.length == 64
-    fresh = from_text("texts", "gpt2-medium")
+    assert tuned.model == begun.model and tuned.vocabulary is None and tuned.optimizer.lr < begun.optimizer.lr
+    with pytest.warns(UserWarning, match=r"gpt2-medium: a vocabulary of 512 tokens .* \(the description has 50,257\)"):
+        fresh = from_text("texts", "gpt2-medium")
     assert fresh.model.width == 1024 and fresh.model.head.vocab_size == fresh.vocabulary.size
     masked = from_text("texts", "bert-base")
     assert isinstance(masked.objective, Masked) and "mask_token" in masked.vocabulary.special
     assert isinstance(from_text("texts", "xlnet-base-cased").objective, Permuted)
     labelled = from_table("films.csv", "kind", model="gpt")
     assert labelled.model.architecture == "GPT2ForSequenceClassification" and labelled.vocabulary is None
+    fresh = from_table("films.csv", "kind", model="gpt2")
+    assert fresh.model.architecture == "GPT2ForSequenceClassification" and fresh.model.labels == ("bad", "good")
+    assert fresh.model.embedding.tokens.vocab_size == fresh.vocabulary.size
+    assert fresh.model.head.pool.padding_token == list(fresh.vocabulary.special).index("pad_token")
+
+
+def test_a_decoder_without_a_padding_token_learns_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its head reads the last token of each row, and rows are filled up with the token that ends a text."""
+    spec = families.find("gpt2").read({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 400, "n_positions": 64})
+    af.save(af.build(spec), gpt2(place / "gpt"), format="hf")
+    table = ["--csv", "films.csv", "--label", "kind", "--model", "gpt", "--set", "batch.examples=4"]
+    assert cli.main(["train", *table, *TINY]) == 0, capsys.readouterr().err
+    assert af.spec("runs/films").head.pool.padding_token == af.processor("gpt").tokenizer.eos_token_id
+
+
+def hybrid(**changes: Any) -> af.parts.DecoderModel:
+    """A description of no family, with layers of two kinds."""
+    parts, norm = af.parts, af.parts.RMSNorm()
+    mamba = parts.Block(mixer=parts.Sublayer(pre_norm=norm, op=parts.SelectiveState(width=32)))
+    attention = parts.Attention(num_heads=2, mask=parts.Causal(), position=parts.Rope())
+    return parts.DecoderModel(**{
+        "width": 16, "length": 64, "embedding": parts.TextEmbedding(tokens=parts.Tokens(vocab_size=280)),
+        "decoder": parts.Stack(
+            layers={"mamba": mamba, "attention": parts.Block(mixer=parts.Sublayer(pre_norm=norm, op=attention))},
+            pattern=("mamba", "attention"), depth=2, norm=norm,
+        ),
+        "head": parts.LMHead(vocab_size=280), "ties": (("head.out.weight", "embedding.tokens.weight"),),
+        "init": {"*": parts.Normal(std=0.02)}, **changes,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["hyb0", "hyb0/spec.json"])
+def test_a_model_from_scratch_learns_texts(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its folder, with weights and no tokenizer, and by its description."""
+    af.save(af.build(hybrid()), "hyb0")
+    assert cli.main(["train", "--text", "texts", "--model", name, *TINY, "--out", "run"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "is made from the training texts" in err
+    tokenizer, spec = af.processor("run"), af.spec("run")
+    size = 280 if name == "hyb0" else 512  # of the weights, or of the vocabulary that suits so much text
+    assert spec.embedding.tokens.vocab_size == spec.head.vocab_size == size
+    assert spec.source["eos_token_id"] == tokenizer.tokenizer.eos_token_id is not None
+    assert cli.main(["generate", "run", "aa", "--max-new-tokens", "2", "--device", "cpu"]) == 0
+
+
+def test_a_description_by_whatever_names_it(place: Path) -> None:
+    """A file, a folder without weights, and a run that is not trained yet, by its file and its folder."""
+    for folder in ("described", "begun"):
+        Path(folder).mkdir()
+    Path("described/spec.json").write_text(to_json(hybrid()))
+    Path("begun/run.json").write_text(to_json(runs.run_of(Path("texts"), model=hybrid())))
+    names = ("described/spec.json", "described", "begun", "begun/run.json")
+    (model,) = {from_text("texts", name).model for name in names}
+    assert model == af.override(hybrid(), {"embedding.tokens.vocab_size": 512, "head.vocab_size": 512})
+
+
+def test_a_description_of_no_family_learns_labels(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("spec.json").write_text(to_json(hybrid()))
+    table = ["--csv", "films.csv", "--label", "kind"]
+    assert cli.main(["train", *table, "--model", "spec.json", *TINY, "--set", "batch.examples=4"]) == 0
+    capsys.readouterr()
+    assert cli.main(["run", "classify", "runs/films", "a good film", "--device", "cpu"]) == 0
+    assert re.search(r"\b(good|bad)\b", capsys.readouterr().out)
+    af.save(af.build(hybrid()), "hyb0")
+    run = runs.run_of(Path("texts"), model=Pretrained(path="hyb0"), vocabulary=None)
+    Path("run.json").write_text(to_json(run))
+    assert cli.main(["train", "run.json"]) == 2
+    assert "NextToken reads texts, and this run has no vocabulary; set one: " in capsys.readouterr().err
+    assert cli.main(["train", *table, "--model", "hyb0", "--show"]) == 2
+    assert "--model hyb0: it belongs to no published family; --model hyb0/spec.json" in capsys.readouterr().err
+    af.save(af.build(hybrid(**{"embedding": af.parts.TextEmbedding(tokens=af.parts.Tokens(vocab_size=100)),
+                               "head": af.parts.LMHead(vocab_size=100)})), "small")  # fmt: skip
+    assert cli.main(["train", "--text", "texts", "--model", "small", "--show"]) == 2
+    assert "its table of 100 is too small for a new one (258)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments, line", [

@@ -189,7 +189,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainable_token_indices": [3, 4]}, r"trainable_token_indices=\[3, 4\] is not supported"),
     ({"lora_alpha": 0}, "lora_alpha=0 for transformer.h.0.attn.c_attn: it is a number above 0"),
     ({"base_model_name_or_path": None}, "does not say which model it belongs to; base="),
-    ({"base_model_name_or_path": "./nowhere"}, "'./nowhere' does not exist, the base of this adapter; base="),
+    ({"base_model_name_or_path": "./nowhere"}, "./nowhere: no such folder, the base of this adapter; base="),
 ]
 
 

@@ -89,8 +89,19 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cal
     "name", ["./x", "../x", "/x", "/x/y/z", "~/x", "~nobody-here/x", "x/", "a/b/c", "a\\b", "./" + "x" * 300]
 )
 def test_a_missing_folder_is_not_looked_for_on_the_hub(name: str, calls: list[Any]) -> None:
-    assert "does not exist" in line(FileNotFoundError, name)
+    assert "no such folder" in line(FileNotFoundError, name)
     assert calls == []
+
+
+def test_a_name_beside_folders_is_a_folder(tmp_path: Path, no_sockets: None) -> None:
+    """A slip in the name of a run is no question for the hub; what the cache has is still found."""
+    for name in ("runs/texts", "runs/films", "owner/other"):
+        Path(name).mkdir(parents=True)
+    assert line(FileNotFoundError, "runs/text") == "runs/text: no such folder; did you mean runs/texts?"
+    assert line(FileNotFoundError, "./runs/text") == "./runs/text: no such folder; did you mean ./runs/texts?"
+    assert line(FileNotFoundError, "runs/zz") == "runs/zz: no such folder; runs has films, texts"
+    snapshot = cached(tmp_path, "config.json")
+    assert resolve("owner/name") == snapshot
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:

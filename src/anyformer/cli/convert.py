@@ -2,7 +2,8 @@
 (PEFT's layout) goes into the weights of its base model, unless --format peft writes it alone. With --unpickle from an
 old pytorch_model.bin, which a process of its own reads with little memory, time and no rights.
 
-DST must be new or empty, and is written whole or not at all."""
+DST must be new or empty, and is written whole or not at all. With --overwrite it may hold a model, which is replaced;
+files that belong to no model stay."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="NAME", default="auto", help="float32, bfloat16 or float16; auto: as stored")
     parser.add_argument("--architecture", metavar="CLASS", help="the published class, such as BertForMaskedLM")
     parser.add_argument("--unpickle", action="store_true", help="the weights are a pickle (pytorch_model.bin)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the model that DST holds")
     parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
 
 
@@ -37,8 +39,9 @@ def run(options: argparse.Namespace) -> None:
     target = Path(options.target).expanduser().absolute()
     if target.exists() and not target.is_dir():
         raise ValueError(f"{options.target} is a file; DST is a folder to write")
-    if target.is_dir() and any(target.iterdir()):
-        raise ValueError(f"{options.target} is not empty; give a new folder")
+    filled = target.is_dir() and any(target.iterdir())
+    if filled and not options.overwrite:
+        raise ValueError(f"{options.target} is not empty; give a new folder, or --overwrite to replace the model in it")
 
     from anyformer.cli.terminal import working
 
@@ -53,8 +56,8 @@ def run(options: argparse.Namespace) -> None:
         with unpickled(source, home) if options.unpickle else contextlib.nullcontext() as weights:
             asked = {"dtype": options.dtype, "architecture": options.architecture, "base": options.base}
             model = load(source, weights=weights, **asked)
-    with working(f"writing {options.target}"), whole(target) as folder:
-        save(model, folder, format=options.format)
+    with working(f"writing {options.target}"), contextlib.nullcontext(target) if filled else whole(target) as folder:
+        save(model, folder, format=options.format, overwrite=options.overwrite)
     size = sum(parameter.numel() for parameter in model.parameters())
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{options.target}: {model.spec.architecture or type(model.spec).__name__}, {size:,} parameters, {dtype}")

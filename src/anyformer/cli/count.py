@@ -269,27 +269,19 @@ def check_there(name: str) -> None:
     """What is written like a path must be one; that is said before anything is imported."""
     path = Path(name).expanduser()
     if not path.exists() and (path.suffix == ".json" or name.startswith((".", "~")) or "/" in name):
-        raise FileNotFoundError(f"{name}: no such file or folder")
+        from anyformer.weights.hub import no_such_folder
+
+        raise FileNotFoundError(no_such_folder(name).replace("no such folder", "no such file or folder", 1))
 
 
 def described(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
-    path = Path(name).expanduser()
+    if not Path(name).expanduser().exists():
+        from anyformer.names import spec
 
-    from anyformer.checkpoint import read_spec
-    from anyformer.names import spec as find
+        return spec(name)
 
-    if not path.exists():
-        return find(name)
+    from anyformer.train.run import description_of, model_of
 
-    from anyformer.train.run import Pretrained, read_run
-    from anyformer.weights import hub, manifest
-    from anyformer.weights.io import read_json
-
-    folder = path.is_dir()
-    file = path / "run.json" if folder else path
-    if not file.is_file() or (folder and manifest.steps(path)) or read_json(file).get("kind") != "Run":
-        return find(path)
-    model = read_run(file).model
-    return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model
+    return description_of(model_of(name))

@@ -9,9 +9,10 @@ import argparse
 from pathlib import Path
 
 from anyformer.cli.count import check_there, described
-from anyformer.cli.settings import setting
+from anyformer.cli.settings import default_file, setting
 
 THEMES = ("auto", "light", "dark")
+MARK = b'class="af-'  # in every drawing of ours
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     changes = dict(map(setting, options.set))
     paths = [Path(name).expanduser() for name in options.names]
     titles = [path.resolve().name if path.exists() else str(path) for path in paths]
-    out = Path(options.out or f"{'-'.join(titles)}.svg").expanduser()
+    out = Path(options.out or default_file(f"{'-'.join(titles)}.svg", MARK)).expanduser()
 
     for name in options.names:
         check_there(name)

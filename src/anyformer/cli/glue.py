@@ -80,7 +80,7 @@ def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     from anyformer.codec import override
     from anyformer.evaluate import check
     from anyformer.recipes._glue import LENGTH, RATE, TASKS, rows, run_of, table
-    from anyformer.recipes._own import classifier
+    from anyformer.recipes._models import classifier
 
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)

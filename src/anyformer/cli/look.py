@@ -16,10 +16,11 @@ from typing import Any
 
 from anyformer.cli import Mistake
 from anyformer.cli.generate import DTYPES
-from anyformer.cli.settings import MODEL, device_flag
+from anyformer.cli.settings import MODEL, default_file, device_flag
 from anyformer.part import nearest
 
 PORT = 8017
+MARK = b"anyformer"  # in the head of every page and picture of ours
 READS = {"text": "reads texts", "image": "reads images", "sound": "hears recordings"}
 
 
@@ -96,12 +97,12 @@ def check(options: argparse.Namespace, pictures: Mapping[str, Any]) -> None:
 
 
 def draw(figure: Any, options: argparse.Namespace) -> None:
-    file = options.output or f"{options.picture}.png"
+    file = options.output or default_file(f"{options.picture}.png", MARK)
     if not file.endswith((".png", ".svg", ".pdf")):
         raise ValueError(f"{file}: a picture is .png, .svg or .pdf")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a script that matplotlib has no letters of
-        figure.savefig(file, dpi=130)
+        figure.savefig(file, dpi=130, metadata={"Software": "anyformer"} if file.endswith(".png") else None)
     print(file)
 
 
@@ -112,7 +113,7 @@ def save(shown: Any, output: str | None) -> None:
 
     with working("looking"):
         page = assembled(whole(Inside(shown)))
-    file = output or "look.html"
+    file = output or default_file("look.html", MARK)
     with open(file, "w", encoding="utf-8") as out:
         out.write(page)
     print(file)

@@ -2,15 +2,19 @@
 and fits L(N), L(D), L(C) and L(N, D) to the losses. The largest run, of twice the largest width and tokens unless
 --largest says otherwise, is left out of the fits and predicted.
 
+The plan and the expected time come first. The trainings start when you say yes on a terminal, or with --run.
+
 N counts parameters without tables and head, C is FLOPs by count. The same command goes on where it was stopped."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from anyformer.cli import tell
+from anyformer.cli import Mistake, tell
 from anyformer.cli.lab import check
 from anyformer.cli.settings import device_flag
 
@@ -21,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="A,B,...", help="that each of them learns from")
     parser.add_argument("--largest", metavar="WIDTH,TOKENS", help="of the run that is predicted")
     parser.add_argument("--batch", type=int, metavar="N", help="texts of 128 tokens a step")
+    parser.add_argument("--run", action="store_true", help="start the trainings without asking")
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; picks the form")
     parser.add_argument("--data", metavar="PATH", help="text files; Python's documentation and library unless said")
     parser.add_argument("--jobs", type=int, metavar="N", help="how many trainings at once; one a core, 8 on a GPU")
@@ -39,6 +44,29 @@ def numbers(flag: str, text: str) -> list[int]:
     return found
 
 
+def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
+    """What will be trained, and about how long that takes."""
+    from anyformer.cli.terminal import rounded, table
+
+    rows = [
+        (str(values["width"]), rounded(values["parameters"]), rounded(values["tokens"]), f"{values['steps']:,}",
+         rounded(values["flops"]), "to do" if trial in trials.left else "done")
+        for trial in trials.trials for values in (trial.values,)
+    ]  # fmt: skip
+    table(("width", "parameters", "tokens", "steps", "FLOPs", ""), rows, right=range(5))
+    duration = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{max(minutes, 2):.0f} minutes"
+    where = "a GPU" if kind == "cuda" else f"{jobs} core{'s' if jobs > 1 else ''}"
+    print(f"{len(trials.left)} trainings to do, {jobs} at once: about {duration} on {where}")
+
+
+def confirm(number: int) -> None:
+    """Mistake where nobody on a terminal says yes."""
+    if not sys.stdin.isatty():
+        raise Mistake(f"nothing was started; add --run to start these {number} trainings")
+    if input(f"Start {number} trainings? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise Mistake("nothing was started")
+
+
 def run(options: argparse.Namespace) -> None:
     check(options)
     if options.batch is not None and options.batch < 1:
@@ -52,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import table
     from anyformer.lab import scale
     from anyformer.lab.experiment import at_once, check_data, chosen, draw
-    from anyformer.lab.experiments.scaling_laws import FORMS
+    from anyformer.lab.experiments.scaling_laws import FORMS, minutes
     from anyformer.lab.trials import Trials
 
     device = machine.device(options.device)
@@ -66,9 +94,14 @@ def run(options: argparse.Namespace) -> None:
     scale.check_number([(trial.values["parameters"], trial.values["tokens"]) for trial in others])
     check_data(options.data)
     trials = Trials([largest, *others], scale.work, folder, str(device))
+    jobs = at_once(device.type, options.jobs)
+    if trials.left:
+        show_plan(trials, minutes(trials.left, device.type, jobs), jobs, device.type)
+        if not options.run:
+            confirm(len(trials.left))
     tell(f"{len(trials.trials)} trainings in {folder}; sizes and budgets of the {form} form unless given")
     until = float("inf") if options.budget is None else time.monotonic() + 60 * options.budget
-    rows = trials.perform(at_once(device.type, options.jobs), options.on, until, tell)
+    rows = trials.perform(jobs, options.on, until, tell)
     if trials.left:
         print(f"the time is over with {len(trials.left)} trainings left: the same command goes on with them")
         return

@@ -1,9 +1,10 @@
-"""`--set PATH=VALUE` and `--device NAME`, for every verb that takes them."""
+"""`--set PATH=VALUE`, `--device NAME` and default file names, for every verb that takes them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 MODEL = "a model folder, a run (its best model; RUN@last is the newest) or a hub id"
@@ -20,6 +21,17 @@ def setting(text: str) -> tuple[str, Any]:
         return path, value
     except RecursionError:
         raise ValueError(f"--set {path}: JSON nested too deeply") from None
+
+
+def default_file(name: str, mark: bytes) -> str:
+    """A name for what a verb writes where the user gives none. ValueError where a file of that name is there and does
+    not begin with what our own files have in their first 2,000 bytes."""
+    path = Path(name)
+    if path.is_file():
+        with path.open("rb") as file:
+            if mark not in file.read(2000):
+                raise ValueError(f"{name} is there already and anyformer did not write it; -o FILE says where to write")
+    return name
 
 
 def device_flag(parser: argparse.ArgumentParser) -> None:

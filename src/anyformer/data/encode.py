@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -19,6 +18,7 @@ from anyformer.inputs.long import LongText
 from anyformer.inputs.truncation import counted_truncation
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Objective, Record
+from anyformer.processes import end_with_parent
 
 MOMENT = 3.0  # seconds after which other processes are worth their start
 CHUNK = 32  # rows that go to a process at once
@@ -90,13 +90,7 @@ def _begin(objective: Objective, tokenizer: Any, parent: int) -> None:
     global _shared
     _shared = (objective, tokenizer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent(parent)
 
 
 def _encode_rows(rows: list[Row]) -> list[Encoded]:

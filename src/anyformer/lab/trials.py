@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
 from anyformer.data.lock import only_one
 from anyformer.machine import need
+from anyformer.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup
@@ -123,6 +125,7 @@ class Trials:
 
     def __init__(self, trials: Sequence[Trial], work: Work, folder: Path, device: str) -> None:
         self.trials, self.work, self.folder, self.device = list(trials), work, folder, device
+        check_free(folder, "--out DIR names one", marks=("trials",))
         names = [trial.name for trial in trials]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two trials are called {twice}; each needs a name of its own")
@@ -216,7 +219,9 @@ def processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
         return list(done)
 
     for _ in range(TIMES + 1):
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            jobs, multiprocessing.get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),)
+        ) as pool:
             try:
                 yield from dealt(trials, jobs, until, begin, ended)
                 return

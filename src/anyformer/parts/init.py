@@ -160,7 +160,8 @@ def _rule(model: Any, rules: Mapping[str, Initializer], address: str) -> Initial
     for pattern, rule in [*named.items(), *DEFAULTS.items(), *rules.items()]:
         if fnmatch.fnmatchcase(address, pattern):
             return rule
-    raise ValueError(f"no initialisation rule names {address}")
+    fix = 'add one for the rest to the description: init={"*": Normal(std=0.02)}'
+    raise ValueError(f"no initialisation rule names {address}; {fix}")
 
 
 # -- published schemes that go with a kind of residual --------------------------------------------------------------

@@ -9,14 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer import families
-from anyformer.checkpoint import read_spec
-from anyformer.codec import override
-from anyformer.data import CSV, TSV, Data, Held, Source, TextFiles, open_table
-from anyformer.families import names
+from anyformer.data import CSV, TSV, Data, Held, Source, TextFiles, TrainedBPE, open_table
 from anyformer.generation.prompt import position_limit
-from anyformer.model import Model
-from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.dialogue import Dialogue
@@ -26,13 +20,12 @@ from anyformer.objectives.permuted import Permuted
 from anyformer.part import nearest, walk
 from anyformer.recipes import dialogue, quickstart
 from anyformer.recipes._encoder import small_bert, vocabulary
+from anyformer.recipes._models import CLASSIFIER, labelled, with_vocabulary
 from anyformer.train.optim import AdamW, Linear
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
-from anyformer.weights import hub
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of, model_of
 
 MOST_LABELS = 200
 TEXTS = ("text", "sentence", "content", "review", "document", "body")  # what a column of texts is usually called
-CLASSIFIER = "ForSequenceClassification"
 Tell = Callable[[str], object]
 
 
@@ -190,28 +183,26 @@ def writing(data: Data, name: str, size: int, model: str | None, sample: str) ->
     ).replace(name=name, data=data, steps=400 if small else 2000, evaluate=watch.replace(sample=sample or None))
     if model is None:
         return run
-    given, limit = model_of(model)
+    given = model_of(model)
+    limit = description_of(given)
     if limit.pair:
         raise ValueError(f"--model {model} reads one text and writes another; --text is for models of one text")
     any_order = any("an order" in getattr(part, "needs", ()) for _, part in walk(limit))
     objective: Objective = NextToken() if limit.writes else Permuted() if any_order else Masked()
     length = min(position_limit(limit) or 256, 256)
+    given, made = with_vocabulary(model, given, TrainedBPE(size=tokens) if limit.writes else vocabulary(tokens))
     changed: dict[str, Any] = {"model": given, "objective": objective, "batch": Batch(examples=8, length=length)}
-    if isinstance(given, Pretrained):
-        changed |= {"vocabulary": None, "optimizer": AdamW(lr=5e-5), "schedule": Linear(warmup=20)}
-    else:
-        tables = {f"{path}.vocab_size": tokens for path, part in walk(given) if hasattr(part, "vocab_size")}
-        changed |= {"model": override(given, tables), "optimizer": AdamW(lr=6e-4), "schedule": Linear(warmup=20)}
-        changed |= {} if limit.writes else {"vocabulary": vocabulary(tokens)}
+    changed |= {"optimizer": AdamW(lr=5e-5 if made is None else 6e-4), "schedule": Linear(warmup=20)}
+    changed |= {"vocabulary": made}
     return run.replace(**changed, evaluate=watch.replace(sample=sample or None if limit.writes else None))
 
 
 def conversing(source: Source, path: str, model: str | None) -> Run:
     """For conversations in a column of messages."""
-    given, like = (None, None) if model is None else model_of(model)
-    if not isinstance(given, Pretrained) or like is None:
+    given = None if model is None else model_of(model)
+    if not isinstance(given, Pretrained):
         raise ValueError(f"{path} holds conversations: --model names the checkpoint, with a chat template, to train")
-    length = min(position_limit(like) or dialogue.LENGTH, dialogue.LENGTH)
+    length = min(position_limit(description_of(given)) or dialogue.LENGTH, dialogue.LENGTH)
     return dialogue.run().replace(
         name=name_of(path), model=given, objective=Dialogue(length=length),
         data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
@@ -234,28 +225,8 @@ def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows
     )  # fmt: skip
     if model is None:
         return run
-    given, limit = classifier(model)
-    named = given.replace(labels=labels or ("value",))
-    objective = Classify(labels=labels, pair=pair, length=limit)
-    return run.replace(model=named, vocabulary=None, optimizer=AdamW(lr=5e-5), objective=objective)
-
-
-def classifier(model: str, ending: str = CLASSIFIER) -> tuple[Pretrained, int | None]:
-    """A model that is trained further under its family's head for labels, the published class with this `ending`, and
-    how many tokens it takes."""
-    given, like = model_of(model)
-    classes = families.find(like.family).architectures if like.family else ()
-    own = next((each for each in classes if each.endswith(ending)), None)
-    if own is None:
-        raise ValueError(f"{model}: its family has no class for labels ({ending})")
-    if not isinstance(given, Pretrained):
-        raise ValueError(f"{model} is a description without weights; give a folder or a hub id")
-    return given.replace(architecture=own), position_limit(like)
-
-
-def model_of(name: str) -> tuple[Model | Pretrained, Model]:
-    """What a run has for a model: one that starts from its description, or one that is trained further; and what it is
-    like."""
-    if name in dict(names()):
-        return spec(name), spec(name)
-    return Pretrained(path=name), read_spec(hub.resolve(name))
+    given, made = with_vocabulary(model, labelled(model, labels or ("value",)), vocabulary(size))
+    longest = position_limit(description_of(given))
+    objective = Classify(labels=labels, pair=pair, length=longest if made is None else min(longest or length, length))
+    lr = 5e-5 if made is None else 5e-4
+    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=lr, weight_decay=0.01), objective=objective)

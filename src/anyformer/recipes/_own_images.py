@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyformer import families
-from anyformer.checkpoint import read_spec
 from anyformer.data import Data, ImageFolder
 from anyformer.inputs.image import Images
 from anyformer.machine import need
 from anyformer.model import Model
 from anyformer.objectives.picture import ClassifyImage
-from anyformer.recipes._own import Tell, classifier, held_out, name_of
+from anyformer.recipes._models import labelled
+from anyformer.recipes._own import Tell, held_out, name_of
 from anyformer.train.optim import AdamW, Cosine
-from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
+from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run, description_of
 from anyformer.weights import hub
 
 SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev", "test")}  # usual folder names
@@ -118,16 +118,17 @@ def from_scratch(labels: tuple[str, ...], found: Found) -> Reading:
 
 
 def further(labels: tuple[str, ...], model: str) -> Reading:
-    """A published model, which reads pictures of its own size and colours."""
-    given, _ = classifier(model, CLASSIFIER)
-    folder = hub.resolve(model)
-    embedding: Any = getattr(read_spec(folder), "embedding", None)
-    images = Images.load(folder) if Images.there(folder) else Images()
+    """A model that was trained before, or a description, which reads pictures of its own size and colours."""
+    given = labelled(model, labels, CLASSIFIER)
+    trained = isinstance(given, Pretrained)
+    folder = hub.resolve(model) if trained else None
+    embedding: Any = getattr(description_of(given), "embedding", None)
+    images = Images.load(folder) if folder is not None and Images.there(folder) else Images()
     mean, std = (
         tuple(value) if isinstance(value, tuple) else (value,) * embedding.channels
         for value in (images.image_mean, images.image_std)
     )
-    return Reading(given.replace(labels=labels), embedding.image_size, mean, std, lr=5e-5)
+    return Reading(given, embedding.image_size, mean, std, lr=5e-5 if trained else 1e-3)
 
 
 def image_run(data: Data, name: str, labels: tuple[str, ...], reading: Reading, count: int) -> Run:

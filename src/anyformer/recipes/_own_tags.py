@@ -11,7 +11,8 @@ from anyformer.data.source import detect_encoding, find, lines, plain_suffix
 from anyformer.objectives.tag import Tag, listed
 from anyformer.part import nearest
 from anyformer.recipes._encoder import small_bert, vocabulary
-from anyformer.recipes._own import MOST_LABELS, Tell, classifier, held_out, name_of, shown_skipped
+from anyformer.recipes._models import labelled, with_vocabulary
+from anyformer.recipes._own import MOST_LABELS, Tell, held_out, name_of, shown_skipped
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
@@ -130,5 +131,5 @@ def tagging(source: Source, name: str, labels: tuple[str, ...], count: int, mode
     )  # fmt: skip
     if model is None:
         return run
-    given, _ = classifier(model, TAGGER)
-    return run.replace(model=given.replace(labels=labels), vocabulary=None, optimizer=AdamW(lr=5e-5))
+    given, made = with_vocabulary(model, labelled(model, labels, TAGGER), vocabulary(size))
+    return run.replace(model=given, vocabulary=made, optimizer=AdamW(lr=5e-5 if made is None else 5e-4))

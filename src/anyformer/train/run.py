@@ -12,17 +12,24 @@ from typing import Any, Literal
 
 import anyformer.objectives
 from anyformer.check import at_least, chance
+from anyformer.checkpoint import CONFIGS, body, read_spec
 from anyformer.codec import encode, from_json, override
 from anyformer.data import Data, Vocabulary
+from anyformer.families import names
 from anyformer.model import Model
 from anyformer.names import spec
 from anyformer.objectives.objective import Objective
-from anyformer.part import Part
+from anyformer.part import Part, nearest
 from anyformer.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA
+from anyformer.weights import hub, manifest
 from anyformer.weights.io import read_json
+from anyformer.weights.pieces import has_weights
+
+for _module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a kind is known once its module is imported
+    importlib.import_module(f"anyformer.objectives.{_module.name}")
 
 
 class Pretrained(Part):
@@ -127,15 +134,12 @@ class Run(Part):
 
 def every_kind() -> dict[str, type[Part]]:
     """Every kind of Part by name: those of models, and those that a run is described by."""
-    for module in pkgutil.iter_modules(anyformer.objectives.__path__):  # a Part is known once its module is imported
-        importlib.import_module(f"anyformer.objectives.{module.name}")
     return kinds()
 
 
 def read_run(path: Path) -> Run:
-    """The description in a run.json. In one that a person writes, "model" may be a name from the zoo or a folder, "set"
-    has other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
-    every_kind()
+    """The description in a run.json. In one that a person writes, "model" may be a name (see `model_of`), "set" has
+    other values by address ({"model.width": 96}), and a kind is left out where only one fits."""
     content = read_json(path)
     try:
         if not isinstance(content, dict):
@@ -144,8 +148,7 @@ def read_run(path: Path) -> Run:
         content.pop("$schema", None)  # for editors
         changes = content.pop("set", {})
         if isinstance(name := content.get("model"), str):
-            folder = Path(name).is_dir() or name.count("/") == 1
-            content["model"] = {"kind": "Pretrained", "path": name} if folder else encode(spec(name))
+            content["model"] = encode(model_of(name))
         run = from_json(content)
         if not isinstance(run, Run):
             raise ValueError(f"describes a {type(run).__name__}, not a Run")
@@ -153,6 +156,29 @@ def read_run(path: Path) -> Run:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return run
+
+
+def model_of(name: str) -> Model | Pretrained:
+    """What a name stands for as the model of a run. A name from the zoo, a spec.json and a folder without weights are
+    descriptions, and start with new weights. The run.json, or the folder, of a run that has no checkpoint yet stands
+    for the model of that run. Another folder, or a hub id, is a model that is trained further."""
+    path, described = Path(name).expanduser(), dict(names())
+    if path.is_dir():
+        stored = any((path / file).is_file() for file in ("spec.json", *CONFIGS))
+        if (path / "run.json").is_file() and not stored and not manifest.steps(path):
+            return read_run(path / "run.json").model
+        return Pretrained(path=name) if not stored or has_weights(body(path)) else read_spec(path)
+    if path.is_file() and read_json(path).get("kind", "Run") == "Run":
+        return read_run(path).model
+    typed = "/" not in name and nearest(name, described).startswith("did you mean")  # of a name, not of a hub id
+    if path.is_file() or path.suffix == ".json" or name in described or typed:
+        return spec(path if path.suffix == ".json" else name)
+    return Pretrained(path=name)
+
+
+def description_of(model: Model | Pretrained) -> Model:
+    """The description of a run's model before the run changes anything."""
+    return read_spec(hub.resolve(model.path)) if isinstance(model, Pretrained) else model
 
 
 # what may be other when a run goes on: how long, how it is watched, and how the same step is computed

@@ -18,7 +18,7 @@ import torch
 
 from anyformer import families, machine
 from anyformer._version import __version__
-from anyformer.checkpoint import copy_tokenizer, load, load_as, read_spec
+from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.codec import override, to_json
 from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
@@ -29,6 +29,7 @@ from anyformer.inputs.text import Tokenizer, belong
 from anyformer.model import Model, TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.part import Table, thaw, walk
+from anyformer.parts.pool import Pool
 from anyformer.train import parallel, record
 from anyformer.train.course import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
@@ -78,6 +79,9 @@ def setup(
             lora.apply(model, run.lora, seed=run.seed)
         freeze(model, *run.freeze)
         objective = run.objective.ready(tokenizer)
+        if tokenizer is None and "text" in objective.columns:
+            fix = 'set one: vocabulary={"kind": "TrainedBPE", "size": 8192}'
+            raise ValueError(f"{type(objective).__name__} reads texts, and this run has no vocabulary; {fix}")
         length = longest(run, model.spec)
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
@@ -154,8 +158,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
 def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
     """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder")
+    check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
     begun, again = path.is_file(), parallel.starts() > 0  # torchrun says the same command again, whatever was done
     if begun and manifest.steps(folder) and not resume and not again:
         raise ValueError(f"{folder} holds a run already: --resume goes on with it, --out DIR starts another")
@@ -246,7 +249,9 @@ def check_suits(run: Run) -> None:
 def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     labels = labels_of(run.objective)
     if isinstance(run.model, Pretrained):
-        model = pretrained(run.model, run.seed, labels)
+        model = pretrained(run.model, run.seed, labels, None if tokenizer is None else tokenizer.filler)
+        if run.vocabulary is not None:  # its weights come without one
+            model.spec = speaking(model.spec, tokenizer)
     else:
         model = build(speaking(run.model, tokenizer), seed=run.seed)
     name_labels(model, labels)
@@ -277,9 +282,10 @@ def speaking(spec: Model, tokenizer: Tokenizer | None) -> Model:
     return override(spec, {"source": Table({**source, **known})})
 
 
-def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any:
+def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = (), pad: int | None = None) -> Any:
     """The model of a folder in fp32, with another head of its family where that is asked for: for the objective's
-    `labels` where it names none itself."""
+    `labels` where it names none itself. `pad` is what batches are filled with, for a config that names no such token:
+    a head that reads the last token must know it (GPT-2)."""
     folder = hub.resolve(part.path)
     if part.architecture is None and not part.labels:
         return load(folder, dtype=torch.float32)
@@ -293,6 +299,9 @@ def pretrained(part: Pretrained, seed: int, labels: tuple[str, ...] = ()) -> Any
         config.pop("num_labels", None)
         config |= {name: thaw(old.labelled(labels).source[name]) for name in ("id2label", "label2id")}
     spec = family.read(config)
+    for path, pool in walk(spec.head, "head"):
+        if isinstance(pool, Pool) and pool.take == "last" and pool.padding_token is None and pad is not None:
+            spec = override(spec, {f"{path}.padding_token": pad})
     model, report = load_as(spec, folder, dtype=torch.float32, strict=False, seed=seed)
     strange = sorted(name for name in model.fresh if not name.startswith("head."))
     if strange:

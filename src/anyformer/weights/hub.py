@@ -1,5 +1,6 @@
 """A model's name to a local folder: a folder is itself, a hub id is fetched once and kept in the cache."""
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -40,10 +41,38 @@ def resolve(
     if os.path.exists(path):
         raise ValueError(f"{name!r} is a file: give the folder that holds the model")
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
-        raise FileNotFoundError(f"the folder {name!r} does not exist")
+        raise FileNotFoundError(no_such_folder(name))
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
         raise ValueError(f"{name!r} is neither a folder nor a hub id such as 'openai-community/gpt2'")
-    return _fetch(name, offline or _asked_offline(), revision, WANTED + PICKLES if pickles else WANTED)
+    beside = "/" in name and bool(_folders(os.path.dirname(path)))  # then a folder is meant, or a model of the cache
+    wanted = WANTED + PICKLES if pickles else WANTED
+    try:
+        return _fetch(name, offline or beside or _asked_offline(), revision, wanted)
+    except FileNotFoundError:
+        if beside:
+            raise FileNotFoundError(no_such_folder(name)) from None
+        raise
+
+
+def no_such_folder(name: str) -> str:
+    """The error message for a folder that is not there: with the nearest one beside it, or some of those that are."""
+    home, _, last = os.path.normpath(os.path.expanduser(name)).rpartition("/")
+    folders = _folders(home or ("/" if name.startswith("/") else "."))
+    plain, bare = repr(name)[1:-1], name.rstrip("/")  # on one line, whatever is in it
+    prefix = bare[: -len(last)] if bare.endswith(last) else f"{home}/"
+    close = difflib.get_close_matches(last, folders, n=1, cutoff=0.6)
+    if close:
+        return f"{plain}: no such folder; did you mean {prefix}{close[0]}?"
+    listed = f"; {home} has {', '.join(folders[:5])}{', ...' if len(folders) > 5 else ''}"
+    return f"{plain}: no such folder{listed if home and folders and not os.path.isabs(home) else ''}"
+
+
+def _folders(path: str) -> list[str]:
+    """The names of the folders in a folder, sorted; none where it cannot be read."""
+    try:
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return []
 
 
 def run_of(name: str) -> tuple[str, str | None]:

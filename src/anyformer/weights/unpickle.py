@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.processes import end_with_parent
 from anyformer.weights.io import DTYPE_NAMES, PICKLES, read_weight_map, write_file, write_json
 
 SECONDS = 10.0  # of the processor, for a file of no size; twice that on the clock, once torch is there
@@ -80,7 +81,7 @@ def extract(files: list[Path], targets: list[Path]) -> None:
     size = sum(path.stat().st_size for path in files)
     seconds = SECONDS + size / BYTES_A_SECOND
     pairs = [str(path.absolute()) for pair in zip(files, targets, strict=True) for path in pair]
-    command = [sys.executable, "-P", "-m", "anyformer.weights.unpickle", str(seconds), *pairs]
+    command = [sys.executable, "-P", "-m", "anyformer.weights.unpickle", str(os.getpid()), str(seconds), *pairs]
     # found where this process found it, and on one thread: each more takes address space
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -108,7 +109,8 @@ def extract(files: list[Path], targets: list[Path]) -> None:
 # -- in the other process ----------------------------------------------------------------------------------------------
 
 
-def main(seconds: str, *pairs: str) -> int:
+def main(parent: str, seconds: str, *pairs: str) -> int:
+    end_with_parent(int(parent))  # before the limits, which count from the memory that is in use then
     files = list(zip(pairs[::2], pairs[1::2], strict=True))
     torch.set_num_threads(1)
     limit(max(os.path.getsize(source) for source, _ in files), float(seconds))

@@ -6,12 +6,15 @@ the largest; `anyformer scale` is the same with sizes, budgets and a description
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from anyformer.lab import scale
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.trials import Row
+from anyformer.lab.trials import Row, Trial
 
 CLAIM = "the law that is fitted to the smaller runs predicts the loss of the largest within 3 %"
 FORMS = {
@@ -29,6 +32,16 @@ FORMS = {
 }  # fmt: skip
 DIVERGES = True  # a training that does is a result here
 trials, work, plot = scale.trials, scale.work, scale.plot
+
+
+def minutes(left: Sequence[Trial], kind: str, jobs: int) -> float:
+    """About how many minutes these trainings take: by their FLOPs, between those that the forms take (on a CPU, with
+    two cores). Beyond the largest form, time grows as FLOPs do."""
+    cost = [math.log(sum(trial.values["flops"] for trial in trials(**form.values))) for form in FORMS.values()]
+    known = [math.log(form.minutes(kind)) for form in FORMS.values()]
+    work = math.log(sum(trial.values["flops"] for trial in left))
+    alone = math.exp(float(np.interp(work, cost, known)) + max(work - cost[-1], 0))
+    return alone * (1 if kind == "cuda" else 2 / min(jobs, len(left)))
 
 
 def claim(rows: Sequence[Row]) -> Verdict:

@@ -1,0 +1,76 @@
+"""No process that the package starts outlives the one that started it, however that ended. (Those that encode rows:
+data/test_prepare.py.)"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anyformer.lab.trials import Place, Trial, Trials, Values
+
+PROC = Path("/proc/self/task")
+pytestmark = pytest.mark.skipif(not PROC.is_dir(), reason="children are found in /proc")
+
+
+def wait_forever(values: Values, place: Place) -> list[dict[str, Any]]:
+    time.sleep(600)
+    return []
+
+
+def two_trainings(folder: Path) -> None:
+    trials = [Trial(name, {"name": name}) for name in ("a", "b")]
+    Trials(trials, wait_forever, folder, "cpu").perform(jobs=2)
+
+
+def running(process: int) -> bool:
+    """Whether a process is there and is more than an entry that nobody has asked about (a zombie)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(process: int) -> Iterator[int]:
+    for task in Path(f"/proc/{process}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not condition():
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) -> None:
+    parent = multiprocessing.get_context("fork").Process(target=two_trainings, args=(tmp_path,))
+    parent.start()
+    found: list[int] = []
+    try:
+        assert until(lambda: len([*children(parent.pid or 0)]) >= 3, 60)  # two workers and Python's resource tracker
+        found = [*children(parent.pid or 0)]
+        os.kill(parent.pid or 0, end)
+        parent.join(10)
+        assert until(lambda: not any(map(running, found)), 15), "processes are left"
+    finally:
+        parent.kill()
+        for child in filter(running, found):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_reader_of_pickles_ends_with_its_parent(tmp_path: Path) -> None:
+    """It waits for a pipe that nobody writes to, and the process it was told of is not its parent."""
+    os.mkfifo(tmp_path / "pipe")
+    files = [str(tmp_path / "pipe"), str(tmp_path / "model.safetensors")]
+    command = [sys.executable, "-m", "anyformer.weights.unpickle", "1", "600", *files]
+    assert subprocess.run(command, timeout=60).returncode == 1
