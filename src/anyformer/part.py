@@ -55,6 +55,20 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     return f"valid: {', '.join(known[:40])}" if known else "nothing is valid here"
 
 
+def quote(value: Any, limit: int = 200) -> str:
+    """A value that a user or a file gave, as an error message shows it: its repr, cut to about `limit` characters.
+
+    >>> quote("x" * 100_000, limit=10)
+    "'xxxxxxxxx... (100,002 characters)"
+    """
+    return shorten(repr(value), limit)
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    """A text for an error message: its first `limit` characters, and how many it has."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
 def public(name: str) -> Any:
     """What the package offers by this name. Its table of public names alone knows where everything stands, so this is
     how a lower layer offers what a higher one does."""

@@ -156,7 +156,7 @@ class AudioProcessor:
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
-        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int64)
+        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int32)
         for i, row in enumerate(rows):
             mask[i, : len(row)] = 1
         if self.do_normalize:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tokenizers.models import WordPiece
-
 from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
@@ -152,17 +150,20 @@ class Processor:
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
         texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        placed = False
         for name in given:
             if (places := Places.of(self.folder, name, self.tokenizer)) is not None:
                 texts = places.filled(texts, next(iter(made[name].values())), CALLED[name])
                 out.pop("attention_mask", None)  # of the sound: where it is silent is heard
+                placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
-            max_length=longest if truncation else None, add_special_tokens=add_special_tokens, types=self.types,
-            at_least=longest or 0 if padding == "max_length" else 0, multiple=pad_to_multiple_of or 1,
+            max_length=longest if truncation else None, add_special_tokens=add_special_tokens,
+            padding=padding is not False, at_least=longest or 0 if padding == "max_length" else 0,
+            multiple=pad_to_multiple_of or 1,
         )  # fmt: skip
-        if padding is False and not bool(encoded["attention_mask"].all()):
-            raise ValueError("the texts differ in length; padding=True makes them one tensor")
+        if audio is not None and not placed:  # what the model should hear
+            return {**out, "labels": encoded["input_ids"]}
         return {**encoded, **out}
 
     def reader(self, name: str) -> Any:
@@ -170,20 +171,6 @@ class Processor:
         if name not in self._readers and name in self.media:
             self._readers[name] = READERS[name].load(self.folder)
         return self._readers.get(name)
-
-    @property
-    def types(self) -> bool:
-        """Whether token_type_ids are given: as the folder says, else where a pair has two of them and the model that is
-        there takes them; of a vocabulary alone, where it is BERT's kind."""
-        named = self.tokenizer.config.get("model_input_names")
-        if isinstance(named, list):
-            return "token_type_ids" in named
-        two = len({*self.tokenizer.core.encode("a", "a").type_ids}) > 1
-        try:
-            embedding: Any = dict(read_spec(self.folder).items()).get("embedding")
-            return two and embedding is not None and "segments" in embedding.gives
-        except (ValueError, OSError):  # no model, or none that is known
-            return two and isinstance(self.tokenizer.core.model, WordPiece)
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""

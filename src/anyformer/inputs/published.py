@@ -54,6 +54,15 @@ LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_t
 PERCEIVER = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]",
              "cls_token": "[CLS]", "sep_token": "[SEP]"}  # fmt: skip
 
+# settings that a class has where a folder does not give them; the base class pads on the right
+INPUT_NAMES = ["input_ids", "attention_mask"]
+WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+LEFT = {"padding_side": "left"}
+# classes in Python cut a pair to an odd number of tokens so that the first text keeps one more
+FIRST_LONGER = {"longer_text": "first"}
+# model_type of which transformers ignores the class that a folder names, and takes the base class
+GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
+
 TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # between two texts there are two
 SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
 AFTER = ("A eos", "A eos B eos")
@@ -63,22 +72,24 @@ CLASSES: dict[str, Published] = {
     "Qwen2Tokenizer": Published("byte pairs", QWEN), "GPTNeoXTokenizer": Published("", GPT2),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
                     Published("byte pairs", ROBERTA, TWO_ENDS)),
-    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS),
-    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
-                     "ConvBertTokenizer", "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS)),
+    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS, WITH_TYPES),
+    **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer",
+                     "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS, WITH_TYPES)),
+    "DistilBertTokenizer": Published("word pieces", BERT, SEGMENTS),
     "FunnelTokenizer": Published("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
-    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS),
-    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS),
-    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), Published("pieces", LLAMA)),
+    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS, FIRST_LONGER),
+    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS, None, FIRST_LONGER),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), Published("pieces", LLAMA, None, LEFT)),
+    "MistralTokenizer": Published("pieces", LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), Published("pieces", T5, AFTER)),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"),
                     Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos"))),
-    "NllbTokenizer": Published("", ROBERTA), "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos")),
-    "M2M100Tokenizer": Published("m2m", M2M),
-    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS),
+    "NllbTokenizer": Published("", ROBERTA),
+    "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
+    "M2M100Tokenizer": Published("m2m", M2M, None, FIRST_LONGER),
+    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
     "XLNetTokenizer": Published(
-        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"),
-        {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]},
+        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), {**LEFT, "pad_token_type_id": 3}
     ),
 }  # fmt: skip
 

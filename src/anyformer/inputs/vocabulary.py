@@ -6,6 +6,7 @@ folder names. A class that is not listed here is refused: its words would be rea
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from anyformer.inputs.languages import NLLB, between
+from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
-from anyformer.inputs.published import KINDS, NAMES, PIECES, published
+from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.weights.io import JSON_BYTES, read_json
 
@@ -41,10 +42,10 @@ def read(folder: Path) -> Words:
                 if text := content(source[name]):
                     special[name] = text
     config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
-    config = {**published(kind).settings, **config}
     file, make = find(folder, kind)
     try:
         words = make(folder, kind, config, special)
+        words = dataclasses.replace(words, config={**settings(folder, kind, words.core), **words.config})
         words.core.no_padding()
         words.core.no_truncation()
         add(words.core, folder, {**stored, **words.config}, words.special)
@@ -56,6 +57,15 @@ def read(folder: Path) -> Words:
         reason = " ".join(str(error).split())  # which may be several lines
         raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
     return words
+
+
+def settings(folder: Path, kind: str, core: tokenizers.Tokenizer) -> dict[str, Any]:
+    """What tokenizer_config.json need not say: the defaults of the class with which transformers reads the folder."""
+    if str(_optional(folder / "config.json").get("model_type")) in GENERIC:
+        return {}
+    if kind == "LlamaTokenizer" and core.pre_tokenizer is not None and b"ByteLevel" in core.pre_tokenizer.__getstate__():
+        return {}  # Llama 3 and DeepSeek: files of this class have another pre-tokenizer
+    return published(kind).settings
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -125,6 +135,8 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
     core = unpanicked(lambda: tokenizers.Tokenizer.from_file(str(path)))
+    if kind == "WhisperTokenizer":
+        return Words(transcribing(core, config), config, special)
     if kind != "NllbTokenizer":
         return Words(core, config, special)
     if config.get("legacy_behaviour"):
