@@ -97,23 +97,28 @@ def processor(name: str | Path, *, offline: bool = False) -> Processor:
     folder = hub.resolve(name, offline=offline)
     media = tuple(given for given, reader in READERS.items() if reader.held(folder))
     try:
-        tokenizer = Tokenizer.load(folder)
-    except (ValueError, OSError):
+        return Processor(folder, Tokenizer.load(folder), media)
+    except (ValueError, OSError) as error:
         if not media:
             raise
-        tokenizer = None
-    return Processor(folder, tokenizer, media)
+        # images and sound can be read without a tokenizer; whoever gives a text learns what is wrong with its files
+        return Processor(folder, None, media, None if isinstance(error, FileNotFoundError) else error)
 
 
 class Processor:
     """Texts (and images and sound, where the folder has settings for them) to the tensors that a model takes."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = ()) -> None:
-        self.folder, self._tokenizer, self.media = folder, tokenizer, media
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = (), error: Exception | None = None
+    ) -> None:
+        """`error` is why a tokenizer that is there could not be read."""
+        self.folder, self._tokenizer, self.media, self._error = folder, tokenizer, media, error
         self._readers: dict[str, Callable[..., Inputs]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
+        if self._error is not None:
+            raise ValueError(f"the tokenizer cannot be read: {self._error}")
         if self._tokenizer is None:
             raise ValueError(f"{self.folder} has no tokenizer; it reads {' and '.join(self.media)}")
         return self._tokenizer
@@ -162,7 +167,7 @@ class Processor:
             padding=padding is not False, at_least=longest or 0 if padding == "max_length" else 0,
             multiple=pad_to_multiple_of or 1,
         )  # fmt: skip
-        if audio is not None and not placed:  # what the model should hear
+        if audio is not None and not placed:  # the text is the transcript that the model should learn
             return {**out, "labels": encoded["input_ids"]}
         return {**encoded, **out}
 

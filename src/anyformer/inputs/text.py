@@ -63,8 +63,6 @@ class Tokenizer:
         self.padding_side = self._side("padding_side", "right")
         self.truncation_side = self._side("truncation_side", "right")
         self.input_names = self._input_names()
-        kind = self.config.get("pad_token_type_id", 0)
-        self._pad_type = kind if type(kind) is int else 0
         longest = self.config.get("model_max_length")
         self.max_length = int(longest) if isinstance(longest, (int, float)) and 0 < longest < 2**31 else None
         added = self.writer.get_added_tokens_decoder()
@@ -226,7 +224,7 @@ class Tokenizer:
 
         made = {
             "input_ids": lambda: filled((self._ids(row) for row in rows), pad),
-            "token_type_ids": lambda: filled((row.type_ids for row in rows), self._pad_type),
+            "token_type_ids": lambda: filled((row.type_ids for row in rows), 0),
             "attention_mask": lambda: filled(([1] * len(row.ids) for row in rows), 0),
         }
         return {name: made[name]() for name in made if name in self.input_names}

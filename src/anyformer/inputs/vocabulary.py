@@ -6,7 +6,6 @@ folder names. A class that is not listed here is refused: its words would be rea
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tokenizers import processors
 
 from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
-from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, published
+from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
 from anyformer.weights.io import JSON_BYTES, read_json
 
@@ -34,7 +33,8 @@ def read(folder: Path) -> Words:
     config = _optional(folder / "tokenizer_config.json")
     stored = _optional(folder / "special_tokens_map.json")
     kind = named(folder, config)
-    special = dict(published(kind).special)
+    usual = defaults(folder, config, kind)
+    special = dict(usual.special)
     for source in (stored, config):
         for name in NAMES:
             if name in source:
@@ -42,10 +42,10 @@ def read(folder: Path) -> Words:
                 if text := content(source[name]):
                     special[name] = text
     config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
+    config = {**usual.settings, **config}
     file, make = find(folder, kind)
     try:
         words = make(folder, kind, config, special)
-        words = dataclasses.replace(words, config={**settings(folder, kind, words.core), **words.config})
         words.core.no_padding()
         words.core.no_truncation()
         add(words.core, folder, {**stored, **words.config}, words.special)
@@ -59,13 +59,16 @@ def read(folder: Path) -> Words:
     return words
 
 
-def settings(folder: Path, kind: str, core: tokenizers.Tokenizer) -> dict[str, Any]:
-    """What tokenizer_config.json need not say: the defaults of the class with which transformers reads the folder."""
-    if str(_optional(folder / "config.json").get("model_type")) in GENERIC:
-        return {}
-    if kind == "LlamaTokenizer" and core.pre_tokenizer is not None and b"ByteLevel" in core.pre_tokenizer.__getstate__():
-        return {}  # Llama 3 and DeepSeek: files of this class have another pre-tokenizer
-    return published(kind).settings
+def defaults(folder: Path, config: dict[str, Any], kind: str) -> Published:
+    """What a folder need not say: that of the class with which transformers reads it, which may be the base class."""
+    model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
+    unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
+    if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
+        return published("")
+    if kind == "LlamaTokenizer" and file.is_file() and file.stat().st_size <= JSON_BYTES:
+        if b'"ByteLevel"' in file.read_bytes():
+            return published("")  # Llama 3 and DeepSeek have files of another kind than the class that they name
+    return published(kind)
 
 
 def _optional(path: Path) -> dict[str, Any]:
