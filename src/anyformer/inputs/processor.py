@@ -16,6 +16,7 @@ from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
+from anyformer.part import quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
 
@@ -144,12 +145,12 @@ class Processor:
             made[name] = self.reader(name)(value, **settings)
             out |= made[name]
         if settings and not given:
-            raise ValueError(f"a text is read without {next(iter(settings))!r}")
+            raise ValueError(f"a text is read without {quote(next(iter(settings)))}")
         if text is None:
             return out
         longest = max_length if max_length is not None else self.tokenizer.max_length
         if padding not in (True, False, "longest", "max_length"):
-            raise ValueError(f"padding={padding!r}; valid: True, False, 'longest', 'max_length'")
+            raise ValueError(f"padding={quote(padding)}; valid: True, False, 'longest', 'max_length'")
         if max_length is not None and not truncation and padding != "max_length":
             raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):

@@ -131,7 +131,7 @@ def _samples(samples: Any) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ValueError(f"samples are an array of numbers, not a {type(samples).__name__}: {error}") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
-        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {numbers.shape}")
+        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {quote(numbers.shape)}")
     if numbers.dtype.kind != "f":
         if numbers.dtype.kind == "u" or numbers.dtype.itemsize > 4:
             raise ValueError(f"samples are fp32 between -1 and 1, or int16 or int32, got {numbers.dtype}")
@@ -190,7 +190,10 @@ def _sound(file: Path) -> Recording:
 
 def _reason(error: BaseException) -> str:
     """Why a file cannot be read; a file that ends inside its header raises an EOFError without a message."""
-    return str(error).rpartition(": ")[2].strip().rstrip(".") or "ends too early"
+    reason = str(error).rpartition(": ")[2].strip().rstrip(".")
+    if "does not exist" in reason:  # libsndfile's words for an MP3 without a frame; the file is there
+        reason = "holds no sound that can be read"
+    return reason or "ends too early"
 
 
 def _wrong_rate(rate: int) -> str:

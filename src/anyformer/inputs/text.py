@@ -193,9 +193,10 @@ class Tokenizer:
     def batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
         max_length: int | None = None, add_special_tokens: bool = True, padding: bool = True, at_least: int = 0,
-        multiple: int = 1,
+        multiple: int = 1, names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """The tensors (B, T) of `input_names`, padded to the longest, to `at_least` so many tokens and to a `multiple`.
+        """The tensors (B, T) of `names`, by default `input_names`, padded to the longest, to `at_least` so many tokens
+        and to a `multiple`.
 
         Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay. Without `padding`,
         texts must be of one length.
@@ -227,7 +228,7 @@ class Tokenizer:
             "token_type_ids": lambda: filled((row.type_ids for row in rows), 0),
             "attention_mask": lambda: filled(([1] * len(row.ids) for row in rows), 0),
         }
-        return {name: made[name]() for name in made if name in self.input_names}
+        return {name: make() for name, make in made.items() if name in (self.input_names if names is None else names)}
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """The tokens of a text before `core.post_process`, which may be cut."""

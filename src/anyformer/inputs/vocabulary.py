@@ -17,6 +17,7 @@ from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
 from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
+from anyformer.part import quote
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
@@ -170,7 +171,7 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         marked = bool(fields.get("special", False))
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
         if core.token_to_id(text) != place:
-            raise ValueError(f"added token {text!r} should have the id {place} and gets {core.token_to_id(text)}")
+            raise ValueError(f"added token {quote(text)} should have the id {place} and gets {core.token_to_id(text)}")
     there = core.get_added_tokens_decoder()
     marked_already = {token.content for token in there.values() if token.special}
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
