@@ -16,8 +16,9 @@ from anyformer.codec import FORMAT, encode, from_json
 from anyformer.construct import skeleton
 from anyformer.families import pipeline, recognise
 from anyformer.families.family import Family
+from anyformer.messages import quote
 from anyformer.model import Model, TransformerModule
-from anyformer.part import nearest, public, walk
+from anyformer.part import nearest, public, thaw, walk
 from anyformer.parts.init import initialise
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
@@ -164,7 +165,7 @@ def load_as(
         affordable(spec, checkpoint)
         match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
         model = skeleton(spec)
-        report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint), strict)
+        report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint, folder), strict)
     model.to(device)
     model.fresh = frozenset((*report.missing, *report.mismatched))
     if model.fresh:
@@ -181,18 +182,22 @@ def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
         raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
 
 
-def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
+def choose_dtype(
+    dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces, folder: Path
+) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype
-    if dtype == "auto":
+    where = ""
+    if isinstance(dtype, str) and dtype == "auto":
+        where = f"{folder / ('spec.json' if (folder / 'spec.json').is_file() else 'config.json')}: "
         named = spec.source.get("dtype") or spec.source.get("torch_dtype")
         if named is None:
             floats = (checkpoint.dtype(name) for name in checkpoint.names)
             return next((d for d in floats if d.is_floating_point), torch.float32)
     valid = {"float32", "float16", "bfloat16", "float64"}
     if str(named).removeprefix("torch.") not in valid:
-        raise ValueError(f"dtype {named!r} is not supported; {nearest(str(named), valid)}")
+        raise ValueError(f"{where}dtype {quote(thaw(named))} is not supported; {nearest(str(named), valid)}")
     return getattr(torch, str(named).removeprefix("torch."))
 
 
@@ -200,11 +205,11 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
     """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout. Adapters go
     into the weights; `format="peft"` writes them alone."""
     if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
+        raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
     if not isinstance(model, TransformerModule):
         raise ValueError(f"only a model can be saved, as af.build and af.load give it, got {type(model).__name__}")
     if not isinstance(folder, (str, Path)):
-        raise ValueError(f"a model is saved to a folder, got {folder!r}")
+        raise ValueError(f"a model is saved to a folder, got {quote(folder)}")
     folder, spec = Path(folder), model.spec
     if format == "peft":
         return public("adapters").save_adapter(model, folder)

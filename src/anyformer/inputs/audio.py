@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from anyformer.inputs.sound import Recording, Source
-from anyformer.part import nearest, quote
+from anyformer.messages import quote
+from anyformer.part import nearest
 from anyformer.weights.io import read_json, write_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")

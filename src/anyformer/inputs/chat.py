@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyformer.inputs import sandbox
-from anyformer.part import nearest, quote
+from anyformer.messages import quote
+from anyformer.part import nearest
 from anyformer.weights.io import read_json
 
 if TYPE_CHECKING:

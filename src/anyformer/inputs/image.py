@@ -19,7 +19,8 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.families.family import UnknownFieldWarning
-from anyformer.part import Part, Table, hints, nearest, quote, shorten, thaw
+from anyformer.messages import quote, shorten
+from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
 FILE, WHOLE = "preprocessor_config.json", "processor_config.json"

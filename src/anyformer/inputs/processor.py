@@ -16,7 +16,7 @@ from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
-from anyformer.part import quote
+from anyformer.messages import quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
 

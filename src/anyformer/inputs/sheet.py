@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from anyformer.inputs.image import Images, pillow
-from anyformer.part import quote
+from anyformer.messages import quote
 
 
 def drawn(pixels: Tensor, images: Images) -> np.ndarray:

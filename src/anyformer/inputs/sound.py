@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.machine import need
-from anyformer.part import quote
+from anyformer.messages import quote
 
 BLOCK = 30  # seconds: what is held of a file at once, however long it is
 HIGHEST = 10_000_000  # samples a second that a header may claim

@@ -22,8 +22,9 @@ import tokenizers
 from anyformer.inputs import languages, long, vocabulary
 from anyformer.inputs.published import INPUT_NAMES, NAMES
 from anyformer.inputs.words import BYTES
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
-from anyformer.part import nearest, quote
+from anyformer.part import nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 Example = Mapping[str, Any]
@@ -15,7 +16,7 @@ Example = Mapping[str, Any]
 
 def field(example: Example, column: str) -> Any:
     if column not in example:
-        raise ValueError(f"no column {column!r}; {nearest(column, example)}")
+        raise ValueError(f"no column {quote(column)}; {nearest(column, example)}")
     return example[column]
 
 
@@ -24,7 +25,7 @@ def text_of(example: Example, column: str) -> str:
     if isinstance(value, LongText):
         value = str(value)
     if not isinstance(value, str):
-        raise ValueError(f"column {column!r} holds {type(value).__name__}, not text")
+        raise ValueError(f"column {quote(column)} holds {type(value).__name__}, not text")
     return value
 
 
@@ -34,7 +35,7 @@ def texts_of(example: Example, column: str) -> list[str]:
     if not isinstance(value, (list, tuple)):
         return [text_of(example, column)]
     if not value or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"column {column!r} holds a list, and not of texts")
+        raise ValueError(f"column {quote(column)} holds a list, and not of texts")
     return list(value)
 
 
@@ -51,9 +52,10 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
         if number != float(value):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"column {column!r}: label {value!r} is not known; {nearest(str(value), labels)}") from None
+        hint = nearest(str(value), labels)
+        raise ValueError(f"column {quote(column)}: label {quote(value)} is not known; {hint}") from None
     if not 0 <= number < len(labels):
-        raise ValueError(f"column {column!r}: label {number} is outside 0..{len(labels) - 1}")
+        raise ValueError(f"column {quote(column)}: label {number} is outside 0..{len(labels) - 1}")
     return number
 
 

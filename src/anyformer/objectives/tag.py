@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.kernels.loss import IGNORED
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
@@ -60,7 +61,7 @@ def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, Sequence):
-        raise ValueError(f"column {column!r} holds {type(value).__name__}, not a list")
+        raise ValueError(f"column {quote(column)} holds {type(value).__name__}, not a list")
     return value
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.objectives.objective import Batch, read, taken
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
@@ -33,7 +34,7 @@ def embed(
     0.92
     """
     if pool is not None and pool not in POOLS:
-        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+        raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     asked = ask("embed", model, inputs, how)
     if pool is None and tower(asked, "text") is not None:
         found = text_vectors(asked, [row["text"] for row in asked.rows], raw=raw, truncate=truncate)

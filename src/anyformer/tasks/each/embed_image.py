@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.tasks.each.embed import hidden
 from anyformer.tasks.task import How, Source, ask
@@ -27,7 +28,7 @@ def embed_image(
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
     if pool is not None and pool not in POOLS:
-        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+        raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     asked = ask("embed-image", model, inputs, how)
     if pool is None and tower(asked, "image") is not None:
         found = image_vectors(asked, raw=raw, interpolate=interpolate)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
+from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, blaming
@@ -51,7 +52,7 @@ def few_shot(
     template, instruction, separator = (text.replace("\\n", "\n") for text in (template, instruction, separator))
     before, _, after = template.partition("{answer}")
     if "{text}" not in before or after or "{answer}" not in template:
-        raise ValueError(f"template {template!r}: it must have {{text}}, and {{answer}} at its end")
+        raise ValueError(f"template {quote(template)}: it must have {{text}}, and {{answer}} at its end")
     asked = ask("few-shot", model, inputs, how)
     known = asked.each(lambda row: choices_of(row, choices))
     check_writer(asked.model)
@@ -69,7 +70,7 @@ def few_shot(
     else:
         for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
             if value is not None:
-                raise ValueError(f"{name}={value!r}: nothing is written where there are choices")
+                raise ValueError(f"{name}={quote(value)}: nothing is written where there are choices")
         results = picked(asked, asked.each(prompt), known, per_token)
     for row, result in zip(asked.rows, results, strict=True):
         if "answer" in row:
@@ -157,7 +158,7 @@ def example_of(example: Any, name: str) -> Row:
 def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
     """What an input may be answered with; its answer is one of them."""
     if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"].strip()):
-        raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {row['answer']!r}, not text")
+        raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {quote(row['answer'])}, not text")
     own = row.get("choices", shared)
     if own is None:
         return None
@@ -171,7 +172,7 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
         if not choice.strip():
             raise ValueError(f"choice {number} is empty")
         if choice in own[: number - 1]:
-            raise ValueError(f"choice {number} is {choice!r} again")
+            raise ValueError(f"choice {number} is {quote(choice)} again")
     if "answer" in row and row["answer"] not in own:
-        raise ValueError(f"the answer {row['answer']!r} is none of the choices; {nearest(row['answer'], own)}")
+        raise ValueError(f"the answer {quote(row['answer'])} is none of the choices; {nearest(row['answer'], own)}")
     return list(own)

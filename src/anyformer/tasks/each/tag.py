@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.part import nearest
@@ -56,7 +57,7 @@ def tag(
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
     """
     if aggregation not in AGGREGATIONS:
-        raise ValueError(f"no aggregation {aggregation!r}; {nearest(aggregation, AGGREGATIONS)}")
+        raise ValueError(f"no aggregation {quote(aggregation)}; {nearest(aggregation, AGGREGATIONS)}")
     asked = ask("tag", model, inputs, how)
     names = labels_of(asked, head_of(asked.model, TagModule, "tagging").out.out_features)
     windows = asked.each(lambda row: asked.windows(row["text"], stride))
