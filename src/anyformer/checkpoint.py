@@ -16,7 +16,7 @@ from anyformer.codec import FORMAT, encode, from_json
 from anyformer.construct import skeleton
 from anyformer.families import pipeline, recognise
 from anyformer.families.family import Family
-from anyformer.messages import quote
+from anyformer.messages import quote, shorten
 from anyformer.model import Model, TransformerModule
 from anyformer.part import nearest, public, thaw, walk
 from anyformer.parts.init import initialise
@@ -98,11 +98,12 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {shorten(str(error), 1000)}") from None
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply") from None
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"{path}: a value of the wrong kind or size ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {shorten(str(error))}"
+        raise ValueError(f"{path}: a value of the wrong kind or size ({reason})") from error
 
 
 @overload

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.messages import quote
+from anyformer.messages import quote, shorten
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, nearest, thaw, walk
 from anyformer.parts.activation import published_name
@@ -296,7 +296,7 @@ class Family:
             values.num_labels, tables = labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.name} config: {error}") from None
+            raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
         except (ArithmeticError, AttributeError, LookupError) as error:
             raise ValueError(f"{self.name} config: {self._at_fault(values, config)}") from error
         recovered = self.recover(spec)

@@ -17,7 +17,7 @@ from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
 from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
-from anyformer.messages import quote
+from anyformer.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
@@ -55,7 +55,7 @@ def read(folder: Path) -> Words:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions
-        reason = " ".join(str(error).split())  # which may be several lines
+        reason = shorten(" ".join(str(error).split()), 600)  # which may be several lines
         raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
     return words
 
@@ -131,7 +131,7 @@ def unpanicked(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(shorten(" ".join(str(error).split()), 600)) from None
 
 
 def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from anyformer.objectives.objective import Record
 from anyformer.messages import quote
+from anyformer.objectives.objective import Record
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 from anyformer.tasks.writing import check_pair, options_of, stored, write
