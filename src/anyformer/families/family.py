@@ -253,7 +253,7 @@ class Family:
         if strange := [each for name, value in config.items() for each in self._strange(name, value)]:
             names = ", ".join(map(repr, strange))
             warnings.warn(
-                f"{self.name} config: the published class does not know {names}; kept, and without effect",
+                f"{self.name} config: the published class does not know {shorten(names)}; kept, and without effect",
                 UnknownFieldWarning, stacklevel=3,
             )  # fmt: skip
         return self._read(config, architecture)
@@ -448,8 +448,8 @@ def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
                 kinds.append(f"{path}.{name} is nothing, and {_a(theirs[name])} there")
             elif not isinstance(value, (Part, Table, tuple)) and value != theirs.get(name) and name not in FREE:
                 if not isinstance(theirs.get(name), Part):
-                    other = quote(theirs.get(name))
-                    values.append(f"{path + '.' if path else ''}{name} is {quote(value)}, and {other} there")
+                    stored = quote(theirs.get(name))
+                    values.append(f"{path + '.' if path else ''}{name} is {quote(value)}, and {stored} there")
     return kinds, values
 
 

@@ -30,18 +30,19 @@ def resolve(
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         if revision is not None:
-            raise ValueError(f"{quote(name)} is a folder here, and revision={quote(revision)} is for models on the hub")
+            other = f"revision={quote(revision)} is for models on the hub"
+            raise ValueError(f"{quote(name, 1000)} is a folder here, and {other}")
         if os.path.isfile(os.path.join(path, "run.json")):  # of a training run, its newest checkpoint
             from anyformer.weights.manifest import model_folder
 
             return model_folder(Path(path))
         return Path(path)
     if os.path.exists(path):
-        raise ValueError(f"{quote(name)} is a file: give the folder that holds the model")
+        raise ValueError(f"{quote(name, 1000)} is a file: give the folder that holds the model")
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
-        raise FileNotFoundError(f"the folder {quote(name)} does not exist")
+        raise FileNotFoundError(f"the folder {quote(name, 1000)} does not exist")
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
-        raise ValueError(f"{quote(name)} is neither a folder nor a hub id such as 'openai-community/gpt2'")
+        raise ValueError(f"{quote(name, 1000)} is neither a folder nor a hub id such as 'openai-community/gpt2'")
     return _fetch(name, offline or _asked_offline(), revision, WANTED + PICKLES if pickles else WANTED)
 
 
@@ -72,24 +73,24 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
         if inside := [inner for inner in INNER if _described(os.path.join(folder, inner))]:
             download([f"{inner}/{weights}" for inner in inside for weights in INNER_WEIGHTS], [])
     except errors.GatedRepoError:
-        raise ValueError(f"{quote(name)} is gated: ask for access at {page}, then `hf auth login`") from None
+        raise ValueError(f"{quote(name, 1000)} is gated: ask for access at {page}, then `hf auth login`") from None
     except errors.RepositoryNotFoundError:
         hint = "check the spelling, or `hf auth login` if it is private"
-        raise FileNotFoundError(f"no folder and no hub model is called {quote(name)}: {hint}") from None
+        raise FileNotFoundError(f"no folder and no hub model is called {quote(name, 1000)}: {hint}") from None
     except errors.RevisionNotFoundError:
-        raise FileNotFoundError(f"{quote(name)} has no revision {quote(revision)}: see {page}/commits") from None
+        raise FileNotFoundError(f"{quote(name, 1000)} has no revision {quote(revision)}: see {page}/commits") from None
     except errors.IncompleteSnapshotError as error:
         # Another program may have fetched less than WANTED, yet enough; if not, the reader says what lacks.
         folder = error.snapshot_path
         if not _described(folder):
-            raise FileNotFoundError(f"{quote(name)} is only partly in the cache: fetch it once online") from None
+            raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None
     except errors.LocalEntryNotFoundError:
         if offline:
-            raise FileNotFoundError(f"{quote(name)} is not in the cache: fetch it once without offline") from None
+            raise FileNotFoundError(f"{quote(name, 1000)} is not in the cache: fetch it once without offline") from None
         raise ConnectionError(
-            f"{quote(name)} is not in the cache and the hub cannot be reached: check the network"
+            f"{quote(name, 1000)} is not in the cache and the hub cannot be reached: check the network"
         ) from None
     except Exception as error:  # whatever else a network, a server or a full disk does to a download
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConnectionError(f"cannot fetch {quote(name)} from the hub ({reason}): try again later") from None
+        raise ConnectionError(f"cannot fetch {quote(name, 1000)} from the hub ({reason}): try again later") from None
     return Path(folder)
