@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.rewind import can_rewind, rewound
+from anyformer.messages import quote
 from anyformer.part import Part, Site, Table, _edit, nearest, walk
 from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
 from anyformer.parts.grid import Layout, strided, with_stride
@@ -139,9 +140,9 @@ class Steps(Part):
     def __init__(self, **steps: Any) -> None:
         for name, step in steps.items():
             if not name.isidentifier() or hasattr(nn.Module, name):
-                raise ValueError(f"{type(self).__name__}: {name!r} cannot be the name of a step")
+                raise ValueError(f"{type(self).__name__}: {quote(name)} cannot be the name of a step")
             if not isinstance(step, (Sublayer, Steps)):
-                raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {step!r}")
+                raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {quote(step)}")
         self.__dict__["steps"] = Table(steps)
 
     @property
@@ -287,7 +288,7 @@ class Stack(Part, sees="itself"):
         kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
         for kind in self.pattern:
             if kind not in kinds:
-                raise ValueError(f"Stack.pattern: no kind of layer {kind!r}; {nearest(kind, kinds)}")
+                raise ValueError(f"Stack.pattern: no kind of layer {quote(kind)}; {nearest(kind, kinds)}")
         if len({block.streams for block in kinds.values()}) > 1:
             raise ValueError("Stack.layers: some are Reversible and have two streams; make all of them so, or none")
         if self.shows == "last" and self.streams == 1:

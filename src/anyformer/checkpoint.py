@@ -16,8 +16,9 @@ from anyformer.codec import FORMAT, encode, from_json
 from anyformer.construct import skeleton
 from anyformer.families import pipeline, recognise
 from anyformer.families.family import Family
+from anyformer.messages import quote, shorten
 from anyformer.model import Model, TransformerModule
-from anyformer.part import nearest, public, walk
+from anyformer.part import nearest, public, thaw, walk
 from anyformer.parts.init import initialise
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
@@ -97,11 +98,12 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {shorten(str(error), 1000)}") from None
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply") from None
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"{path}: a value of the wrong kind or size ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {shorten(str(error))}"
+        raise ValueError(f"{path}: a value of the wrong kind or size ({reason})") from error
 
 
 @overload
@@ -164,7 +166,7 @@ def load_as(
         affordable(spec, checkpoint)
         match = same_names if (folder / "spec.json").is_file() else families.find(spec.family).match
         model = skeleton(spec)
-        report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint), strict)
+        report = fill(model, checkpoint, match, choose_dtype(dtype, spec, checkpoint, folder), strict)
     model.to(device)
     model.fresh = frozenset((*report.missing, *report.mismatched))
     if model.fresh:
@@ -181,18 +183,22 @@ def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
         raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
 
 
-def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces) -> torch.dtype:
+def choose_dtype(
+    dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces, folder: Path
+) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype
-    if dtype == "auto":
+    where = ""
+    if isinstance(dtype, str) and dtype == "auto":
+        where = f"{folder / ('spec.json' if (folder / 'spec.json').is_file() else 'config.json')}: "
         named = spec.source.get("dtype") or spec.source.get("torch_dtype")
         if named is None:
             floats = (checkpoint.dtype(name) for name in checkpoint.names)
             return next((d for d in floats if d.is_floating_point), torch.float32)
     valid = {"float32", "float16", "bfloat16", "float64"}
     if str(named).removeprefix("torch.") not in valid:
-        raise ValueError(f"dtype {named!r} is not supported; {nearest(str(named), valid)}")
+        raise ValueError(f"{where}dtype {quote(thaw(named))} is not supported; {nearest(str(named), valid)}")
     return getattr(torch, str(named).removeprefix("torch."))
 
 
@@ -205,11 +211,11 @@ def save(
     The folder is new, empty, or holds a model in our own layout, which is replaced. `overwrite=True` also writes to any
     other folder: it replaces the model there, and leaves files alone that belong to no model."""
     if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; {nearest(format, FORMATS)}")
+        raise ValueError(f"unknown format {quote(format)}; {nearest(format, FORMATS)}")
     if not isinstance(model, TransformerModule):
         raise ValueError(f"only a model can be saved, as af.build and af.load give it, got {type(model).__name__}")
     if not isinstance(folder, (str, Path)):
-        raise ValueError(f"a model is saved to a folder, got {folder!r}")
+        raise ValueError(f"a model is saved to a folder, got {quote(folder)}")
     folder, spec = Path(folder), model.spec
     if not overwrite and not in_our_layout(folder):
         brings_none = getattr(model, "folder", None) is None  # then it writes no tokenizer over the one that is there

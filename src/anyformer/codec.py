@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, default_values, edited, freeze, nearest, nearest_kind, told_at, walk
 from anyformer.slots import ANY, kinds, only_kind, slot_at, slots_of, wrong_kind
@@ -32,7 +33,7 @@ def override(spec: P, changes: Mapping[str, Any]) -> P:
     if not isinstance(spec, Part):
         raise ValueError(f"a description can be overridden, as af.spec gives it, not a {type(spec).__name__}")
     if not isinstance(changes, Mapping) or not all(isinstance(path, str) for path in changes):
-        raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {changes!r:.80}")
+        raise ValueError(f"changes are {{path: value}}, such as {{'width': 96}}, got {quote(changes)}")
     new = edited(spec, {path: _given(spec, path, value) for path, value in changes.items()})
     for path in changes:
         if (path == "width" or path.endswith(".width")) and (line := unchanged_sizes(spec, new, path, changes)):
@@ -95,7 +96,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
             return Table({key: decode(item, f"{where}.{key}", slot) for key, item in data["items"].items()})
         if not isinstance(kind, str) or kind not in known:
             hint = f"{nearest_kind(str(kind), slot)} (one that is not anyformer's needs its module: --import MODULE)"
-            raise ValueError(f"{where or 'description'}: unknown kind {kind!r}; {hint}")
+            raise ValueError(f"{where or 'description'}: unknown kind {quote(kind)}; {hint}")
         cls = known[kind]
         if why := wrong_kind(kind, slot):
             raise ValueError(f"{where}: {why}")
@@ -106,7 +107,7 @@ def decode(data: Any, where: str = "", slot: Any = Part) -> Any:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name in values:
             if not cls.open_fields and name not in fields:
-                raise ValueError(f"{where or kind}: {kind} has no field {name!r}; {nearest(name, fields)}")
+                raise ValueError(f"{where or kind}: {kind} has no field {quote(name)}; {nearest(name, fields)}")
         needed = (f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING)
         lacking = [name for name in needed if name not in values and not cls.open_fields]
         if lacking:
@@ -133,7 +134,7 @@ def from_json(data: Mapping[str, Any]) -> Any:
     data = dict(data)
     version = data.pop("anyformer", None)
     if version != FORMAT:
-        raise ValueError(f"not a description of format {FORMAT}: 'anyformer' is {version!r}")
+        raise ValueError(f"not a description of format {FORMAT}: 'anyformer' is {quote(version)}")
     try:
         spec = decode(data)
     except RecursionError:

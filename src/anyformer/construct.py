@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from anyformer import machine
+from anyformer.messages import quote
 from anyformer.model import Model, TransformerModule
 from anyformer.part import Site
 
@@ -19,9 +20,9 @@ def build(
 ) -> TransformerModule:
     """A model with the weights its description's initialisation gives for this seed. On `meta` nothing is allocated."""
     if not isinstance(seed, int):
-        raise ValueError(f"seed is a whole number, got {seed!r}")
+        raise ValueError(f"seed is a whole number, got {quote(seed)}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype is a floating-point type such as torch.bfloat16, got {dtype!r}")
+        raise ValueError(f"dtype is a floating-point type such as torch.bfloat16, got {quote(dtype)}")
     return checked(spec).make(seed, machine.device(device), dtype)
 
 

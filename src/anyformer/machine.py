@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def has(ability: str) -> bool:
 def hidden(names: str) -> frozenset[str]:
     found = frozenset(name.strip() for name in names.split(",") if name.strip())
     for name in sorted(found - ABILITIES.keys()):
-        raise ValueError(f"{HIDING} names {name!r}; {nearest(name, ABILITIES)}")
+        raise ValueError(f"{HIDING} names {quote(name)}; {nearest(name, ABILITIES)}")
     return found
 
 
@@ -130,7 +131,7 @@ def device(name: str | torch.device | None = "auto") -> torch.device:
     except Exception as error:  # what it is differs by device and build
         why = "torch knows no such device" if "device string" in str(error) else str(error).split(". ")[0].rstrip(".")
         valid = ", ".join(("auto", "cpu", *here))
-        raise ValueError(f"device {str(name)!r} is not here: {why}; there are {valid}") from None
+        raise ValueError(f"device {quote(str(name))} is not here: {why}; there are {valid}") from None
     return found
 
 

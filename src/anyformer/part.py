@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, Self, dataclass_transform
 from anyformer.frozen import Table as Table
 from anyformer.frozen import freeze as freeze
 from anyformer.frozen import thaw as thaw
+from anyformer.messages import quote, shorten
 
 Sees = Literal["itself", "past", "all"]  # of a text, what a token's result depends on
 REACH = ("itself", "past", None, "all")  # from the least to the most; None is not said
@@ -53,11 +54,13 @@ class Site:
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)  # below, "qwen2" is like "swinv2"
+    # below 0.6, "qwen2" is like "swinv2"
+    close = difflib.get_close_matches(str(name)[:100], known, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {quote(close[0])}?"
     more = f" and {len(known) - 40} more" if len(known) > 40 else ""
-    return f"valid: {', '.join(known[:40])}{more}" if known else "nothing is valid here"
+    shown = ", ".join(shorten(each, 100) for each in known[:40])
+    return f"valid: {shown}{more}" if known else "nothing is valid here"
 
 
 def public(name: str) -> Any:
@@ -141,7 +144,7 @@ class Part:
         values = dict(self.items())
         for name in changes:
             if name not in values:
-                raise ValueError(f"{type(self).__name__} has no field {name!r}; {nearest(name, values)}")
+                raise ValueError(f"{type(self).__name__} has no field {quote(name)}; {nearest(name, values)}")
         return type(self)(**{**values, **changes})
 
     def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Self:
@@ -149,7 +152,7 @@ class Part:
         name, *rest = steps
         values = dict(self.items())
         if name not in values:
-            raise KeyError(f"{type(self).__name__} has no {name!r}; {nearest(name, values)}")
+            raise KeyError(f"{type(self).__name__} has no {quote(name)}; {nearest(name, values)}")
         new = _edit(values[name], tuple(rest), change)
         return self if new is values[name] else type(self)(**{**values, name: new})
 
@@ -197,7 +200,7 @@ def conform(value: Any, hint: Any, where: str) -> Any:
     elif origin is Literal:
         if value in args:
             return value
-        raise ValueError(f"{where}: {value!r} is not valid; {nearest(str(value), map(str, args))}")
+        raise ValueError(f"{where}: {quote(value)} is not valid; {nearest(str(value), map(str, args))}")
     elif origin is tuple:
         if isinstance(value, tuple):
             kinds = args[:1] * len(value) if args[1:] == (...,) else args
@@ -208,14 +211,14 @@ def conform(value: Any, hint: Any, where: str) -> Any:
             return Table({k: conform(v, args[1], f"{where}.{k}") for k, v in value.items()})
     elif hint is float and type(value) in (int, float):
         if abs(value) > sys.float_info.max or value != value:
-            raise ValueError(f"{where}: expected a finite number, got {value!r:.40}")
+            raise ValueError(f"{where}: expected a finite number, got {quote(value)}")
         return float(value)
     elif hint is float and type(value) is float and value == value:
         return value  # infinity
     elif hint is int and type(value) is int:
         if abs(value) < 2**63:
             return value
-        raise ValueError(f"{where}: {str(value)[:20]}... is no size or number of anything")
+        raise ValueError(f"{where}: {quote(value, 20)} is no size or number of anything")
     elif hint is int and type(value) is float and value.is_integer():
         return int(value)  # 1e6 typed on a command line
     elif hint is None:
@@ -227,7 +230,7 @@ def conform(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, Part) and isinstance(hint, type) and fits(type(value), hint):
             return value
         raise ValueError(f"{where}: {no_fit(value if isinstance(value, str) else type(value).__name__, hint)}")
-    raise ValueError(f"{where}: expected {type_name(hint)}, got {thaw(value)!r}")
+    raise ValueError(f"{where}: expected {type_name(hint)}, got {quote(thaw(value))}")
 
 
 def with_defaults(kind: type[Part], where: str) -> Part:
@@ -309,7 +312,7 @@ def named(name: str) -> list[type[Part]]:
     """The kinds that go by this name, their own or another, however it is written."""
     found = [kind for kind in Part.kinds.values() if _plain(name) in _names({kind.__name__: kind})]
     if not found:
-        raise ValueError(f"no Part is called {name!r}; {nearest_kind(name)}")
+        raise ValueError(f"no Part is called {quote(name)}; {nearest_kind(name)}")
     return found
 
 
@@ -360,7 +363,7 @@ def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> An
         new = _edit(node[i], rest, change)
         return node if new is node[i] else (*node[:i], new, *node[i + 1 :])
     valid = list(node) if isinstance(node, Table) else map(str, range(len(node))) if isinstance(node, tuple) else ()
-    raise KeyError(f"nothing named {name!r} here; {nearest(name, valid)}")
+    raise KeyError(f"nothing named {quote(name)} here; {nearest(name, valid)}")
 
 
 def at(spec: Part, path: str) -> Any:
@@ -374,7 +377,7 @@ def at(spec: Part, path: str) -> Any:
     try:
         spec.edit(tuple(path.split(".")), keep)
     except KeyError as error:
-        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
     return found[0]
 
 
@@ -387,7 +390,7 @@ def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
         for path, value in changes.items():
             spec = spec.edit(tuple(path.split(".")), _always(value))
     except KeyError as error:
-        raise ValueError(f"no {path!r} in this {type(spec).__name__}: {error.args[0]}") from None
+        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
     except ValueError as error:  # of the Part that has the field
         raise ValueError(re.sub(rf"^\w+\.{re.escape(path.rpartition('.')[2])}\b", path, str(error))) from None
     finally:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from anyformer.block import Stack, StackModule
 from anyformer.check import at_least, chance
 from anyformer.context import Context
+from anyformer.messages import quote
 from anyformer.part import Part, Site, walk
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.induced import Across, each_row
@@ -40,7 +41,7 @@ class Look(Part, sees="itself", called=("cross-attend",)):
         at_least(self, 1, "num_heads", "head_width", "value_width")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Look.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"Look.bias names projections among 'qkvo', got {quote(self.bias)}")
         if getattr(self.feedforward, "out", None) is not None:
             raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
 

@@ -25,6 +25,7 @@ import anyformer.parts
 import anyformer.reversible
 import anyformer.streams
 from anyformer.block import Steps, Sublayer
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.part import Part, abstract, fits, fitting, hints, nearest, no_fit, slot_types, type_name
 
@@ -74,7 +75,7 @@ def slot_at(path: str, roots: tuple[type[Part], ...] = (Model,)) -> Any:
         found = [*_inside(slot, step)]
         if not found:
             names = {name for kind in _below(slot) for name in slots_of(kind)} - {ANY}
-            raise ValueError(f"no slot {path!r}: nothing has a field {step!r} there; {nearest(step, names)}")
+            raise ValueError(f"no slot {quote(path)}: nothing has a field {quote(step)} there; {nearest(step, names)}")
         slot = typing.Union[tuple(found)]  # noqa: UP007
     return slot
 

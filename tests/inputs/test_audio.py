@@ -15,7 +15,7 @@ import torch
 
 import anyformer as af
 from anyformer.inputs.audio import AudioProcessor
-from anyformer.inputs.sound import BLOCK, Recording, Unreadable
+from anyformer.inputs.sound import BLOCK, LOUDEST, Recording, Unreadable
 
 transformers, soundfile, soxr = (pytest.importorskip(name) for name in ("transformers", "soundfile", "soxr"))
 RATE = 16000
@@ -211,10 +211,11 @@ def test_three_hours_in_little_memory(tmp_path) -> None:
     assert mel(file)["input_features"].shape == (1, 80, 100)  # of a long file no more than is asked for is read
 
 
-def test_silence_is_finite() -> None:
+@pytest.mark.parametrize("loudness", [0, LOUDEST])
+def test_features_of_silence_and_of_the_loudest_samples_are_finite(loudness: float) -> None:
     bank = AudioProcessor(kind="bank", feature_size=80, n_fft=512)
     for processor in (AudioProcessor(), AudioProcessor(kind="mel", feature_size=80, chunk_length=1), bank):
-        for value in processor(np.zeros(4000, np.float32), RATE).values():
+        for value in processor(tone(0.25) * np.float32(loudness), RATE).values():
             assert value.isfinite().all()
 
 
@@ -225,8 +226,11 @@ def broken(folder: Path) -> dict[str, tuple[Any, str]]:
     noise = tone(0.1)
     noise[700] = np.nan
     soundfile.write(folder / "nan.wav", noise, RATE, subtype="FLOAT")
+    soundfile.write(folder / "loud.wav", np.where(np.isnan(noise), 1e19, noise), RATE, subtype="FLOAT")
     files = {
-        "empty.wav": b"", "empty.flac": b"", "text.flac": b"not a sound", "text.wav": b"not a sound",
+        "half.wav": whole["a.wav"][:30], "rate.wav": whole["a.wav"][:24] + bytes(4) + whole["a.wav"][28:],
+        "a.mp3": bytes(30), "empty.wav": b"",
+        "empty.flac": b"", "text.flac": b"not a sound", "text.wav": b"not a sound",
         "head.wav": b"RIFF",
         "short.wav": whole["a.wav"][:9000], "short.flac": whole["a.flac"][: len(whole["a.flac"]) // 2],
         "none.wav": whole["a.wav"][:44],
@@ -242,12 +246,18 @@ def broken(folder: Path) -> dict[str, tuple[Any, str]]:
         "NaN samples": ((noise, RATE), "the samples: sample 700"), "nothing": (np.zeros(0, np.float32), "no samples"),
         "missing": (folder / "gone.wav", "no such file"), "two channels": (np.zeros((2, 9)), "one channel"),
         "words": (np.array(["a"]), "samples are numbers"), "bytes": (np.zeros(9, np.uint8), "got uint8"),
-        "rate 0": ((noise, 0), "0 samples a second"), "rate": ((noise, -8000), "-8000 samples a second"),
+        "rate 0": ((noise, 0), "sampling_rate is 0; it must"), "rate": ((noise, -8000), "sampling_rate is -8000;"),
+        "rate of a file": (folder / "rate.wav", "rate.wav: its header claims 0 samples a second; valid: 1 to 10,000"),
+        "30 bytes": (folder / "half.wav", "half.wav: ends too early"),
+        "mp3": (folder / "a.mp3", "a.mp3: holds no sound"),
+        "loud": (folder / "loud.wav", r"loud.wav: sample 700 is 1e\+19, too large"),
+        "loud samples": ((np.full(900, 1e19), RATE), r"the samples: sample 0 is 1e\+19, too large"),
     }  # fmt: skip
 
 
 BROKEN = ("empty", "empty flac", "text", "text wav", "head", "no samples", "truncated", "truncated flac", "NaN",
-          "NaN samples", "nothing", "missing", "two channels", "words", "bytes", "rate 0", "rate")  # fmt: skip
+          "NaN samples", "nothing", "missing", "two channels", "words", "bytes", "rate 0", "rate", "rate of a file",
+          "30 bytes", "mp3", "loud", "loud samples")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)

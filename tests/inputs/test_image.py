@@ -192,11 +192,26 @@ def test_wrong_pictures_are_refused_in_a_line(given: Any, match: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_pixels_that_are_not_bytes_name_their_file(tmp_path: Path) -> None:
+    read = Images(size={"height": 4, "width": 4})
+    kinds = (("f.tiff", np.float32, "floating-point numbers"), ("i.tiff", np.int32, "beyond 16 bits"))
+    for name, dtype, match in kinds:
+        Image.fromarray(np.full((8, 8), 1e6, dtype)).save(tmp_path / name)
+        for given in (tmp_path / name, [str(tmp_path / name)], Image.open(tmp_path / name)):
+            with pytest.raises(ValueError, match=f"^{tmp_path / name}: its pixels .*{match}.*; convert it to 8 bits"):
+                read(given)
+        for call in (read.one, read.scaled):  # as tasks and training read them
+            with pytest.raises(ValueError, match=f"^{tmp_path / name}: its pixels"):
+                call(tmp_path / name)
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'gone.png'}: no such file$"):
+        read.one(tmp_path / "gone.png")
+
+
 def test_wrong_files_of_settings(tmp_path: Path) -> None:
     for config, match in (
         ({"image_processor_type": "Mask2FormerImageProcessor"}, "no processor of the kind 'Mask2Former'"),
         ({"size": {"longest_edge": 20}}, "height and width, shortest_edge"), ({"size": "big"}, "number of pixels"),
-        ({"image_std": [0.5, 0.0, 0.5]}, "divided by zero"), ({"resample": 9}, "from 0 to 5"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "none of its numbers may be 0"), ({"resample": 9}, "from 0 to 5"),
         ({"do_center_crop": True}, "crop_size needs height and width"), ({"crop_size": 10**9}, "are more than"),
         ({"size": {"height": -1, "width": 3}}, "size is"), ({"rescale_factor": {}}, "rescale_factor"),
         ({"image_mean": [0.5, {}]}, "image_mean"), ({"do_resize": "yes"}, "do_resize"),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.codec import to_json
 from anyformer.inputs.image import Images
 from vocabularies import TEXTS, gpt2, whole, words, write
 
@@ -71,15 +70,14 @@ def test_one_text_is_a_batch_of_one(both: tuple[Any, Any]) -> None:
     assert ours.decode(found["input_ids"][0]) == theirs.decode(wanted["input_ids"][0])
 
 
-def test_types_are_those_that_the_model_takes(tmp_path: Path) -> None:
-    folder = words(tmp_path)
-    assert "token_type_ids" in af.processor(folder)("a")
-    spec = af.override(af.spec("distilbert-base"), {"encoder.depth": 1, "width": 16})
-    (tmp_path / "spec.json").write_text(to_json(spec))
-    assert "token_type_ids" not in af.processor(folder)("a", "b")
-    named = {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "token_type_ids"]}
-    write(folder, "tokenizer_config.json", named)
-    assert "token_type_ids" in af.processor(folder)("a")
+def test_a_broken_tokenizer_is_told_where_images_are_read_too(tmp_path: Path) -> None:
+    settings = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 4}}
+    write(gpt2(tmp_path), "preprocessor_config.json", settings)
+    write(tmp_path, "tokenizer.json", "{broken")
+    read = af.processor(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be read: \S*tokenizer.json: .*line 1 column 2"):
+        read("The fox")
+    assert list(read(images=np.zeros((8, 6, 3), np.uint8))) == ["pixel_values"]
 
 
 def test_chat(tmp_path: Path) -> None:

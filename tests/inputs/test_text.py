@@ -258,7 +258,7 @@ def test_refusals(tmp_path: Path, folders) -> None:
     gpt2(tmp_path / "e", added_tokens_decoder={"9000": {"content": "<x>"}})
     refused(tmp_path / "e", "9000")
     gpt2(tmp_path / "f", padding_side="middle")
-    refused(tmp_path / "f", "padding_side='middle'")
+    refused(tmp_path / "f", "tokenizer_config.json: padding_side is 'middle'")
     raw = (folders("llama") / "tokenizer.model").read_bytes()
     for i in range(60):  # cut or spoilt anywhere
         spoilt = bytearray(raw[: random.Random(i).randrange(len(raw))])

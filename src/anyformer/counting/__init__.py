@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from anyformer.construct import skeleton
 from anyformer.counting.step import Step, run_step
 from anyformer.counting.survey import Survey, everywhere
 from anyformer.counting.work import Work, inputs_of, measure
+from anyformer.messages import quote
 from anyformer.model import Model, position_limit
 from anyformer.part import parts_in
 from anyformer.state import Declared, declarations
@@ -48,6 +50,12 @@ class Traffic:
         return self.flops / max(self.bytes, 1)
 
 
+def checked_dtype(dtype: Any) -> torch.dtype:
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype is a type of torch such as torch.bfloat16, got {quote(dtype)}")
+    return dtype
+
+
 @dataclasses.dataclass(frozen=True)
 class Count:
     """What a description costs. Parameters by address: tied weights count once, at the address that owns them.
@@ -74,6 +82,7 @@ class Count:
     def state(self, batch: int, tokens: int, dtype: torch.dtype = torch.float32, source_length: int = 0) -> int:
         """Bytes of the decoding state of `batch` texts of `tokens` (after so many read by an encoder)."""
         places = source_length
+        dtype = checked_dtype(dtype)
         if places and self.spec is not None and self.spec.pair:  # an encoder of sound gives fewer than it reads
             places = self.work(1, source_length).places
         return sum(each.nbytes(batch, tokens, dtype, places) for each in self.remembered)
@@ -98,7 +107,7 @@ class Count:
         """To write texts of `length` tokens: weights and state, in `dtype`. In training, weights, gradients and the
         optimiser's `moments` (AdamW's two) are fp32, and in half precision the weights have a copy in it; activations
         are what `anyformer train` keeps of a batch on a CUDA device, with `recompute` the inputs of layers alone."""
-        P = self.parameters
+        P, dtype = self.parameters, checked_dtype(dtype)
         if not training:
             source = length if source_length is None else source_length
             writes = self.spec is not None and bool(self.spec.left_to_right)

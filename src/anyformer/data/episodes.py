@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from anyformer.data.source import Files, Row
+from anyformer.messages import quote
 
 NAMES = ("obs", "actions", "rewards")
 LEAST, DENSEST = 2**26, 200  # bytes that arrays may have in any case, and for each byte of their file
@@ -31,7 +32,7 @@ class Episodes(Files):
                 stored = arrays_of(file, *NAMES, "episode_offsets", "episode_starts")
                 lacks = [name for name in NAMES if name not in stored]
                 if lacks:
-                    raise ValueError(f"no array {lacks[0]!r}, of {', '.join(NAMES)}")
+                    raise ValueError(f"no array {quote(lacks[0])}, of {', '.join(NAMES)}")
                 if flat := [name for name, array in stored.items() if not array.ndim or array.dtype.kind not in "biuf"]:
                     raise ValueError(f"{flat[0]} is {stored[flat[0]].dtype} {stored[flat[0]].shape}, no row of numbers")
                 arrays = {name: stored[name] for name in NAMES}

@@ -16,6 +16,7 @@ from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import sound
 from anyformer.inputs.image import ENDINGS
 from anyformer.machine import need
+from anyformer.messages import quote
 
 
 class Folder(Files):
@@ -118,7 +119,7 @@ class Recordings(Files):
             found = arrays_of(file, *needed)
             for name in needed:
                 if name not in found:
-                    raise ValueError(f"no array {name!r}, of {', '.join(dict.fromkeys(needed))}")
+                    raise ValueError(f"no array {quote(name)}, of {', '.join(dict.fromkeys(needed))}")
             audio, offsets, rate = (found[name] for name in needed[:3])
             if audio.ndim != 1 or offsets.dtype.kind not in "iu" or rate.ndim or rate.dtype.kind not in "iu":
                 raise ValueError(f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"

@@ -13,6 +13,7 @@ from anyformer.data.mixture import Mixture
 from anyformer.data.plan import MIX, Chosen, Plan, generator
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Source
+from anyformer.messages import quote
 from anyformer.objectives.objective import Record
 
 BLOCK = 2**16  # places in which every share of a mixture has its rate, to the last one
@@ -32,7 +33,7 @@ class MixedPlan:
         self.counts = np.diff(np.round(np.cumsum(shares / shares.sum()) * BLOCK), prepend=0).astype(np.int64)  # a block
         for name, rate, count in zip(self.names, shares, self.counts):
             if rate and not count:
-                raise ValueError(f"the share {name!r} is {rate:.1e} of the mixture; {1 / BLOCK:.1e} is the least")
+                raise ValueError(f"the share {quote(name)} is {rate:.1e} of the mixture; {1 / BLOCK:.1e} is the least")
         # items of all plans in one row
         self.starts = np.cumsum([0, *(plan.total if plan.packs else plan.count for plan in self.plans)])
         self._block = functools.lru_cache(2)(self._make_block)

@@ -11,6 +11,7 @@ from typing import Any
 
 from anyformer.check import at_least, positive
 from anyformer.data.source import Example, Row, Source, Subset, reach
+from anyformer.messages import quote
 from anyformer.part import Part, Table, nearest
 
 
@@ -24,9 +25,9 @@ class Share(Part):
 
     def check(self) -> None:
         if isinstance(self.source, Mixture):
-            raise ValueError(f"the share {self.name!r} is a mixture itself; put its shares beside the others")
+            raise ValueError(f"the share {quote(self.name)} is a mixture itself; put its shares beside the others")
         if self.weight is not None and self.weight < 0:
-            raise ValueError(f"the share {self.name!r} has the weight {self.weight}; it must be 0 or more")
+            raise ValueError(f"the share {quote(self.name)} has the weight {self.weight}; it must be 0 or more")
 
 
 class Mixture(Source):
@@ -49,10 +50,10 @@ class Mixture(Source):
         if not names:
             raise ValueError("Mixture: it has no shares")
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"Mixture: two shares have the name {twice!r}")
+            raise ValueError(f"Mixture: two shares have the name {quote(twice)}")
         given = [weight for weight in weights if weight is not None]
         if given and len(given) < len(weights):
-            raise ValueError(f"Mixture: {names[weights.index(None)]!r} has no weight, and others have one")
+            raise ValueError(f"Mixture: {quote(names[weights.index(None)])} has no weight, and others have one")
         if given and not any(given):
             raise ValueError("Mixture: all weights are 0, so there is nothing to learn from")
         if given and (self.limit is not None or self.temperature != 1):
@@ -95,7 +96,7 @@ class TextToText(Subset, called=("T5 task",)):
         super().check()
         for form in (self.reads, self.writes):
             if not columns_of(form):
-                raise ValueError(f"TextToText: {form!r} names no column in braces")
+                raise ValueError(f"TextToText: {quote(form)} names no column in braces")
 
     def choose(self, rows: Iterator[Row]) -> Iterator[Row]:
         seen = False
@@ -106,7 +107,7 @@ class TextToText(Subset, called=("T5 task",)):
             try:
                 written = self.written(row.example)
             except KeyError as error:
-                lacks = f"no column {error.args[0]!r}"
+                lacks = f"no column {quote(error.args[0])}"
                 if not seen:  # a mistake of whoever described the data
                     raise ValueError(f"{row.place}: {lacks}; {nearest(error.args[0], row.example)}") from None
                 yield Row(row.place, None, lacks)
@@ -131,7 +132,7 @@ class TextToText(Subset, called=("T5 task",)):
     def word(self, value: Any) -> str:
         said = str(value)
         if self.words and said not in self.words and said not in self.words.values():
-            raise ValueError(f"no word for the value {said!r}; {nearest(said, self.words)}")
+            raise ValueError(f"no word for the value {quote(said)}; {nearest(said, self.words)}")
         return self.words.get(said, said)
 
 
@@ -139,7 +140,7 @@ def columns_of(form: str) -> list[str]:
     try:
         return [name for _, name, _, _ in string.Formatter().parse(form) if name]
     except ValueError as error:
-        raise ValueError(f"TextToText: {form!r}: {error}") from None
+        raise ValueError(f"TextToText: {quote(form)}: {error}") from None
 
 
 def filled(form: str, values: Mapping[str, Any]) -> str:

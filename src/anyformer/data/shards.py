@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from anyformer.messages import quote
 from anyformer.objectives.objective import Record
 from anyformer.part import conform
 from anyformer.weights.io import read_json, write_json
@@ -84,7 +85,8 @@ class DataSplit:
         self.folder = folder
         index = read_json(folder / "index.json")
         if index.get("format") != FORMAT:
-            raise ValueError(f"{folder}: shards of format {index.get('format')!r}, not {FORMAT}; delete the folder")
+            version = quote(index.get("format"))
+            raise ValueError(f"{folder}: shards of format {version}, not {FORMAT}; delete the folder")
         try:
             self.digest = conform(index["digest"], str, "digest")  # of the records: equal where the same is learnt from
             self.bad: int = conform(index["bad"], int, "bad")  # rows that gave no record
@@ -222,7 +224,7 @@ class Writer:
         for name, array in arrays.items():
             kind = self.kinds[name]
             if array.ndim > 1 or (array.ndim == 0) != kind["scalar"] or array.dtype.kind not in "biuf":
-                raise TypeError(f"field {name!r} of a record: {array.dtype} of shape {array.shape}")
+                raise TypeError(f"field {quote(name)} of a record: {array.dtype} of shape {array.shape}")
             arrays[name] = array.astype(kind["dtype"], casting="same_kind")
             self.bytes += array.nbytes
         self.buffer.append((arrays, more))

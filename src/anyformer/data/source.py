@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anyformer.check import at_least
+from anyformer.messages import quote
 from anyformer.objectives.examples import Renamed
 from anyformer.part import Part, Table, nearest
 
@@ -78,10 +79,10 @@ class Source(Part):
             except KeyError as error:
                 lacks = error.args[0]
                 if not seen and lacks not in optional:
-                    hint = f" (data.*.columns says what is meant by {lacks!r})" if lacks in wanted else ""
+                    hint = f" (data.*.columns says what is meant by {quote(lacks)})" if lacks in wanted else ""
                     known = [" ".join(str(name).split()) for name in example]  # a damaged table has anything there
-                    raise ValueError(f"{place}: no column {lacks!r}; {nearest(lacks, known)}{hint}") from None
-                yield Row(place, None, f"no column {lacks!r}")
+                    raise ValueError(f"{place}: no column {quote(lacks)}; {nearest(lacks, known)}{hint}") from None
+                yield Row(place, None, f"no column {quote(lacks)}")
                 continue
             example.columns = names
             problem = next(filter(None, (not_one_value(example[name], names[name]) for name in self.required)), "")
@@ -301,9 +302,9 @@ class Where(Subset):
                     yield row
             except KeyError:
                 known = nearest(self.column, row.example)
-                raise ValueError(f"{row.place}: no column {self.column!r}; {known}") from None
+                raise ValueError(f"{row.place}: no column {quote(self.column)}; {known}") from None
             except (TypeError, ValueError):
-                yield Row(row.place, None, f"column {self.column!r} is no number: {value!r:.40}")
+                yield Row(row.place, None, f"column {quote(self.column)} is no number: {quote(value, 40)}")
 
 
 def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:

@@ -31,6 +31,7 @@ from anyformer.data.source import (
     text_lines,
 )
 from anyformer.machine import need
+from anyformer.messages import quote
 from anyformer.part import Table, nearest
 
 DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
@@ -224,7 +225,7 @@ class HFDataset(Source, called=("datasets",)):
                 found = datasets.load_from_disk(self.name)
                 if isinstance(found, dict):
                     if self.split not in found:
-                        raise ValueError(f"no split {self.split!r}; {nearest(self.split, found)}")
+                        raise ValueError(f"no split {quote(self.split)}; {nearest(self.split, found)}")
                     return found[self.split]
                 return found
             return datasets.load_dataset(self.name, self.config, split=self.split, revision=self.revision)
@@ -256,7 +257,7 @@ class Arrays(Files):
                     names = dict(self.fields) or {name: name for name in stored.files}
                     for name in names.values():
                         if name not in stored.files:
-                            raise ValueError(f"no array {name!r}; {nearest(name, stored.files)}")
+                            raise ValueError(f"no array {quote(name)}; {nearest(name, stored.files)}")
                     arrays = {key: stored[name] for key, name in names.items()}
             except (OSError, ValueError, EOFError) as error:
                 raise ValueError(f"{file}: {error}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyformer.check import at_least
 from anyformer.inputs.long import LongText, worded
 from anyformer.inputs.published import NAMES
+from anyformer.messages import quote
 from anyformer.objectives.known import SENTINEL
 from anyformer.part import Part, Table, nearest
 
@@ -50,10 +51,11 @@ class Made(Vocabulary):
         at_least(self, 0, "sentinels")
         for name in self.special:
             if name not in NAMES:
-                raise ValueError(f"{type(self).__name__}.special: no token is called {name!r}; {nearest(name, NAMES)}")
+                kind = type(self).__name__
+                raise ValueError(f"{kind}.special: no token is called {quote(name)}; {nearest(name, NAMES)}")
         for end in (self.begin, self.end):
             if end is not None and end not in self.special:
-                raise ValueError(f"{type(self).__name__}: {end!r} is not in special; {nearest(end, self.special)}")
+                raise ValueError(f"{type(self).__name__}: {quote(end)} is not in special; {nearest(end, self.special)}")
 
     def core(self, texts: Iterable[str], tokens: list[str]) -> Any:
         """The `tokenizers.Tokenizer`, special tokens first."""

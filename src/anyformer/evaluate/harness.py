@@ -20,6 +20,7 @@ from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, belong
+from anyformer.messages import quote
 from anyformer.model import position_limit
 from anyformer.part import nearest
 from anyformer.weights import hub
@@ -60,7 +61,7 @@ class AnyformerLM(TemplateLM):
     ) -> None:  # fmt: skip
         super().__init__()
         for name in unknown:
-            raise ValueError(f"anyformer has no argument {name!r}; {nearest(name, ARGUMENTS)}")
+            raise ValueError(f"anyformer has no argument {quote(name)}; {nearest(name, ARGUMENTS)}")
         if not path:
             raise ValueError("give the folder of the model: --model_args path=DIR")
         folder = hub.resolve(str(path), offline=offline)

@@ -18,6 +18,7 @@ from itertools import zip_longest
 from typing import Any
 
 from anyformer.machine import need
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 Values = Sequence[Any]
@@ -197,7 +198,7 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
     for name in names:
         if name not in known:
             there = f"; {nearest(name, known)}" if known else ", nor any other"
-            raise ValueError(f"metrics: no {name!r} for {kind or 'this objective'}{there}")
+            raise ValueError(f"metrics: no {quote(name)} for {kind or 'this objective'}{there}")
         if name not in losses:
             METRICS[kind or ""][name](*_TRIED[kind or ""])
 

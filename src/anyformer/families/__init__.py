@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def find(model_type: str) -> Family:
             if each.name == model_type:
                 return each
     if model_type not in catalogue():
-        raise ValueError(f"unknown model_type {model_type!r}; {nearest(model_type, catalogue())}")
+        raise ValueError(f"unknown model_type {quote(model_type)}; {nearest(model_type, catalogue())}")
     return catalogue()[model_type]
 
 
@@ -52,5 +53,5 @@ def named(name: str) -> Model:
     """The description called `name` in the catalogue."""
     sizes = dict(names())
     if name not in sizes:
-        raise ValueError(f"no description named {name!r}; {nearest(name, sizes)} (or a path to a spec.json)")
+        raise ValueError(f"no description named {quote(name)}; {nearest(name, sizes)} (or a path to a spec.json)")
     return sizes[name].named(name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.messages import quote
 from anyformer.model import AutoencoderModel, Model
 from anyformer.part import nearest
 from anyformer.parts.activation import Activation
@@ -51,9 +52,10 @@ def describe(c: Any) -> Model:
     widths, stages = tuple(c.block_out_channels), len(c.block_out_channels)
     for name, kind in (("down_block_types", DOWN), ("up_block_types", UP)):
         if list(getattr(c, name)) != [kind] * stages:
-            raise ValueError(f"{name}={getattr(c, name)!r} is not supported; valid: {kind!r}, for each of {widths}")
+            value = quote(getattr(c, name))
+            raise ValueError(f"{name}={value} is not supported; valid: {kind!r}, for each of {quote(widths)}")
     if c.act_fn not in ACTIVATIONS:
-        raise ValueError(f"act_fn={c.act_fn!r} is not valid; {nearest(str(c.act_fn), ACTIVATIONS)}")
+        raise ValueError(f"act_fn={quote(c.act_fn)} is not valid; {nearest(str(c.act_fn), ACTIVATIONS)}")
     sides = (c.sample_size,) * 2 if isinstance(c.sample_size, int) else tuple(c.sample_size)
     factor = 2 ** (stages - 1)
     shared: dict[str, Any] = {

@@ -11,6 +11,7 @@ from anyformer.families.bert import LARGE
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
 from anyformer.families.heads import encoder_head, seen
 from anyformer.mask import FULL
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named
@@ -55,7 +56,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     if c.attention_type not in ("original_full", "block_sparse"):
-        raise ValueError(f"attention_type {c.attention_type!r}; it is 'original_full' or 'block_sparse'")
+        raise ValueError(f"attention_type {quote(c.attention_type)}; it is 'original_full' or 'block_sparse'")
     sparse = c.attention_type == "block_sparse"
     common: dict[str, Any] = {
         "num_heads": c.num_attention_heads, "dropout": c.attention_probs_dropout_prob,

@@ -13,6 +13,7 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import GENERATION, Absent, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import shows_end
 from anyformer.mask import FULL, Causal
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -185,7 +186,7 @@ def inside(c: Any, name: str, family: Family, architecture: str, **known: Any) -
     old = getattr(c, f"{name}_dict")
     config = (getattr(c, name) or {}) if old is None else old
     if not isinstance(config, Mapping):
-        raise ValueError(f"{name}={config!r:.60} is not an object")
+        raise ValueError(f"{name}={quote(config)} is not an object")
     return family.part({**config, **known}, architecture)
 
 

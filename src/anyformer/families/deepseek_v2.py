@@ -6,6 +6,7 @@ from typing import Any
 
 from anyformer.families.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.part import at
 from anyformer.parts.moe import TopK
@@ -26,7 +27,7 @@ def method_of(router: TopK) -> str:
 def describe(c: Any) -> Model:
     limited = c.topk_method == "group_limited_greedy"
     if c.topk_method not in ("greedy", "group_limited_greedy"):
-        raise ValueError(f"topk_method={c.topk_method!r} is not supported; valid: greedy, group_limited_greedy")
+        raise ValueError(f"topk_method={quote(c.topk_method)} is not supported; valid: greedy, group_limited_greedy")
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
     groups = {"groups": c.n_group, "top_groups": c.topk_group} if limited else {}

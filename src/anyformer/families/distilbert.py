@@ -66,6 +66,7 @@ def describe(c: Any) -> Model:
         embedding=TextEmbedding(
             tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id),
             position=Learned(length=c.max_position_embeddings), norm=norm, dropout=c.dropout,
+            idle_segments=True,  # folders with BertTokenizer give token_type_ids, which the published model ignores
         ),
         encoder=Stack(layers=Block(**steps), depth=c.n_layers),
         head=out,

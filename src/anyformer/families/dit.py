@@ -8,6 +8,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Only, Size
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at, nearest
 from anyformer.parts.activation import Activation
@@ -102,7 +103,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def feedforward(c: Any, width: int) -> Any:
     if (name := c.activation_fn) not in {**PLAIN, **GATED}:
-        raise ValueError(f"activation_fn={name!r} is not valid; {nearest(str(name), {**PLAIN, **GATED})}")
+        raise ValueError(f"activation_fn={quote(name)} is not valid; {nearest(str(name), {**PLAIN, **GATED})}")
     if c.activation_fn in PLAIN:
         return MLP(width=width, activation=PLAIN[c.activation_fn], dropout=c.dropout)
     return GatedMLP(width=width, activation=GATED[c.activation_fn], bias=True, dropout=c.dropout)
@@ -111,7 +112,7 @@ def feedforward(c: Any, width: int) -> Any:
 def describe(c: Any) -> Model:
     width, side = c.num_attention_heads * c.attention_head_dim, c.sample_size // max(c.patch_size, 1)
     if c.beta_schedule not in SCHEDULES:
-        raise ValueError(f"beta_schedule={c.beta_schedule!r} is not valid; {nearest(c.beta_schedule, SCHEDULES)}")
+        raise ValueError(f"beta_schedule={quote(c.beta_schedule)} is not valid; {nearest(c.beta_schedule, SCHEDULES)}")
     attention = Attention(num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "o")
     second = LayerNorm(eps=c.norm_eps, affine=c.norm_elementwise_affine)
     return EncoderModel(

@@ -8,6 +8,7 @@ from typing import Any
 
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, tied
+from anyformer.messages import quote
 from anyformer.model import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.compressed import BlockAttention, CompressedAttention
@@ -49,7 +50,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     if not c.layers or set(c.layers) - KINDS.keys():
-        raise ValueError(f"layers {c.layers!r}: a letter for each layer, L (local) or M (memory-compressed)")
+        raise ValueError(f"layers {quote(c.layers)}: a letter for each layer, L (local) or M (memory-compressed)")
 
     def layer(op: Any) -> Block:
         norm = LayerNorm()

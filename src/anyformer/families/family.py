@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from anyformer.messages import quote, shorten
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, nearest, thaw, walk
 from anyformer.parts.activation import published_name
@@ -253,7 +254,7 @@ class Family:
         if strange := [each for name, value in config.items() for each in self._strange(name, value)]:
             names = ", ".join(map(repr, strange))
             warnings.warn(
-                f"{self.name} config: the published class does not know {names}; kept, and without effect",
+                f"{self.name} config: the published class does not know {shorten(names)}; kept, and without effect",
                 UnknownFieldWarning, stacklevel=3,
             )  # fmt: skip
         return self._read(config, architecture)
@@ -278,13 +279,13 @@ class Family:
                 if not isinstance(field, Gone) and not field.takes(value):
                     valid = ", ".join(map(repr, dict.fromkeys(map(str, (field.default, *field.allowed)))))
                     raise ValueError(
-                        f"{self.name} config: {name}={value!r} is not supported ({field.why}); valid: {valid}"
+                        f"{self.name} config: {name}={quote(value)} is not supported ({field.why}); valid: {valid}"
                     )
                 continue
             if value is None and isinstance(field.default, float):  # null: the default is meant, nothing else could run
                 continue
             if isinstance(field, Field) and (wrong := misfit(value, field.default)):
-                raise ValueError(f"{self.name} config: {name}={value!r} is {wrong}")
+                raise ValueError(f"{self.name} config: {name}={quote(value)} is {wrong}")
             affordable(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
         # a published class derives one field from another (num_decoder_layers) before it hears the other's alias
@@ -296,7 +297,7 @@ class Family:
             values.num_labels, tables = labels(config, known["num_labels"].default or 2)
             spec = self.describe(values).replace(family=self.name, architecture=architecture)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.name} config: {error}") from None
+            raise ValueError(f"{self.name} config: {shorten(str(error), 800)}") from None
         except (ArithmeticError, AttributeError, LookupError) as error:
             raise ValueError(f"{self.name} config: {self._at_fault(values, config)}") from error
         recovered = self.recover(spec)
@@ -315,7 +316,7 @@ class Family:
                 continue
             except (TypeError, ValueError):  # it is understood, and does not go with the rest
                 pass
-            return f"{name}={config[name]!r:.60} is nothing that a model could be made of"
+            return f"{name}={quote(config[name], 60)} is nothing that a model could be made of"
         return "no model can be made of these values"
 
     def part(self, config: Mapping[str, Any], architecture: str) -> Model:
@@ -332,7 +333,7 @@ class Family:
         if found := [each for each in classes if each.lower() == str(name).lower()]:
             return found[0]
         valid = nearest(str(name), self.architectures)
-        raise ValueError(f"{self.name} config: architecture {name!r} is not supported; {valid}")
+        raise ValueError(f"{self.name} config: architecture {quote(name)} is not supported; {valid}")
 
     def write(self, spec: Model) -> dict[str, Any]:
         """The published config.json of a description; refused where no config says the same."""
@@ -382,7 +383,7 @@ def affordable(name: str, value: Any) -> None:
     limit = 10 * MOST if "expert" in name else MOST
     numbers = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, (int, float))]
     if MANY.search(name) and not sum(numbers) <= limit:
-        raise ValueError(f"{name}={str(value)[:60]}: at most {limit:,} can be built")
+        raise ValueError(f"{name}={quote(value, 60)}: at most {limit:,} can be built")
 
 
 def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
@@ -395,7 +396,7 @@ def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]
         names = {str(int(key)): names[key] for key in sorted(names, key=int)}
         number = config.get("num_labels", len(names))
     if type(number) is not int or number < 0:
-        raise ValueError(f"num_labels={number!r} is not a number of labels")
+        raise ValueError(f"num_labels={quote(number)} is not a number of labels")
     tables = {"id2label": names, "label2id": config.get("label2id")}
     agree = names is not None and len(names) == number
     return number, {name: table for name, table in tables.items() if agree and name in config}
@@ -448,7 +449,8 @@ def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
                 kinds.append(f"{path}.{name} is nothing, and {_a(theirs[name])} there")
             elif not isinstance(value, (Part, Table, tuple)) and value != theirs.get(name) and name not in FREE:
                 if not isinstance(theirs.get(name), Part):
-                    values.append(f"{path + '.' if path else ''}{name} is {value!r}, and {theirs.get(name)!r} there")
+                    stored = quote(theirs.get(name))
+                    values.append(f"{path + '.' if path else ''}{name} is {quote(value)}, and {stored} there")
     return kinds, values
 
 

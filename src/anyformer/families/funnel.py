@@ -10,6 +10,7 @@ from anyformer.families.encoder import TOKENS, renames
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import encoder_head
 from anyformer.funnel import Funnel
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at, nearest
 from anyformer.parts import head as heads
@@ -65,7 +66,7 @@ def describe(c: Any) -> Model:
     if len(sizes) != len(repeats) or min((*sizes, *repeats), default=0) < 1:
         raise ValueError(f"block_sizes {sizes} and block_repeats {repeats}: one of each a block, none below 1")
     if c.attention_type not in WAYS:
-        raise ValueError(f"attention_type {c.attention_type!r} is not valid; {nearest(c.attention_type, WAYS)}")
+        raise ValueError(f"attention_type {quote(c.attention_type)} is not valid; {nearest(c.attention_type, WAYS)}")
     position = SegmentedSinusoids(
         num_heads=c.n_head, width=c.d_model, dropout=c.hidden_dropout, first_apart=c.separate_cls,
         factorized=c.attention_type == "factorized",

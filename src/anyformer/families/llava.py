@@ -7,6 +7,7 @@ from typing import Any
 
 from anyformer.families import clip, llama
 from anyformer.families.family import GENERATION, Family, Field, Inert, Size, activation_at, tied
+from anyformer.messages import quote
 from anyformer.model import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head import LMHead
@@ -25,7 +26,8 @@ def describe(c: Any) -> Model:
     image: Any = inside(c, "vision_config", clip.IMAGE, "CLIPVisionModel", VISION)
     layers = c.vision_feature_layer
     if c.vision_feature_select_strategy not in ("default", "full"):
-        raise ValueError(f"vision_feature_select_strategy={c.vision_feature_select_strategy!r}; valid: default, full")
+        strategy = quote(c.vision_feature_select_strategy)
+        raise ValueError(f"vision_feature_select_strategy={strategy}; valid: default, full")
     tower = Tower(
         model=image, token=c.image_token_index, layers=(layers,) if isinstance(layers, int) else tuple(layers),
         skip=int(c.vision_feature_select_strategy == "default"), activation=activation_named(c.projector_hidden_act),
@@ -41,9 +43,9 @@ def inside(c: Any, name: str, family: Family, architecture: str, default: Mappin
     config = getattr(c, name)
     config = default or {} if config is None else config
     if not isinstance(config, Mapping):
-        raise ValueError(f"{name}={config!r:.60} is not an object")
+        raise ValueError(f"{name}={quote(config)} is not an object")
     if (kind := config.get("model_type", family.name)) != family.name:
-        raise ValueError(f"{name}.model_type={kind!r} is not supported; valid: {family.name}")
+        raise ValueError(f"{name}.model_type={quote(kind)} is not supported; valid: {family.name}")
     return family.part(config, architecture)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from anyformer.families import state_space
 from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
 from anyformer.families.state_space import MIXER
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.norm import RMSNorm
@@ -40,7 +41,7 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     rank = math.ceil(c.hidden_size / 16) if c.time_step_rank == "auto" else c.time_step_rank
     if not isinstance(rank, int):
-        raise ValueError(f"time_step_rank is a number or 'auto', got {rank!r}")
+        raise ValueError(f"time_step_rank is a number or 'auto', got {quote(rank)}")
     mixer = SelectiveState(
         width=int(c.expand * c.hidden_size) if c.intermediate_size is None else c.intermediate_size,
         states=c.state_size,

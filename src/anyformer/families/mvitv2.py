@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
 from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.parts.feedforward import MLP
 from anyformer.parts.grid import GridVectors, Sides
@@ -113,7 +114,7 @@ def adaptive(stride_q: Sequence[Sequence[int]], first: Sequence[int]) -> list[li
 def describe(c: Any) -> Model:
     count, norm = len(c.depths), LayerNorm(eps=c.norm_eps)
     if c.mode not in MODES:
-        raise ValueError(f"mode {c.mode!r} is not supported; one of {', '.join(MODES)} is")
+        raise ValueError(f"mode {quote(c.mode)} is not supported; one of {', '.join(MODES)} is")
     widths, all_heads = (
         [value * 2**i for i in range(count)] if isinstance(value, int) else list(value)
         for value in (c.embed_dim, c.num_heads)
@@ -122,7 +123,7 @@ def describe(c: Any) -> Model:
     if {len(values) for values in (widths, all_heads, c.stride_q, stride_kv)} != {count}:
         raise ValueError(f"depths {c.depths} and what else has an entry a stage name different numbers of stages")
     if c.global_pool not in (None, "token", "avg"):
-        raise ValueError(f"global_pool {c.global_pool!r} is not supported; 'token' or 'avg' is")
+        raise ValueError(f"global_pool {quote(c.global_pool)} is not supported; 'token' or 'avg' is")
     first = c.use_cls_token if c.global_pool is None else c.global_pool == "token"
     take: Any = "first" if first else "rest" if c.use_cls_token else "mean"
     embedding = PatchEmbedding(

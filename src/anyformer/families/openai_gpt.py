@@ -10,6 +10,7 @@ from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, S
 from anyformer.families.heads import decoder_head
 from anyformer.families.summary import double_head
 from anyformer.mask import Causal
+from anyformer.messages import quote
 from anyformer.model import DecoderModel, Model
 from anyformer.part import nearest
 from anyformer.parts.activation import Activation
@@ -59,7 +60,7 @@ def describe(c: Any) -> Model:
     if c.n_embd % c.n_head:
         raise ValueError(f"n_embd {c.n_embd} is not a multiple of n_head {c.n_head}")
     if c.afn not in ACTIVATIONS:
-        raise ValueError(f"afn {c.afn!r} is not supported; {nearest(c.afn, ACTIVATIONS)}")
+        raise ValueError(f"afn {quote(c.afn)} is not supported; {nearest(c.afn, ACTIVATIONS)}")
 
     def step(op: Any) -> Sublayer:
         return Sublayer(op=op, out_norm=LayerNorm(eps=c.layer_norm_epsilon), dropout=c.resid_pdrop)

@@ -11,6 +11,7 @@ from anyformer.block import Stack, Sublayer
 from anyformer.families.conformer import macaron, odd
 from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import head_width, heads_of
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at
 from anyformer.parts.activation import activation_named
@@ -96,7 +97,7 @@ def encoder(c: Any) -> Model:
 def describe(c: Any) -> Model:
     config = c.encoder_config or {}
     if not isinstance(config, Mapping):
-        raise ValueError(f"encoder_config={config!r:.60} is not an object")
+        raise ValueError(f"encoder_config={quote(config)} is not an object")
     head = CTCHead(
         vocab_size=c.vocab_size, blank=c.pad_token_id, reduction=c.ctc_loss_reduction, zero_infinity=c.ctc_zero_infinity
     )

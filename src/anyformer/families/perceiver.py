@@ -9,6 +9,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.encoder import TOKENS, renames
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at, nearest
 from anyformer.parts.activation import activation_named
@@ -74,7 +75,7 @@ def describe(c: Any) -> Model:
     W, writes = c.d_latents, c.architecture == "PerceiverForMaskedLM"
     if c.cross_attention_shape_for_attention not in SIDES:
         side = c.cross_attention_shape_for_attention
-        raise ValueError(f"cross_attention_shape_for_attention {side!r} is not valid; {nearest(side, SIDES)}")
+        raise ValueError(f"cross_attention_shape_for_attention {quote(side)} is not valid; {nearest(side, SIDES)}")
     if (values := c.v_channels or c.qk_channels or W) != W:
         raise ValueError(f"v_channels is {values}, and what latents see is added to them: {W} wide as d_latents")
     shape, norm = {"dropout": c.attention_probs_dropout_prob}, LayerNorm(eps=1e-5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 INDEX = "model_index.json"
@@ -22,7 +23,7 @@ NOISE = (
 def check(index: Mapping[str, Any]) -> None:
     """ValueError where a pipeline is none whose model this package has."""
     if (name := index.get("_class_name")) not in KNOWN:
-        raise ValueError(f"a pipeline of the class {name!r} is not supported; {nearest(str(name), KNOWN)}")
+        raise ValueError(f"a pipeline of the class {quote(name)} is not supported; {nearest(str(name), KNOWN)}")
 
 
 def whole(index: Mapping[str, Any], model: Mapping[str, Any], scheduler: Mapping[str, Any]) -> dict[str, Any]:

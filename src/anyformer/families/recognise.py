@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.families.family import Family, Field
+from anyformer.messages import quote
 from anyformer.model import Model
 from anyformer.part import nearest
 from anyformer.weights.rules import match
@@ -36,7 +37,8 @@ def choices(config: Mapping[str, Any], architecture: str | None = None) -> list[
     every = [(family, each) for family in families.catalogue().values() for each in family.architectures]
     found: list[Choice] = [(family, each) for family, each in every if family.renamed.get(named, named) in (None, each)]
     if not found:
-        raise ValueError(f"no model_type, and no class {named!r}; {nearest(str(named), [each for _, each in every])}")
+        hint = nearest(str(named), [each for _, each in every])
+        raise ValueError(f"no model_type, and no class {quote(named)}; {hint}")
     return found
 
 

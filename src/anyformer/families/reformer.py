@@ -10,6 +10,7 @@ from typing import Any
 from anyformer.block import Stack, Sublayer
 from anyformer.families import encoder
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size
+from anyformer.messages import quote
 from anyformer.model import DecoderModel, EncoderModel, Model
 from anyformer.parts import head as heads
 from anyformer.parts.activation import activation_named, published_name
@@ -127,7 +128,7 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     layers = [*c.attn_layers] if isinstance(c.attn_layers, (list, tuple)) else []
     if not layers or any(name not in KINDS for name in layers):
-        raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {c.attn_layers!r}")
+        raise ValueError(f"attn_layers is a list of 'lsh' and 'local', one for each layer; got {quote(c.attn_layers)}")
     depth = len(layers) if c.num_hidden_layers is None else c.num_hidden_layers
     if depth > len(layers) and len({*layers}) > 1:
         raise ValueError(f"num_hidden_layers is {depth}, and attn_layers names {len(layers)}")

@@ -8,6 +8,7 @@ from typing import Any
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.vision import pair, unpair
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head import ClassifyHead, Pool
@@ -79,7 +80,7 @@ def describe(c: Any) -> Model:
     if not 0 < len(c.hidden_sizes) <= len(c.depths):
         raise ValueError(f"hidden_sizes {c.hidden_sizes} and depths {c.depths} name a width and layers for each stage")
     if c.layer_type not in ("basic", "bottleneck"):
-        raise ValueError(f"layer_type {c.layer_type!r} is not valid; valid: basic, bottleneck")
+        raise ValueError(f"layer_type {quote(c.layer_type)} is not valid; valid: basic, bottleneck")
     activation = activation_named(c.hidden_act)
 
     def layers(width: int, stride: int = 1) -> tuple[Convolution, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.parts.rotary import (
     DynamicScaling,
@@ -72,8 +73,8 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
                     high_frequency_factor=given["high_freq_factor"],
                 )  # fmt: skip
     except KeyError as error:
-        raise ValueError(f"rope_parameters of type {kind!r} need {error.args[0]!r}") from None
-    raise ValueError(f"rope_parameters: rope_type {kind!r} is not supported; {nearest(kind, TYPES)}")
+        raise ValueError(f"rope_parameters of type {quote(kind)} need {error.args[0]!r}") from None
+    raise ValueError(f"rope_parameters: rope_type {quote(kind)} is not supported; {nearest(kind, TYPES)}")
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:

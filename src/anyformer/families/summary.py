@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.family import Absent, ConfigField, Field, activation_at
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head import LMHead
@@ -45,7 +46,8 @@ FIELDS: dict[str, ConfigField] = {
 
 def double_head(c: Any) -> DoubleHead:
     if c.summary_type not in TAKES:
-        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), TAKES)}")
+        hint = nearest(str(c.summary_type), TAKES)
+        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
     summary = Summary(
         take=TAKES[c.summary_type],
         width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
@@ -87,7 +89,8 @@ def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, 
 def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
     read = c.architecture in classes  # what no class reads is not refused
     if read and c.summary_type not in POOLS:
-        raise ValueError(f"summary_type {c.summary_type!r} is not supported; {nearest(str(c.summary_type), POOLS)}")
+        hint = nearest(str(c.summary_type), POOLS)
+        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
     if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
         raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
     return Pool(

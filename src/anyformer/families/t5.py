@@ -8,6 +8,7 @@ from anyformer.block import Block, Stack, Sublayer
 from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
 from anyformer.families.heads import causal, end_head, seen
 from anyformer.mask import FULL
+from anyformer.messages import quote
 from anyformer.model import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention import Attention
@@ -126,7 +127,8 @@ def encoder_alone(c: Any) -> None:
 def feedforward(c: Any) -> MLP | GatedMLP:
     kind, _, name = c.feed_forward_proj.rpartition("-")
     if kind not in ("", "gated"):
-        raise ValueError(f"feed_forward_proj={c.feed_forward_proj!r} is neither an activation nor 'gated-' and one")
+        name = quote(c.feed_forward_proj)
+        raise ValueError(f"feed_forward_proj={name} is neither an activation nor 'gated-' and one")
     name = "gelu_new" if c.feed_forward_proj == "gated-gelu" else name
     activation = activation_named(name if c.dense_act_fn is None else c.dense_act_fn)
     gated = kind == "gated" if c.is_gated_act is None else c.is_gated_act

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyformer.block import Block, Stack, Sublayer
 from anyformer.construct import skeleton
 from anyformer.mask import FULL, Causal
+from anyformer.messages import quote
 from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel, Model
 from anyformer.model.base import TransformerModule
 from anyformer.parts.activation import ACTIVATIONS
@@ -92,13 +93,13 @@ def activation(function: Callable[[Tensor], Tensor]) -> Any:
             return name
     kind = "relu" if function is torch.relu else MODULES.get(type(function).__name__)
     if kind is None:
-        raise ValueError(f"this activation has no name in a description: {function!r}")
+        raise ValueError(f"this activation has no name in a description: {quote(function)}")
     return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else kind
 
 
 def layer_norm(norm: Any) -> LayerNorm:
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None:
-        raise ValueError(f"only a LayerNorm with weights can stand here, got {norm!r}")
+        raise ValueError(f"only a LayerNorm with weights can stand here, got {quote(norm)}")
     return LayerNorm(eps=norm.eps, bias=norm.bias is not None)
 
 

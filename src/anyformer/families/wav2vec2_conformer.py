@@ -9,6 +9,7 @@ from anyformer.block import Stack, Sublayer
 from anyformer.families import speech
 from anyformer.families.conformer import macaron, odd
 from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import nearest
 from anyformer.parts.activation import activation_named
@@ -93,7 +94,7 @@ def position(c: Any) -> AttentionPosition | None:
         case "rotary":
             return InputRope(base=c.rotary_embedding_base)
     valid = nearest(c.position_embeddings_type, ("relative", "rotary"))
-    raise ValueError(f"position_embeddings_type {c.position_embeddings_type!r} is not valid; {valid}")
+    raise ValueError(f"position_embeddings_type {quote(c.position_embeddings_type)} is not valid; {valid}")
 
 
 def rules(spec: Any) -> list[Rule]:

@@ -11,6 +11,7 @@ from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, S
 from anyformer.families.heads import encoder_head
 from anyformer.families.summary import pool_fields, summary_pool
 from anyformer.mask import CAUSAL, FULL, Full, Mask, SameReach
+from anyformer.messages import quote
 from anyformer.model import EncoderModel, Model
 from anyformer.part import at, nearest
 from anyformer.parts import head as heads
@@ -69,7 +70,7 @@ def describe(c: Any) -> Model:
     if c.d_model % c.n_head or c.d_head not in (None, 0, c.d_model // c.n_head):
         raise ValueError(f"d_model {c.d_model} is not n_head {c.n_head} times d_head {c.d_head}")
     if c.attn_type not in WAYS:
-        raise ValueError(f"attn_type {c.attn_type!r} is not valid; {nearest(str(c.attn_type), WAYS)}")
+        raise ValueError(f"attn_type {quote(c.attn_type)} is not valid; {nearest(str(c.attn_type), WAYS)}")
     back = CAUSAL & SameReach() if c.same_length else CAUSAL
     attention = Attention(
         num_heads=c.n_head, bias="", dropout=c.dropout, mask=FULL if c.attn_type == "bi" else back,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyformer.generation.settings import ONLY_BEAMS, ONLY_SAMPLING, Settings
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.part import nearest
 
@@ -38,7 +39,7 @@ def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings
         if name in INSIDE:
             raise ValueError(f"{name}: nothing of this is kept while writing; run the model over the sequences")
         if name not in NAMES:
-            raise ValueError(f"generate has no option {name!r}; {nearest(name, NAMES)}")
+            raise ValueError(f"generate has no option {quote(name)}; {nearest(name, NAMES)}")
     from anyformer.families.tokens import token_ids
 
     found: dict[str, Any] = {n: v for n, v in token_ids(model.spec).items() if n in NAMES}

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from anyformer.messages import quote
+
 HIGH = 2**31 - 1  # what is left of 64 bits after a shift by 33
 
 
@@ -51,7 +53,7 @@ class Dice:
         else:
             seeds = [seed] * rows if isinstance(seed, int) else list(seed)
         if len(seeds) != rows:
-            raise ValueError(f"seed={seed!r}: one number, or one for each of the {rows} prompts")
+            raise ValueError(f"seed={quote(seed)}: one number, or one for each of the {rows} prompts")
         rows_ = torch.tensor(seeds, dtype=torch.long).repeat_interleave(copies)
         copy = torch.arange(copies).repeat(rows)
         self.seeds = mix(mix(rows_) + copy).to(device)  # (rows * copies,)

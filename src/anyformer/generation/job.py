@@ -13,6 +13,7 @@ from anyformer.generation.dice import Dice
 from anyformer.generation.scores import Step
 from anyformer.generation.settings import Settings
 from anyformer.generation.stepper import Stepper
+from anyformer.messages import quote
 
 
 class Ending:
@@ -22,7 +23,7 @@ class Ending:
         self.eos = torch.tensor(s.eos, dtype=torch.long, device=device)
         self.stops = [s.stop_strings] if isinstance(s.stop_strings, str) else list(s.stop_strings or [])
         if not all(isinstance(stop, str) and stop for stop in self.stops):
-            raise ValueError(f"stop_strings={s.stop_strings!r}: strings of at least one character")
+            raise ValueError(f"stop_strings={quote(s.stop_strings)}: strings of at least one character")
         if self.stops and tokenizer is None:
             raise ValueError("stop_strings need the tokenizer")
         self.max_length, self.prompt_length, self.tokenizer = max_length, prompt_length, tokenizer

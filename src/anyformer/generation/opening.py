@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anyformer.generation.settings import Settings
 from anyformer.inputs.languages import CODES
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
 
@@ -67,7 +68,7 @@ def language_id(name: str, s: Settings) -> int:
     name = name.lower()
     found = next((each for each in (name, f"<|{name}|>", f"<|{CODES.get(name)}|>") if each in known), None)
     if found is None:
-        raise ValueError(f"language={name!r}: this model has no token for it; {nearest(name, map(code, known))}")
+        raise ValueError(f"language={quote(name)}: this model has no token for it; {nearest(name, map(code, known))}")
     return known[found]
 
 
@@ -78,7 +79,7 @@ def code(token: str) -> str:
 def task_id(name: str, s: Settings) -> int:
     known = s.task_to_id or {}
     if name not in known:
-        raise ValueError(f"task={name!r}: this model has no token for it; {nearest(name, known)}")
+        raise ValueError(f"task={quote(name)}: this model has no token for it; {nearest(name, known)}")
     return known[name]
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anyformer.messages import quote
+
 MOST = 2**24  # tokens, beams, copies: more than this is a slip of the keyboard
 LARGEST = 10**9  # of any other number: a penalty, a cutoff
 WHOLE = 2**63  # below it a whole number fits torch's
@@ -107,7 +109,7 @@ class Settings:
 
     def need(self, good: bool, name: str, what: str) -> None:
         if not good:
-            raise ValueError(f"{name}={getattr(self, name)!r}: {what}")
+            raise ValueError(f"{name}={quote(getattr(self, name))}: {what}")
 
     def check(self, vocab_size: int) -> None:
         """One line naming the parameter, for anything that makes no sense."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from anyformer.inputs.sound import Recording, Source
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.weights.io import read_json, write_json
 
@@ -55,14 +56,14 @@ class AudioProcessor:
         for name in ("sampling_rate", "feature_size", "n_fft", "hop_length", "win_length", "chunk_length"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10_000_000:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number above 0")
+                raise ValueError(f"{name} is {quote(value)}; it must be a whole number above 0")
         for name in ("padding_value", "dither", "preemphasis"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
-                raise ValueError(f"{name} is {value!r}; it must be a number")
+                raise ValueError(f"{name} is {quote(value)}; it must be a number")
         for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+                raise ValueError(f"{name} is {quote(getattr(self, name))}; it must be true or false")
         if self.kind == "values" and self.feature_size != 1:
             raise ValueError(f"feature_size is {self.feature_size}; samples have one value each")
         if self.kind == "bank" and self.win_length > self.n_fft:
@@ -91,14 +92,14 @@ class AudioProcessor:
     def of(cls, config: Mapping[str, Any]) -> AudioProcessor:
         """The processor that such a file describes; fields that published classes do not know change nothing."""
         if not isinstance(config, Mapping):
-            raise ValueError(f"feature_extractor is {config!r}; expected an object")
+            raise ValueError(f"feature_extractor is {quote(config)}; expected an object")
         name = config.get("feature_extractor_type")
         if name is None:  # as the first files were
             name = "WhisperFeatureExtractor" if "n_fft" in config else "Wav2Vec2FeatureExtractor"
         if not isinstance(name, str) or name not in KINDS:
-            raise ValueError(f"feature_extractor_type {name!r} is not supported; {nearest(str(name), KINDS)}")
+            raise ValueError(f"feature_extractor_type {quote(name)} is not supported; {nearest(str(name), KINDS)}")
         if (side := config.get("padding_side") or "right") != "right":
-            raise ValueError(f"padding_side is {side!r}; recordings are padded at their end; valid: 'right'")
+            raise ValueError(f"padding_side is {quote(side)}; recordings are padded at their end; valid: 'right'")
         known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
         # a switch that is null is off, as published, and whatever else is null is as if it were not there
         off: dict[str, Any] = {field: False for field in SWITCHES if field in config}
@@ -125,7 +126,7 @@ class AudioProcessor:
         mel = self.kind == "mel"
         padding = padding or ("max_length" if mel else "longest")
         if padding not in ("longest", "max_length"):
-            raise ValueError(f"padding={padding!r}; {nearest(padding, ('longest', 'max_length'))}")
+            raise ValueError(f"padding={quote(padding)}; {nearest(padding, ('longest', 'max_length'))}")
         cut = mel if truncation is None else truncation
         if mel and max_length is None:
             max_length = self.chunk_length * self.sampling_rate
@@ -156,7 +157,7 @@ class AudioProcessor:
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
-        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int64)
+        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int32)
         for i, row in enumerate(rows):
             mask[i, : len(row)] = 1
         if self.do_normalize:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyformer.inputs import sandbox
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.weights.io import read_json
 
@@ -138,7 +139,7 @@ def choose(tokenizer: Speaker, template: str | None = None, tools: bool = False)
         raise ValueError(f"{tokenizer.folder or 'this tokenizer'} has no chat template; give the text itself")
     name = template or ("tool_use" if tools and "tool_use" in found else "default")
     if name not in found:
-        raise ValueError(f"no chat template {name!r}; {nearest(name, found)}")
+        raise ValueError(f"no chat template {quote(name)}; {nearest(name, found)}")
     return found[name]
 
 

@@ -6,6 +6,7 @@ H height, W width, C channels.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from anyformer import families
 from anyformer.families.family import UnknownFieldWarning
+from anyformer.messages import quote, shorten
 from anyformer.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
@@ -94,17 +96,17 @@ class Images(Part):
         if self.do_resize:
             target(self.size, 8, 8)
         if self.crop_pct is not None and not (self.crop_pct > 0 and self.size.get("shortest_edge")):
-            raise ValueError(f"crop_pct {self.crop_pct} of the size {dict(self.size)}: it needs shortest_edge")
+            raise ValueError(f"crop_pct {self.crop_pct} of the size {quote(dict(self.size))}: it needs shortest_edge")
         for name, wanted, needed in (
             ("crop_size", self.crop_size, self.do_center_crop), ("pad_size", self.pad_size, self.pad_size is not None),
         ):  # fmt: skip
             if needed and not (wanted and wanted.get("height") and wanted.get("width")):
-                raise ValueError(f"{name} needs height and width, got {wanted}")
+                raise ValueError(f"{name} needs height and width, got {quote(thaw(wanted))}")
             affordable(*(wanted or {}).values())
         if self.resample not in range(6):
-            raise ValueError(f"resample is {self.resample!r}; PIL numbers its filters from 0 to 5")
+            raise ValueError(f"resample is {quote(self.resample)}; PIL numbers its filters from 0 to 5")
         if self.do_normalize and not np.all(np.asarray(self.image_std)):
-            raise ValueError(f"image_std is {self.image_std}: nothing can be divided by zero")
+            raise ValueError(f"image_std is {quote(self.image_std)}; none of its numbers may be 0")
 
     @staticmethod
     def there(folder: Path) -> bool:
@@ -129,10 +131,11 @@ class Images(Part):
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
-            raise ValueError(f"{name}: no processor of the kind {kind!r} for pictures; {nearest(kind, KINDS)}")
+            raise ValueError(f"{name}: no processor of the kind {quote(kind)} for pictures; {nearest(kind, KINDS)}")
         own = {field for field in hints(cls) if OWN.get(field, kind) == kind}
         if strange := sorted(map(str, config.keys() - own - INERT)):
-            warnings.warn(f"{name}: nothing here knows {', '.join(strange)}", UnknownFieldWarning, stacklevel=3)
+            unknown = shorten(", ".join(strange))
+            warnings.warn(f"{name}: nothing here knows {unknown}", UnknownFieldWarning, stacklevel=3)
         # a switch that is null is off, as published, and whatever else is null is as if it were not there
         off = {key for key, hint in hints(cls).items() if hint is bool}
         values = {key: value for key, value in config.items() if key in own and (value is not None or key in off)}
@@ -201,10 +204,12 @@ class Images(Part):
 
     def scaled(self, picture: Any) -> np.ndarray:
         """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
-        found = [each for each, _ in pictures(picture)]
-        if len(found) != 1:
-            raise ValueError(f"one picture at a time here, got {len(found)}")
-        pixels = array(found[0], self.channels)
+        image, name = only(picture)
+        with error_context(name):
+            return self._resize_and_crop(image)
+
+    def _resize_and_crop(self, image: Any) -> np.ndarray:
+        pixels = array(image, self.channels)
         if self.pad_to_square:
             pixels = squared(pixels, self.image_mean)
         if self.do_resize:
@@ -220,8 +225,9 @@ class Images(Part):
 
     def one(self, picture: Any, name: str = "") -> np.ndarray:
         """(C, H, W) in fp32."""
-        try:
-            pixels = self.scaled(picture)
+        image, file = only(picture)
+        with error_context(name or file):
+            pixels = self._resize_and_crop(image)
             if self.do_rescale:
                 if pixels.dtype.kind == "f" and 0 < pixels.max() <= 1:
                     raise ValueError("its numbers are between 0 and 1 already; give bytes, or do_rescale=False")
@@ -232,9 +238,16 @@ class Images(Part):
                 if not {len(mean), len(std)} <= {1, len(pixels)}:
                     raise ValueError(f"it has {len(pixels)} channels, and image_mean {len(mean)}, image_std {len(std)}")
                 pixels = (pixels - mean) / std
-        except ValueError as error:
-            raise error if not name else ValueError(f"{name}: {error}") from None
         return np.ascontiguousarray(pixels)
+
+
+@contextlib.contextmanager
+def error_context(name: str) -> Iterator[None]:
+    """Puts the name of a picture, where it has one, before what is wrong with it."""
+    try:
+        yield
+    except ValueError as error:
+        raise error if not name else ValueError(f"{name}: {error}") from None
 
 
 def usual(folder: Path) -> str:
@@ -264,12 +277,20 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         for i, each in enumerate(pixels if several else [pixels], 1):
             yield each, f"picture {i}" if several else name
     elif hasattr(images, "convert"):  # PIL's
-        yield images, name
+        yield images, str(getattr(images, "filename", "") or name)
     elif isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         for i, each in enumerate(images, 1):
             yield from pictures(each, f"picture {i}")
     else:
         raise ValueError(f"a picture is a file, a folder, PIL's image, an array or a tensor; got {kind_of(images)}")
+
+
+def only(picture: Any) -> tuple[Any, str]:
+    """The one picture that is given, and what to call it."""
+    found = list(pictures(picture))
+    if len(found) != 1:
+        raise ValueError(f"one picture at a time here, got {len(found)}")
+    return found[0]
 
 
 def files(folder: Path) -> list[Path]:
@@ -322,7 +343,7 @@ def array(picture: Any, channels: int | None) -> np.ndarray:
     elif picture.ndim == 3 and picture.shape[0] not in (1, 3, 4) and picture.shape[2] in (1, 3, 4):
         picture = np.moveaxis(picture, -1, 0)
     if picture.ndim != 3 or picture.shape[0] not in (1, 3, 4, channels) or 0 in picture.shape:
-        raise ValueError(f"an array of the shape {picture.shape} is not a picture of 1, 3 or 4 channels")
+        raise ValueError(f"an array of the shape {quote(picture.shape)} is not a picture of 1, 3 or 4 channels")
     if picture.dtype == bool:
         picture = picture.astype(np.uint8) * 255
     if picture.dtype.kind not in "uif" or (picture.dtype.kind == "f" and not np.isfinite(picture).all()):
@@ -342,10 +363,11 @@ def eight_bits(image: Any, channels: int | None) -> Any:
     if image.mode.startswith("I"):  # more bits than a byte: the highest stay
         pixels = np.asarray(image).astype(np.int64)
         if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
-            raise ValueError(f"numbers up to {pixels.max()} are more than 16 bits")
+            ends = f"{pixels.min()} to {pixels.max()}"
+            raise ValueError(f"its pixels go from {ends}, beyond 16 bits; convert it to 8 bits")
         image = pillow()[0].fromarray((pixels // 257).astype(np.uint8))
     elif image.mode == "F":
-        raise ValueError("fractions for pixels; give an array of bytes")
+        raise ValueError("its pixels are floating-point numbers (mode F); convert it to 8 bits")
     plain = {1: ("L",), 3: ("RGB",)}.get(channels or 0, ("L", "RGB", "RGBA"))
     return image if image.mode in plain else image.convert("L" if plain == ("L",) else "RGB")
 
@@ -360,7 +382,7 @@ def sides(value: Any, short: bool, name: str) -> Size:
     if isinstance(value, list | tuple) and len(value) == 2:
         return {"height": value[0], "width": value[1]}
     if not isinstance(value, Mapping) or not all(type(side) is int and side > 0 for side in value.values() if side):
-        raise ValueError(f"{name} is {value!r}; it is a number of pixels, or an object like {square(224)}")
+        raise ValueError(f"{name} is {quote(value)}; it is a number of pixels, or an object like {square(224)}")
     return {key: side for key, side in value.items() if side is not None}
 
 
@@ -378,7 +400,8 @@ def target(size: Size, height: int, width: int) -> tuple[int, int]:
         case {"height": rows, "width": columns}:
             found = rows, columns
         case _:
-            raise ValueError(f"size is {dict(size)}; it has height and width, shortest_edge, or max_height, max_width")
+            valid = "height and width, shortest_edge, or max_height, max_width"
+            raise ValueError(f"size is {quote(dict(size))}; it has {valid}")
     return found
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import tokenizers
 from tokenizers import processors
+
+from anyformer.messages import quote
+from anyformer.part import nearest
 
 _M2M = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
@@ -48,3 +52,25 @@ def between(core: tokenizers.Tokenizer, language: int, end: int) -> processors.P
         single=[before, "$A", after], pair=[before, "$A", "$B", after],
         special_tokens=[(before, language), (after, end)],
     )  # fmt: skip
+
+
+def transcribing(core: tokenizers.Tokenizer, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Puts before a text the tokens that Whisper begins with: its language and task where the config names them."""
+    tokens = ["<|startoftranscript|>"]
+    if (language := config.get("language")) is not None:
+        code = CODES.get(str(language).lower(), str(language).lower())
+        if code not in SPOKEN:
+            raise ValueError(f"language is {quote(language)}; {nearest(code, {**SPOKEN, **CODES})}")
+        tokens.append(f"<|{code}|>")
+    if (task := config.get("task")) is not None:
+        if task not in ("transcribe", "translate"):
+            raise ValueError(f"task is {quote(task)}; valid: 'transcribe', 'translate'")
+        tokens.append(f"<|{task}|>")
+    tokens += [] if config.get("predict_timestamps") else ["<|notimestamps|>"]
+    end = "<|endoftext|>"
+    ids = [(token, core.token_to_id(token)) for token in (*tokens, end)]
+    if all(number is not None for _, number in ids):  # a vocabulary without these tokens stays as its file has it
+        core.post_processor = processors.TemplateProcessing(
+            single=[*tokens, "$A", end], pair=[*tokens, "$A", "$B:1", f"{end}:1"], special_tokens=ids
+        )
+    return core

@@ -14,6 +14,7 @@ from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, between
 from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, published
 from anyformer.inputs.words import Words, around, numbered
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 
@@ -128,7 +129,7 @@ def m2m(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]
     vocabulary = numbered(folder)
     name = config.get("language_codes") or "m2m100"
     if name not in LANGUAGES:
-        raise ValueError(f"language_codes={name!r}; {nearest(str(name), LANGUAGES)}")
+        raise ValueError(f"language_codes={quote(name)}; {nearest(str(name), LANGUAGES)}")
     languages = {code: len(vocabulary) + i for i, code in enumerate(LANGUAGES[name])}
     full = {**vocabulary, **{f"__{code}__": place for code, place in languages.items()}}
     core, writer = renumbered(folder / "sentencepiece.bpe.model", full, special, tokens=list(full)[len(vocabulary) :])
@@ -140,7 +141,7 @@ def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> 
     """The token of the language that a folder's texts are in."""
     code = config.get("src_lang") or usual
     if code not in languages:
-        raise ValueError(f"src_lang={code!r}; {nearest(str(code), languages)}")
+        raise ValueError(f"src_lang={quote(code)}; {nearest(str(code), languages)}")
     return languages[code]
 
 
@@ -152,7 +153,7 @@ def renumbered(
     vocabulary that may stand in a text, `tokens` are special ones."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:
-            raise ValueError(f"{name} {special[name]!r} is not in vocab.json")
+            raise ValueError(f"{name} {quote(special[name])} is not in vocab.json")
     source = sentencepiece.read(path)
     readable = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED)
     scores = {text: score for text, score, kind in source.pieces if kind in readable}

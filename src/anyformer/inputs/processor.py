@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tokenizers.models import WordPiece
-
 from anyformer.checkpoint import read_spec
 from anyformer.inputs.audio import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
+from anyformer.messages import quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
 
@@ -99,23 +98,28 @@ def processor(name: str | Path, *, offline: bool = False) -> Processor:
     folder = hub.resolve(name, offline=offline)
     media = tuple(given for given, reader in READERS.items() if reader.held(folder))
     try:
-        tokenizer = Tokenizer.load(folder)
-    except (ValueError, OSError):
+        return Processor(folder, Tokenizer.load(folder), media)
+    except (ValueError, OSError) as error:
         if not media:
             raise
-        tokenizer = None
-    return Processor(folder, tokenizer, media)
+        # images and sound can be read without a tokenizer; whoever gives a text learns what is wrong with its files
+        return Processor(folder, None, media, None if isinstance(error, FileNotFoundError) else error)
 
 
 class Processor:
     """Texts (and images and sound, where the folder has settings for them) to the tensors that a model takes."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = ()) -> None:
-        self.folder, self._tokenizer, self.media = folder, tokenizer, media
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer | None, media: tuple[str, ...] = (), error: Exception | None = None
+    ) -> None:
+        """`error` is why a tokenizer that is there could not be read."""
+        self.folder, self._tokenizer, self.media, self._error = folder, tokenizer, media, error
         self._readers: dict[str, Callable[..., Inputs]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
+        if self._error is not None:
+            raise ValueError(f"the tokenizer cannot be read: {self._error}")
         if self._tokenizer is None:
             raise ValueError(f"{self.folder} has no tokenizer; it reads {' and '.join(self.media)}")
         return self._tokenizer
@@ -141,28 +145,31 @@ class Processor:
             made[name] = self.reader(name)(value, **settings)
             out |= made[name]
         if settings and not given:
-            raise ValueError(f"a text is read without {next(iter(settings))!r}")
+            raise ValueError(f"a text is read without {quote(next(iter(settings)))}")
         if text is None:
             return out
         longest = max_length if max_length is not None else self.tokenizer.max_length
         if padding not in (True, False, "longest", "max_length"):
-            raise ValueError(f"padding={padding!r}; valid: True, False, 'longest', 'max_length'")
+            raise ValueError(f"padding={quote(padding)}; valid: True, False, 'longest', 'max_length'")
         if max_length is not None and not truncation and padding != "max_length":
             raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
         texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        placed = False
         for name in given:
             if (places := Places.of(self.folder, name, self.tokenizer)) is not None:
                 texts = places.filled(texts, next(iter(made[name].values())), CALLED[name])
                 out.pop("attention_mask", None)  # of the sound: where it is silent is heard
+                placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
-            max_length=longest if truncation else None, add_special_tokens=add_special_tokens, types=self.types,
-            at_least=longest or 0 if padding == "max_length" else 0, multiple=pad_to_multiple_of or 1,
+            max_length=longest if truncation else None, add_special_tokens=add_special_tokens,
+            padding=padding is not False, at_least=longest or 0 if padding == "max_length" else 0,
+            multiple=pad_to_multiple_of or 1,
         )  # fmt: skip
-        if padding is False and not bool(encoded["attention_mask"].all()):
-            raise ValueError("the texts differ in length; padding=True makes them one tensor")
+        if audio is not None and not placed:  # the text is the transcript that the model should learn
+            return {**out, "labels": encoded["input_ids"]}
         return {**encoded, **out}
 
     def reader(self, name: str) -> Any:
@@ -170,20 +177,6 @@ class Processor:
         if name not in self._readers and name in self.media:
             self._readers[name] = READERS[name].load(self.folder)
         return self._readers.get(name)
-
-    @property
-    def types(self) -> bool:
-        """Whether token_type_ids are given: as the folder says, else where a pair has two of them and the model that is
-        there takes them; of a vocabulary alone, where it is BERT's kind."""
-        named = self.tokenizer.config.get("model_input_names")
-        if isinstance(named, list):
-            return "token_type_ids" in named
-        two = len({*self.tokenizer.core.encode("a", "a").type_ids}) > 1
-        try:
-            embedding: Any = dict(read_spec(self.folder).items()).get("embedding")
-            return two and embedding is not None and "segments" in embedding.gives
-        except (ValueError, OSError):  # no model, or none that is known
-            return two and isinstance(self.tokenizer.core.model, WordPiece)
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""

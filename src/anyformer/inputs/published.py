@@ -24,7 +24,7 @@ class Published:
 # model_type -> tokenizer class, where the folder names none
 KINDS = {
     "gpt2": "GPT2Tokenizer", "gpt_neo": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "roberta": "RobertaTokenizer",
-    "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "t5": "T5Tokenizer",
+    "bart": "BartTokenizer", "bert": "BertTokenizer", "distilbert": "BertTokenizer", "t5": "T5Tokenizer",
     "mt5": "MT5Tokenizer", "umt5": "T5Tokenizer", "llama": "LlamaTokenizer", "mistral": "LlamaTokenizer",
     "mixtral": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "marian": "MarianTokenizer",
     "fsmt": "FSMTTokenizer", "electra": "ElectraTokenizer", "mamba": "GPTNeoXTokenizer",
@@ -33,6 +33,8 @@ KINDS = {
     "whisper": "WhisperTokenizer", "wav2vec2": "Wav2Vec2CTCTokenizer", "wav2vec2-conformer": "Wav2Vec2CTCTokenizer",
     "funnel": "FunnelTokenizer", "perceiver": "PerceiverTokenizer", "roberta-prelayernorm": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "xlm-roberta-xl": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer",
+    "albert": "AlbertTokenizer", "big_bird": "BigBirdTokenizer", "clip": "CLIPTokenizer",
+    "gpt_neox": "GPTNeoXTokenizer", "openai-gpt": "OpenAIGPTTokenizer", "reformer": "ReformerTokenizer",
     "deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer", "xlnet": "XLNetTokenizer",
     **dict.fromkeys(("linformer", "dmca", "limoe", "reka", "vatt", "reserve"), ""),  # published without
 }  # fmt: skip
@@ -48,11 +50,25 @@ LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
+NEOX = {**GPT2, "pad_token": "<|padding|>"}
+CLIP = {"bos_token": "<|startoftext|>", "eos_token": END, "unk_token": END, "pad_token": END}
+ALBERT = {**DEBERTA, "unk_token": "<unk>", "pad_token": "<pad>"}
+BIG_BIRD = {**ALBERT, "bos_token": "<s>", "eos_token": "</s>"}
 QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # a token each before those of the bytes, in this order
 PERCEIVER = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]",
              "cls_token": "[CLS]", "sep_token": "[SEP]"}  # fmt: skip
+
+# settings that a class has where a folder does not give them; the base class pads on the right
+INPUT_NAMES = ["input_ids", "attention_mask"]
+WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+LEFT = {"padding_side": "left"}
+# classes in Python cut a pair to an odd number of tokens so that the first text keeps one more
+FIRST_LONGER = {"longer_text": "first"}
+# model_type of which transformers ignores the class that a folder names, and takes the base class
+UNREGISTERED = ("llama",)  # the base class is also taken for these, where a folder names none
+GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
 
 TWO_ENDS = ("cls A sep", "cls A sep sep B sep")  # between two texts there are two
 SEGMENTS = ("cls A sep", "cls A sep B:1 sep:1")
@@ -60,25 +76,30 @@ AFTER = ("A eos", "A eos B eos")
 CLASSES: dict[str, Published] = {
     "": Published(),
     **dict.fromkeys(("GPT2Tokenizer", "WhisperTokenizer"), Published("byte pairs", GPT2)),
-    "Qwen2Tokenizer": Published("byte pairs", QWEN), "GPTNeoXTokenizer": Published("", GPT2),
+    "Qwen2Tokenizer": Published("byte pairs", QWEN), "GPTNeoXTokenizer": Published("", NEOX),
+    "AlbertTokenizer": Published("", ALBERT), "BigBirdTokenizer": Published("", BIG_BIRD),
+    "CLIPTokenizer": Published("", CLIP), "OpenAIGPTTokenizer": Published("", {"unk_token": "<unk>"}),
+    "ReformerTokenizer": Published("", {"eos_token": "</s>", "unk_token": "<unk>"}),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
                     Published("byte pairs", ROBERTA, TWO_ENDS)),
-    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS),
-    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer",
-                     "ConvBertTokenizer", "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS)),
+    "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS, WITH_TYPES),
+    **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer",
+                     "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS, WITH_TYPES)),
+    "DistilBertTokenizer": Published("word pieces", BERT, SEGMENTS),
     "FunnelTokenizer": Published("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
-    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS),
-    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS),
-    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer", "MistralTokenizer"), Published("pieces", LLAMA)),
+    "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS, FIRST_LONGER),
+    "Wav2Vec2CTCTokenizer": Published("letters", LETTERS, None, FIRST_LONGER),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), Published("pieces", LLAMA, None, LEFT)),
+    "MistralTokenizer": Published("pieces", LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), Published("pieces", T5, AFTER)),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"),
                     Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos"))),
-    "NllbTokenizer": Published("", ROBERTA), "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos")),
-    "M2M100Tokenizer": Published("m2m", M2M),
-    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS),
+    "NllbTokenizer": Published("", ROBERTA),
+    "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
+    "M2M100Tokenizer": Published("m2m", M2M, None, FIRST_LONGER),
+    "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
     "XLNetTokenizer": Published(
-        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"),
-        {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]},
+        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT
     ),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from anyformer.inputs.image import Images, pillow
+from anyformer.messages import quote
 
 
 def drawn(pixels: Tensor, images: Images) -> np.ndarray:
@@ -36,7 +37,7 @@ def write_sheet(path: str | Path, rows: Sequence[np.ndarray], gap: int = 2) -> N
     Image, _ = pillow()
     shapes = {row.shape[1:] for row in rows}
     if len(shapes) != 1 or min(len(row) for row in rows) < 1:
-        raise ValueError(f"a sheet is made of rows of pictures of one size, got {sorted(shapes)}")
+        raise ValueError(f"a sheet is made of rows of pictures of one size, got {quote(sorted(shapes))}")
     ((height, width, channels),) = shapes
     most = max(len(row) for row in rows)
     sheet = np.full((len(rows) * (height + gap) - gap, most * (width + gap) - gap, channels), 255, np.uint8)

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from anyformer.machine import need
+from anyformer.messages import quote
 
 BLOCK = 30  # seconds: what is held of a file at once, however long it is
 HIGHEST = 10_000_000  # samples a second that a header may claim
+LOUDEST = 1e12  # far above 32-bit integers given as floats; the square of 1e19 is infinite in fp32
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
 
 Source = str | Path | np.ndarray | Any  # a file, samples, (samples, rate), or (an iterator of chunks of them, rate)
@@ -57,7 +59,7 @@ class Recording:
         if rate is None:
             raise ValueError("samples need their rate: give (samples, rate), or sampling_rate")
         if not isinstance(rate, int) or not 0 < rate <= HIGHEST:
-            raise ValueError(f"{rate!r} samples a second is no rate of sound")
+            raise ValueError(f"sampling_rate is {quote(rate)}; it must be a whole number from 1 to {HIGHEST:,}")
         return _stream(source, rate) if isinstance(source, Iterator) else _array(source, rate)
 
     def __enter__(self) -> Recording:
@@ -76,9 +78,10 @@ class Recording:
         done = 0
         while len(block := self.pull(BLOCK * self.rate)):
             mono = np.ascontiguousarray(block.mean(1, dtype=np.float32))
-            if not np.isfinite(mono).all():
-                bad = done + int(np.flatnonzero(~np.isfinite(mono))[0])
-                raise Unreadable(f"{self.name}: sample {bad:,} is not a finite number")
+            if not np.abs(mono).max() <= LOUDEST:  # NaN is refused too
+                bad = int(np.flatnonzero(~(np.abs(mono) <= LOUDEST))[0])
+                problem = f"{mono[bad]:.3g}, too large" if np.isfinite(mono[bad]) else "not a finite number"
+                raise Unreadable(f"{self.name}: sample {done + bad:,} is {problem}; samples are between -1 and 1")
             done += len(mono)
             yield mono if change is None else change.resample_chunk(mono)
         if self.length is not None and done < self.length:
@@ -128,7 +131,7 @@ def _samples(samples: Any) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ValueError(f"samples are an array of numbers, not a {type(samples).__name__}: {error}") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
-        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {numbers.shape}")
+        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {quote(numbers.shape)}")
     if numbers.dtype.kind != "f":
         if numbers.dtype.kind == "u" or numbers.dtype.itemsize > 4:
             raise ValueError(f"samples are fp32 between -1 and 1, or int16 or int32, got {numbers.dtype}")
@@ -147,8 +150,11 @@ def _wave(file: Path) -> Recording | None:
     except (wave.Error, EOFError, OSError, ValueError) as error:
         if "unknown format" in str(error):
             return None
-        raise Unreadable(f"{file}: {error or 'ends too early'}") from None
-    if stream.getsampwidth() != 2 or not 0 < rate <= HIGHEST or channels < 1:
+        raise Unreadable(f"{file}: {_reason(error)}") from None
+    if not 0 < rate <= HIGHEST:
+        stream.close()
+        raise Unreadable(f"{file}: {_wrong_rate(rate)}")
+    if stream.getsampwidth() != 2 or channels < 1:
         stream.close()
         return None
 
@@ -170,7 +176,7 @@ def _sound(file: Path) -> Recording:
     if not 0 < stream.samplerate <= HIGHEST:
         with contextlib.suppress(soundfile.SoundFileError):
             stream.close()
-        raise Unreadable(f"{file}: claims {stream.samplerate} samples a second")
+        raise Unreadable(f"{file}: {_wrong_rate(stream.samplerate)}")
 
     def pull(n: int) -> np.ndarray:
         try:
@@ -183,4 +189,12 @@ def _sound(file: Path) -> Recording:
 
 
 def _reason(error: BaseException) -> str:
-    return str(error).rpartition(": ")[2].strip().rstrip(".") or "cannot be read"
+    """Why a file cannot be read; a file that ends inside its header raises an EOFError without a message."""
+    reason = str(error).rpartition(": ")[2].strip().rstrip(".")
+    if "does not exist" in reason:  # libsndfile's words for an MP3 without a frame; the file is there
+        reason = "holds no sound that can be read"
+    return reason or "ends too early"
+
+
+def _wrong_rate(rate: int) -> str:
+    return f"its header claims {rate:,} samples a second; valid: 1 to {HIGHEST:,}"

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from anyformer.inputs import languages, long, vocabulary
-from anyformer.inputs.published import NAMES
+from anyformer.inputs.published import INPUT_NAMES, NAMES
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.part import nearest
 
@@ -63,6 +64,7 @@ class Tokenizer:
             setattr(self, f"{name}_id", core.token_to_id(self.special[name]) if name in self.special else None)
         self.padding_side = self._side("padding_side", "right")
         self.truncation_side = self._side("truncation_side", "right")
+        self.input_names = self._input_names()
         longest = self.config.get("model_max_length")
         self.max_length = int(longest) if isinstance(longest, (int, float)) and 0 < longest < 2**31 else None
         added = self.writer.get_added_tokens_decoder()
@@ -74,8 +76,15 @@ class Tokenizer:
     def _side(self, name: str, default: str) -> str:
         side = self.config.get(name, default)
         if side not in SIDES:
-            raise ValueError(f"{name}={side!r}; {nearest(str(side), SIDES)}")
+            raise ValueError(f"{name} is {quote(side)}; {nearest(str(side), SIDES)}")
         return side
+
+    def _input_names(self) -> tuple[str, ...]:
+        """Which tensors a text becomes: those of model_input_names, as in transformers."""
+        names = self.config.get("model_input_names", INPUT_NAMES)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"model_input_names is {quote(names)}; it must be a list of names such as {INPUT_NAMES}")
+        return ("input_ids", *(name for name in names if name in ("token_type_ids", "attention_mask")))
 
     @classmethod
     def load(cls, name: str | Path, *, offline: bool = False) -> Tokenizer:
@@ -84,11 +93,14 @@ class Tokenizer:
 
         folder = hub.resolve(name, offline=offline)
         words = vocabulary.read(folder)
-        return cls(
-            words.core, special=words.special, config=words.config, writer=words.writer,
-            unknown_from=words.unknown_from, doubles_space=words.doubles_space, folder=folder,
-            languages=words.languages, target=words.target,
-        )  # fmt: skip
+        try:
+            return cls(
+                words.core, special=words.special, config=words.config, writer=words.writer,
+                unknown_from=words.unknown_from, doubles_space=words.doubles_space, folder=folder,
+                languages=words.languages, target=words.target,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"{folder / 'tokenizer_config.json'}: {error}") from None
 
     def __len__(self) -> int:
         """Ids go up to this, added tokens included."""
@@ -108,9 +120,9 @@ class Tokenizer:
 
     def language_id(self, code: str) -> int:
         if not self.languages:
-            raise ValueError(f"language {code!r}: this model has no tokens for languages")
+            raise ValueError(f"language {quote(code)}: this model has no tokens for languages")
         if code not in self.languages:
-            raise ValueError(f"no language {code!r}; {nearest(str(code), self.languages)}")
+            raise ValueError(f"no language {quote(code)}; {nearest(str(code), self.languages)}")
         return self.languages[code]
 
     def in_language(self, code: str) -> Tokenizer:
@@ -182,13 +194,14 @@ class Tokenizer:
 
     def batch(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
-        max_length: int | None = None, add_special_tokens: bool = True, types: bool | None = None,
-        at_least: int = 0, multiple: int = 1,
+        max_length: int | None = None, add_special_tokens: bool = True, padding: bool = True, at_least: int = 0,
+        multiple: int = 1, names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """input_ids and attention_mask (B, T), padded to the longest, to `at_least` so many tokens and to a `multiple`;
-        with pairs also token_type_ids, unless `types` says otherwise.
+        """The tensors (B, T) of `names`, by default `input_names`, padded to the longest, to `at_least` so many tokens
+        and to a `multiple`.
 
-        Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay.
+        Beyond `max_length` tokens a text is cut, the longer of a pair first; special tokens stay. Without `padding`,
+        texts must be of one length.
         """
         import torch
 
@@ -198,10 +211,12 @@ class Tokenizer:
             raise ValueError(f"{len(texts)} texts and {len(pairs)} pairs")
         side = self.padding_side if padding_side is None else padding_side
         if side not in SIDES:
-            raise ValueError(f"padding_side={side!r}; {nearest(str(side), SIDES)}")
+            raise ValueError(f"padding_side={quote(side)}; {nearest(str(side), SIDES)}")
         seconds: Sequence[str | None] = pairs if pairs is not None else [None] * len(texts)
         rows = [self._encode(t, p, max_length, add_special_tokens) for t, p in zip(texts, seconds)]
         T = max((len(row.ids) for row in rows), default=0)
+        if not padding and any(len(row.ids) < T for row in rows):
+            raise ValueError("the texts differ in length; padding=True makes them one tensor")
         T = -(-max(T, at_least) // multiple) * multiple
         pad = self.filler
 
@@ -210,13 +225,12 @@ class Tokenizer:
             full = [[fill] * (T - len(v)) * left + v + [fill] * (T - len(v)) * (not left) for v in values]
             return torch.tensor(full, dtype=torch.long).reshape(len(rows), T)
 
-        out = {
-            "input_ids": filled((self._ids(row) for row in rows), pad),
-            "attention_mask": filled(([1] * len(row.ids) for row in rows), 0),
+        made = {
+            "input_ids": lambda: filled((self._ids(row) for row in rows), pad),
+            "token_type_ids": lambda: filled((row.type_ids for row in rows), 0),
+            "attention_mask": lambda: filled(([1] * len(row.ids) for row in rows), 0),
         }
-        if types or (types is None and pairs is not None):
-            out["token_type_ids"] = filled((row.type_ids for row in rows), 0)
-        return out
+        return {name: make() for name, make in made.items() if name in (self.input_names if names is None else names)}
 
     def plain(self, text: str) -> tokenizers.Encoding:
         """The tokens of a text before `core.post_process`, which may be cut."""
@@ -245,9 +259,11 @@ class Tokenizer:
             count_truncated(a + b - room)
             small = min(a, b)
             large = max(small, room - small)
+            first_longer = a > b
             if small + large > room:
                 small, large = room // 2, room - room // 2
-            a, b = (small, large) if a <= b else (large, small)
+                first_longer = first_longer or self.config.get("longer_text") == "first"
+            a, b = (large, small) if first_longer else (small, large)
             if second is None:
                 a = room
             for part, size in ((first, a), (second, b)):

@@ -13,10 +13,11 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from anyformer.inputs.languages import NLLB, between
+from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
-from anyformer.inputs.published import KINDS, NAMES, PIECES, published
+from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
+from anyformer.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
@@ -33,7 +34,8 @@ def read(folder: Path) -> Words:
     config = _optional(folder / "tokenizer_config.json")
     stored = _optional(folder / "special_tokens_map.json")
     kind = named(folder, config)
-    special = dict(published(kind).special)
+    usual = defaults(folder, config, kind)
+    special = dict(usual.special)
     for source in (stored, config):
         for name in NAMES:
             if name in source:
@@ -41,7 +43,7 @@ def read(folder: Path) -> Words:
                 if text := content(source[name]):
                     special[name] = text
     config = {name: value for name, value in config.items() if value is not None}  # null: whatever is usual
-    config = {**published(kind).settings, **config}
+    config = {**usual.settings, **config}
     file, make = find(folder, kind)
     try:
         words = make(folder, kind, config, special)
@@ -53,9 +55,21 @@ def read(folder: Path) -> Words:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions
-        reason = " ".join(str(error).split())  # which may be several lines
+        reason = shorten(" ".join(str(error).split()), 600)  # which may be several lines
         raise ValueError(reason if str(folder) in reason else f"{folder / file}: {reason}") from None
     return words
+
+
+def defaults(folder: Path, config: dict[str, Any], kind: str) -> Published:
+    """What a folder need not say: that of the class with which transformers reads it, which may be the base class."""
+    model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
+    unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
+    if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
+        return published("")
+    if kind == "LlamaTokenizer" and file.is_file() and file.stat().st_size <= JSON_BYTES:
+        if b'"ByteLevel"' in file.read_bytes():
+            return published("")  # Llama 3 and DeepSeek have files of another kind than the class that they name
+    return published(kind)
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -117,7 +131,7 @@ def unpanicked(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(shorten(" ".join(str(error).split()), 600)) from None
 
 
 def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:
@@ -125,6 +139,8 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     if path.stat().st_size > JSON_BYTES:
         raise ValueError(f"larger than the {JSON_BYTES:,} bytes allowed here")
     core = unpanicked(lambda: tokenizers.Tokenizer.from_file(str(path)))
+    if kind == "WhisperTokenizer":
+        return Words(transcribing(core, config), config, special)
     if kind != "NllbTokenizer":
         return Words(core, config, special)
     if config.get("legacy_behaviour"):
@@ -155,7 +171,7 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
         marked = bool(fields.get("special", False))
         core.add_tokens([tokenizers.AddedToken(text, **{"normalized": not marked, **options}, special=marked)])
         if core.token_to_id(text) != place:
-            raise ValueError(f"added token {text!r} should have the id {place} and gets {core.token_to_id(text)}")
+            raise ValueError(f"added token {quote(text)} should have the id {place} and gets {core.token_to_id(text)}")
     there = core.get_added_tokens_decoder()
     marked_already = {token.content for token in there.values() if token.special}
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []

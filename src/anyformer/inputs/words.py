@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, published
+from anyformer.messages import quote
 from anyformer.weights.io import JSON_BYTES, read_json
 
 
@@ -55,7 +56,7 @@ def places(folder: Path) -> dict[str, int]:
     vocabulary = read_json(folder / "vocab.json")
     for word, place in vocabulary.items():
         if type(place) is not int or not 0 <= place < 2**31:
-            raise ValueError(f"vocab.json: the id of {word[:50]!r} is {str(place)[:50]}, not a whole number from 0 up")
+            raise ValueError(f"vocab.json: the id of {quote(word)} is {quote(place)}, not a whole number from 0 up")
     return vocabulary
 
 
@@ -82,7 +83,7 @@ def byte_pairs(folder: Path, kind: str, config: dict[str, Any], special: dict[st
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     lines = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     if bad := [line for line in lines if line.count(" ") != 1]:
-        raise ValueError(f"merges.txt: {bad[0]!r} is not a pair")
+        raise ValueError(f"merges.txt: {quote(bad[0])} is not a pair")
     if not kind:  # files of before there was a config tell by their special tokens
         old = ("RobertaTokenizer", "GPT2Tokenizer")
         kind = next((name for name in old if {*CLASSES[name].special.values()} <= {*vocabulary}), "")
@@ -155,7 +156,7 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     vocabulary = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
     for name in ("unk_token", "cls_token", "sep_token"):
         if special[name] not in vocabulary:
-            raise ValueError(f"{name} {special[name]!r} is not among its words")
+            raise ValueError(f"{name} {quote(special[name])} is not among its words")
     core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
     core.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
@@ -164,4 +165,4 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece(prefix="##")
     core.post_processor = around(core, usual.ends or SEGMENTS, special)
-    return Words(core, config, special)
+    return Words(core, config if kind else {**usual.settings, **config}, special)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import decode
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -88,7 +89,7 @@ def attend(
     (.., True) of the heads. A query that sees nothing gets zeros on every kernel.
     """
     if kernel not in KERNELS:
-        raise ValueError(f"unknown attention kernel {kernel!r}; {nearest(kernel, KERNELS)}")
+        raise ValueError(f"unknown attention kernel {quote(kernel)}; {nearest(kernel, KERNELS)}")
     if kernel == "flex" and q.device.type != "cuda":
         raise ValueError("the flex kernel needs a CUDA device; use kernel='sdpa'")
     if kernel == "auto":

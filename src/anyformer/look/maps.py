@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyformer.look.roles import attending, calls, routers, short
 from anyformer.look.trace import Trace
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.parts.moe import Routing
 
@@ -44,7 +45,7 @@ class Attentions(Mapping[str, AttentionMap]):
         for each in self.maps:
             if name in (each.address, short(each.address)):
                 return each
-        raise KeyError(f"no attention at {name!r}; {nearest(name, list(self))}")
+        raise KeyError(f"no attention at {quote(name)}; {nearest(name, list(self))}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(short(each.address) for each in self.maps))

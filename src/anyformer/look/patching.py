@@ -16,6 +16,7 @@ from torch import Tensor
 
 from anyformer.look.roles import attending, body, short, steps
 from anyformer.look.trace import Change, Trace, addresses, main_tensor, matches, trace
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 ROWS = 16  # changes that are tried at once, a row of the batch each
@@ -49,7 +50,7 @@ def resolved(run: Trace, name: str, heads: Sequence[int] | None) -> list[str]:
         found = adding
     if not found:
         names = [short(a) for a in attending(run.model)] if heads is not None else known
-        raise ValueError(f"nothing in this model is called {name!r}; {nearest(name, names)}")
+        raise ValueError(f"nothing in this model is called {quote(name)}; {nearest(name, names)}")
     return found
 
 
@@ -173,7 +174,7 @@ def grid(
         names = list(dict.fromkeys(step.sublayer.address for step in steps(stack)))
         return names, [0], [[_Cell(resolved(run, name, None)[0], None, None)] for name in names]
     if by != "head":
-        raise ValueError(f"by={by!r}; {nearest(by, ('position', 'head', 'sublayer'))}")
+        raise ValueError(f"by={quote(by)}; {nearest(by, ('position', 'head', 'sublayer'))}")
     mixers = [address for address in attending(run.model) if f"{address}.mixed" in run.model.shows]
     if not mixers:
         raise ValueError("this model has no heads to change")

@@ -15,6 +15,7 @@ from torch import Tensor
 from anyformer.look.maps import attention
 from anyformer.look.roles import short
 from anyformer.look.trace import Trace, trace
+from anyformer.messages import quote
 from anyformer.model import TransformerModule, position_limit
 from anyformer.part import nearest
 
@@ -30,7 +31,7 @@ class HeadScores:
     def best(self, kind: str, number: int = 1) -> list[tuple[str, int, float]]:
         """(address, head, score) of the heads with the highest."""
         if kind not in self.kinds:
-            raise ValueError(f"no score {kind!r}; {nearest(kind, self.kinds)}")
+            raise ValueError(f"no score {quote(kind)}; {nearest(kind, self.kinds)}")
         every = [(address, i, float(score)) for address, scores in self.kinds[kind].items()
                  for i, score in enumerate(scores)]  # fmt: skip
         return sorted(every, key=lambda head: -head[2])[:number]

@@ -12,6 +12,7 @@ from typing import Any
 
 from anyformer.look.inside import Data, Inside, Scene
 from anyformer.look.page import assembled
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 HOST = "127.0.0.1"
@@ -54,7 +55,7 @@ class Server(ThreadingHTTPServer):
     def answer(self, name: str, question: Data) -> Data:
         """What a view asked, or in {"why": ...} why there is no answer."""
         if name not in ANSWERS:
-            raise KeyError(f"no question {name!r}; {nearest(name, ANSWERS)}")
+            raise KeyError(f"no question {quote(name)}; {nearest(name, ANSWERS)}")
         with self.lock:
             try:
                 return ANSWERS[name](self, question)

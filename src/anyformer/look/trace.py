@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.part import nearest
 from anyformer.parts.moe import Routing
@@ -39,7 +40,7 @@ class Trace(Mapping[str, Any]):
 
     def __getitem__(self, address: str) -> Any:
         if address not in self.kept:
-            raise KeyError(f"nothing was kept at {address!r}; {nearest(address, self.kept)}")
+            raise KeyError(f"nothing was kept at {quote(address)}; {nearest(address, self.kept)}")
         values = self.kept[address]
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -105,7 +106,7 @@ class Tracer:
         known = addresses(model)
         for pattern in (*keep, *change):
             if not any(matches(pattern, address) for address in known):
-                raise ValueError(f"nothing in this model is called {pattern!r}; {nearest(pattern, known)}")
+                raise ValueError(f"nothing in this model is called {quote(pattern)}; {nearest(pattern, known)}")
         self.keeping = {address for address in known if any(matches(pattern, address) for pattern in keep)}
         self.changes = {
             address: [function for pattern, function in change.items() if matches(pattern, address)]

@@ -21,6 +21,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import KERNELS
 from anyformer.kernels.loss import IGNORED
 from anyformer.kernels.recording import recording
+from anyformer.messages import quote
 from anyformer.model.output import Offered, Output, offered, shown_unasked
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
@@ -326,11 +327,11 @@ class TransformerModule(nn.Module):
             inputs["past_key_values"] = inputs.pop(state_name)
         for name in inputs:
             if name not in known:
-                raise TypeError(f"this model takes no input {name!r}; {nearest(name, known)}")
+                raise TypeError(f"this model takes no input {quote(name)}; {nearest(name, known)}")
         inputs = {name: value for name, value in inputs.items() if value is not None}
         check_given(inputs)
         if self.kernel not in KERNELS:
-            raise ValueError(f"unknown attention kernel {self.kernel!r}; {nearest(self.kernel, KERNELS)}")
+            raise ValueError(f"unknown attention kernel {quote(self.kernel)}; {nearest(self.kernel, KERNELS)}")
         usual = shown_unasked(self.spec)
         asked = [name for name in OUTPUTS if inputs.pop(name, usual.get(name) or False) or name in self.always]
         shown = Shown(self.shows, asked, self.listener) if asked else None

@@ -12,6 +12,7 @@ from anyformer.block import Stack
 from anyformer.context import Context, Memory
 from anyformer.funnel import Funnel
 from anyformer.mask import begins
+from anyformer.messages import quote
 from anyformer.model.base import Model, TransformerModule, memory_mask
 from anyformer.part import Site, walk
 from anyformer.parts.embed import Embedding
@@ -162,7 +163,7 @@ def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
     except (TypeError, LookupError):
         memory = None
     if not isinstance(memory, Tensor):
-        raise ValueError(f"encoder_outputs are what an encoder returned, or its hidden states, got {given!r:.80}")
+        raise ValueError(f"encoder_outputs are what an encoder returned, or its hidden states, got {quote(given)}")
     kinds = ("hidden_states", "attentions", "router_logits")
     named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
     return memory, {kind: named.get(kind) for kind in kinds}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least
 from anyformer.inputs.truncation import count_truncated
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
@@ -105,7 +106,7 @@ def place(example: Mapping[str, Any], context: str) -> tuple[int, int] | None:
         raise ValueError("column 'answers': each is {text, answer_start}")
     text, start = text_of(answers[0], "text"), field(answers[0], "answer_start")
     if not isinstance(start, int) or start < 0 or context[start : start + len(text)] != text:
-        raise ValueError(f"the answer {text!r} does not stand at {start} of the context")
+        raise ValueError(f"the answer {quote(text)} does not stand at {start} of the context")
     return start, start + len(text)
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import column_name, field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
@@ -30,7 +31,7 @@ class Classify(Objective):
 
     def check(self) -> None:
         if len(self.labels) == 1:
-            raise ValueError(f"Classify.labels: one label alone ({self.labels[0]!r}) tells nothing apart")
+            raise ValueError(f"Classify.labels: one label alone ({quote(self.labels[0])}) tells nothing apart")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("Classify.labels: a label is there twice")
         if self.labels and (self.low is not None or self.high is not None):
@@ -55,7 +56,7 @@ class Classify(Objective):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"column {column_name(example, 'label')!r}: {value!r:.60} is not a number") from None
+            raise ValueError(f"column {quote(column_name(example, 'label'))}: {quote(value)} is not a number") from None
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         if not (math.isfinite(number) and low <= number <= high):
             raise ValueError(f"column {column_name(example, 'label')!r}: {number} is outside {low} to {high}")
@@ -70,7 +71,7 @@ class Classify(Objective):
             raise ValueError(f"{len(self.labels) or 1} labels, and the model tells {head.num_labels} apart")
         kind = "single_label_classification" if self.labels else "regression"
         if head.problem not in (None, kind):
-            raise ValueError(f"head.problem is {head.problem!r}, and what is learnt here is {kind!r}")
+            raise ValueError(f"head.problem is {quote(head.problem)}, and what is learnt here is {quote(kind)}")
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:

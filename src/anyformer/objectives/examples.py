@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 Example = Mapping[str, Any]
@@ -26,7 +27,7 @@ def column_name(example: Example, column: str) -> str:
 
 def field(example: Example, column: str) -> Any:
     if column not in example:
-        raise ValueError(f"no column {column_name(example, column)!r}; {nearest(column, example)}")
+        raise ValueError(f"no column {quote(column_name(example, column))}; {nearest(column, example)}")
     return example[column]
 
 
@@ -35,7 +36,7 @@ def text_of(example: Example, column: str) -> str:
     if isinstance(value, LongText):
         value = str(value)
     if not isinstance(value, str):
-        raise ValueError(f"column {column_name(example, column)!r} holds {type(value).__name__}, not text")
+        raise ValueError(f"column {quote(column_name(example, column))} holds {type(value).__name__}, not text")
     return value
 
 
@@ -45,7 +46,7 @@ def texts_of(example: Example, column: str) -> list[str]:
     if not isinstance(value, (list, tuple)):
         return [text_of(example, column)]
     if not value or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"column {column_name(example, column)!r} holds a list, and not of texts")
+        raise ValueError(f"column {quote(column_name(example, column))} holds a list, and not of texts")
     return list(value)
 
 
@@ -64,9 +65,10 @@ def label_number(value: Any, labels: Sequence[str], column: str) -> int:
         if number != float(value):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"column {column!r}: label {value!r:.60} is not known; {nearest(name, labels)}") from None
+        hint = nearest(name, labels)
+        raise ValueError(f"column {quote(column)}: label {quote(value)} is not known; {hint}") from None
     if not 0 <= number < len(labels):
-        raise ValueError(f"column {column!r}: label {number} is outside 0..{len(labels) - 1}")
+        raise ValueError(f"column {quote(column)}: label {number} is outside 0..{len(labels) - 1}")
     return number
 
 

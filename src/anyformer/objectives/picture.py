@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.inputs.image import Images
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
@@ -165,7 +166,7 @@ def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
     """The pictures of a column, in their order."""
     frames = field(example, name)
     if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
-        raise ValueError(f"column {name!r}: its frames, one picture or more")
+        raise ValueError(f"column {quote(name)}: its frames, one picture or more")
     return frames
 
 

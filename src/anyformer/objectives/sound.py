@@ -11,6 +11,7 @@ import numpy as np
 from anyformer.check import at_least, chance
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.inputs.sound import Recording
+from anyformer.messages import quote
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record
 
@@ -103,6 +104,6 @@ class Sounds(Objective):
         """ValueError where a model hears something else."""
         name = "input_values" if self.form == "values" else "input_features"
         if name not in embedding.inputs:
-            raise ValueError(f"form={self.form!r} makes {name}, and the model takes {', '.join(embedding.inputs)}")
+            raise ValueError(f"form={quote(self.form)} makes {name}, and the model takes {', '.join(embedding.inputs)}")
         if self.form != "values" and embedding.channels != self.channels:
             raise ValueError(f"a spectrogram of {self.channels} channels, and the model hears {embedding.channels}")

@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from anyformer.kernels.loss import IGNORED
+from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, column_name, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
@@ -72,7 +73,7 @@ def listed(example: Mapping[str, Any], column: str) -> Sequence[Any]:
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, Sequence):
-        raise ValueError(f"column {column_name(example, column)!r} holds {type(value).__name__}, not a list")
+        raise ValueError(f"column {quote(column_name(example, column))} holds {type(value).__name__}, not a list")
     return value
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from anyformer.check import at_least
 from anyformer.inputs.truncation import count_truncated
+from anyformer.messages import quote
 from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
@@ -52,7 +53,7 @@ class Translate(Rewrite, called=("seq2seq", "summarize")):
         target = flat(ended([writes.encode_target(texts_of(example, "target")[0])], writes))
         for name, ids in (("source", source), ("target", target)):
             if len(ids) < 2:
-                raise ValueError(f"column {column_name(example, name)!r} is empty")
+                raise ValueError(f"column {quote(column_name(example, name))} is empty")
         return {"input_ids": cut(source, self.length, reads), "labels": cut(target, self.target_length, writes)}
 
 

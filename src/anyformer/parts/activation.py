@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.gelu import gelu_tanh
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 
@@ -65,7 +66,7 @@ def activation_named(name: str) -> Activation:
     """Our name for an activation that a published config names; unknown ones raise."""
     ours = ALIASES.get(name, name)
     if ours not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; {nearest(name, {*ACTIVATIONS, *ALIASES})}")
+        raise ValueError(f"unknown activation {quote(name)}; {nearest(name, {*ACTIVATIONS, *ALIASES})}")
     return cast(Activation, ours)
 
 

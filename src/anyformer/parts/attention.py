@@ -16,6 +16,7 @@ from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.mask import FULL, All, Causal, Full, Mask, Window
+from anyformer.messages import quote
 from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.bias import turned
 from anyformer.parts.joined import Joined
@@ -97,7 +98,7 @@ class Attention(
         if self.learned_scale is not None and (self.scale is not None or self.scale_by_layer):
             raise ValueError("Attention.learned_scale stands in the place of scale and scale_by_layer; leave them out")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Attention.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"Attention.bias names projections among 'qkvo', got {quote(self.bias)}")
         if (heads := getattr(self.position, "num_heads", self.num_heads)) != self.num_heads:
             raise ValueError(f"Attention.position has {heads} heads and the attention {self.num_heads}")
         if self.memory and (self.position is not None or not isinstance(self.mask, Full)):

@@ -20,6 +20,7 @@ from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
 from anyformer.kernels.rows import longer, stacked
 from anyformer.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.messages import quote
 from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
@@ -103,7 +104,7 @@ class CompressedAttention(Op, sees="past", called=("memory-compressed attention"
         at_least(self, 1, "num_heads", "kernel", "stride")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"CompressedAttention.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"CompressedAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
 
     def build(self, site: Site) -> nn.Module:
         return CompressedAttentionModule(self, site)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.context import Context
+from anyformer.messages import quote
 from anyformer.part import Site
 from anyformer.parts.bias import AttentionPosition, AttentionPositionModule, Projections, distance_in
 from anyformer.parts.norm import Norm
@@ -45,7 +46,7 @@ class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disenta
         at_least(self, 2, "buckets")
         chance(self, "dropout")
         if set(self.bias) - set("qk"):
-            raise ValueError(f"Disentangled.bias names projections among 'qk', got {self.bias!r}")
+            raise ValueError(f"Disentangled.bias names projections among 'qk', got {quote(self.bias)}")
 
     @property
     def from_the_first(self) -> bool:

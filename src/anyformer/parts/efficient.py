@@ -17,6 +17,7 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import FULL, Causal, Full, Mask
+from anyformer.messages import quote
 from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import InHeads, Op
@@ -36,7 +37,7 @@ class Projections(Op):
     def check(self) -> None:
         at_least(self, 1, "num_heads")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"{type(self).__name__}.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"{type(self).__name__}.bias names projections among 'qkvo', got {quote(self.bias)}")
 
 
 class ProjectionsModule(InHeads):
@@ -223,7 +224,7 @@ class LinearAttention(Projections, sees="past", called=("linear transformer", "P
     def check(self) -> None:
         super().check()
         if not isinstance(self.mask, (Full, Causal)):
-            raise ValueError(f"LinearAttention.mask is Full or Causal: sums leave no key out, got {self.mask!r}")
+            raise ValueError(f"LinearAttention.mask is Full or Causal: sums leave no key out, got {quote(self.mask)}")
 
     def build(self, site: Site) -> nn.Module:
         return LinearAttentionModule(self, site)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anyformer.kernels.recording import recording
+from anyformer.messages import quote
 from anyformer.state import State
 
 NUMBERS = ("input_ids", "position_ids", "token_type_ids", "document_ids", "tree_parents", "mc_token_ids",
@@ -34,7 +35,7 @@ def check_given(inputs: Mapping[str, Any]) -> None:
         plain = name.removeprefix("decoder_")
         if plain in FLAGS:
             if not isinstance(value, bool):
-                raise ValueError(f"{name} is True or False, got {value!r}")
+                raise ValueError(f"{name} is True or False, got {quote(value)}")
         elif name == "past_key_values":
             if not isinstance(value, State):
                 raise ValueError(f"{name} is the state that a model returned, got a {type(value).__name__}")

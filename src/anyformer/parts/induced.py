@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from anyformer.check import at_least, chance
 from anyformer.context import Context, Memory
+from anyformer.messages import quote
 from anyformer.part import Part, Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.efficient import Projections
@@ -72,7 +73,7 @@ class Seeds(Part, sees="itself", called=("PMA", "pooling by multi-head attention
         at_least(self, 1, "num_heads", "count")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Seeds.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"Seeds.bias names projections among 'qkvo', got {quote(self.bias)}")
         for name in ("before", "feedforward"):
             if getattr(getattr(self, name), "out", None) is not None:
                 raise ValueError(f"Seeds.{name}.out: the vectors keep their width; leave it out")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.recording import recording
+from anyformer.messages import quote
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.induced import Seeds
@@ -44,11 +45,11 @@ class Pool(Part, called=("pooler", "mean pooling", "CLS")):
 
     def check(self) -> None:
         if self.take in ("token", "mark") and self.token is None:
-            raise ValueError(f"Pool.take is {self.take!r}: say which token that is")
+            raise ValueError(f"Pool.take is {quote(self.take)}: say which token that is")
         if self.idle_norm and self.norm is None:
             raise ValueError("Pool.idle_norm: there is no norm")
         if (self.take == "seeds") != (self.seeds is not None):
-            raise ValueError(f"Pool.seeds is {self.seeds} and take {self.take!r}: set both or none of them")
+            raise ValueError(f"Pool.seeds is {self.seeds} and take {quote(self.take)}: set both or none of them")
         if self.seeds is not None and self.seeds.count > 1 and not self.dense:
             raise ValueError(f"Pool.seeds: {self.seeds.count} vectors become one by a dense layer; set dense=True")
 

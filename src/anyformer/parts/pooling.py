@@ -17,6 +17,7 @@ from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import FULL
+from anyformer.messages import quote
 from anyformer.part import Part, Site
 from anyformer.parts.grid import NEEDS, GridVectors, KeyGrid, Layout, Sides, laid_out, layout, on_grid, with_stride
 from anyformer.parts.init import Initializer, Kaiming
@@ -100,7 +101,7 @@ class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention"
         at_least(self, 1, "num_heads", "out")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"PooledAttention.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"PooledAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
         if len({*self.sides}) > 1:
             raise ValueError("PooledAttention: queries, keys and position are all of an image, or all of a video")
         if self.queries is not None and any(size % 2 == 0 for size in self.queries.kernel):

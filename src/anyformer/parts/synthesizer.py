@@ -17,6 +17,7 @@ from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.kernels.recording import recording
 from anyformer.mask import FULL, Mask
+from anyformer.messages import quote
 from anyformer.part import Site
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
@@ -43,7 +44,7 @@ class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesi
         at_least(self, 1, "num_heads", "length", "rank")
         chance(self, "dropout")
         if set(self.bias) - set("qkvo"):
-            raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {self.bias!r}")
+            raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
 
     @property
     def takes_bias(self) -> bool:

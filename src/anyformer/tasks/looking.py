@@ -22,6 +22,7 @@ from anyformer.inputs.processor import Processor, processor
 from anyformer.inputs.text import Tokenizer, belong
 from anyformer.look.inside import Scene
 from anyformer.look.sound import Sound
+from anyformer.messages import quote
 from anyformer.model import TransformerModule, position_limit
 from anyformer.names import spec
 from anyformer.parts.grid import Grid
@@ -92,7 +93,7 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
         path = Path(given).expanduser()
         if path.suffix.lower() not in ENDINGS or not path.is_file():
             endings = ", ".join(ENDINGS[:4])
-            raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {given!r:.60}")
+            raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {quote(given)}")
         stored = folder is not None and Images.there(folder)
         pixels = (Images.load(folder) if folder is not None and stored else plain_images(read))([path])["pixel_values"]
     return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
@@ -134,7 +135,7 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
         return text_inputs(model, read, given)
     if not is_file:
         endings = ", ".join(kinds[name][1][:4])
-        raise ValueError(f"this model reads {wanted}: give a file ({endings}, ...), not {given!r:.60}")
+        raise ValueError(f"this model reads {wanted}: give a file ({endings}, ...), not {quote(given)}")
     if path.suffix.lower() not in kinds[name][1]:
         raise ValueError(f"{given} is not {wanted}, which this model reads")
     made = read(images=[path]) if name == "pixel_values" else read(audio=[path])

@@ -12,6 +12,7 @@ from anyformer.checkpoint import COMPANION, load
 from anyformer.generation import generate
 from anyformer.inputs.image import Images
 from anyformer.inputs.sheet import drawn
+from anyformer.messages import quote
 from anyformer.model import AutoencoderModule, TransformerModule, position_limit
 from anyformer.objectives.match import caption
 from anyformer.tasks.task import Reader
@@ -68,5 +69,6 @@ def prompt(text: str, tokenizer: Any, length: int) -> torch.Tensor:
     """(length,) a caption, filled up as where it was learnt."""
     ids = caption(text, tokenizer)
     if len(ids) > length:
-        raise ValueError(f"{text[:40]!r} is {len(ids)} tokens with its end, and this model reads captions of {length}")
+        size = f"{len(ids)} tokens with its end"
+        raise ValueError(f"{quote(text)} is {size}, and this model reads captions of {length}")
     return torch.tensor([*ids.tolist(), *[tokenizer.filler] * (length - len(ids))])

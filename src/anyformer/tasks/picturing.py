@@ -10,6 +10,7 @@ from torch import Tensor
 from anyformer.generation import check_writer, generate
 from anyformer.generation.config import settings_for
 from anyformer.inputs.audio import AudioProcessor
+from anyformer.messages import quote
 from anyformer.model import Tower, TowerDecoderModule
 from anyformer.objectives.objective import padded_texts
 from anyformer.tasks.each.write import said
@@ -47,7 +48,7 @@ def tower_of(asked: TaskRun, name: str) -> Tower:
 def check_template(template: str, *names: str) -> str:
     for name in names:
         if template.count(name) != 1:
-            raise ValueError(f"template {template!r} has {template.count(name)} places {name}; it needs one")
+            raise ValueError(f"template {quote(template)} has {template.count(name)} places {name}; it needs one")
     return template
 
 

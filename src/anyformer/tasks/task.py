@@ -31,6 +31,7 @@ from anyformer.inputs.image import Images
 from anyformer.inputs.image import files as picture_files
 from anyformer.inputs.sound import streams
 from anyformer.inputs.text import Tokenizer, belong
+from anyformer.messages import quote
 from anyformer.model import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
@@ -87,7 +88,7 @@ def open_model(
     if isinstance(model, Reader | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
-                raise ValueError(f"{name}={value!r}: the model is open already")
+                raise ValueError(f"{name}={quote(value)}: the model is open already")
     if isinstance(model, Reader):
         return dataclasses.replace(model, **options)
     if isinstance(model, TransformerModule):
@@ -148,7 +149,7 @@ def row_of(task: str, given: Any) -> Row:
         raise ValueError(f"an input is a text or {{{', '.join(about.all_fields)}}}, got {type(given).__name__}")
     for name in given:
         if name not in about.all_fields:
-            raise ValueError(f"{task} reads no field {name!r}; {nearest(str(name), about.all_fields)}")
+            raise ValueError(f"{task} reads no field {quote(name)}; {nearest(str(name), about.all_fields)}")
     for name in about.fields:
         if name not in given:
             raise ValueError(f"{task} needs {' and '.join(about.fields)}, and there is no {name}")
@@ -386,7 +387,7 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
     known = (*How.__annotations__, *TASKS[task].flags)
     for name in how:
         if name not in How.__annotations__:
-            raise ValueError(f"{task} takes no {name!r}; {nearest(name, known)}")
+            raise ValueError(f"{task} takes no {quote(name)}; {nearest(name, known)}")
     rows, one = checked_rows(task, inputs)
     reader = open_model(model, **how)
     fields, reads = TASKS[task].fields, kinds_read(reader.model.spec)

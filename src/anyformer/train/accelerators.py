@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 
@@ -46,7 +47,7 @@ def accelerator(name: str) -> Accelerator:
     for known, found in ACCELERATORS.items():
         if known.lower() == name.lower():
             return found
-    raise ValueError(f"no accelerator {name!r}; {nearest(name, ACCELERATORS)} (others: --flops, --memory, --link)")
+    raise ValueError(f"no accelerator {quote(name)}; {nearest(name, ACCELERATORS)} (others: --flops, --memory, --link)")
 
 
 def published(device: str) -> float | None:

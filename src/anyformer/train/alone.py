@@ -16,6 +16,7 @@ from anyformer.data.source import lines
 from anyformer.evaluate import Evaluation, mean_losses
 from anyformer.evaluate.predict import Answered, Predictor
 from anyformer.inputs.text import Tokenizer, belong
+from anyformer.messages import quote
 from anyformer.model import TransformerModule, position_limit
 from anyformer.objectives.objective import Objective
 from anyformer.train.run import Run
@@ -29,7 +30,7 @@ def chosen(data: Data, split: str | None) -> tuple[str, Source]:
     there = {name: getattr(data, name) for name in SPLITS if getattr(data, name) is not None}
     split = split or next(iter(there))
     if split not in there:
-        raise ValueError(f"the data has no split {split!r}; it has {', '.join(there)}")
+        raise ValueError(f"the data has no split {quote(split)}; it has {', '.join(there)}")
     return split, there[split]
 
 

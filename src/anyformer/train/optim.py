@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anyformer import machine
 from anyformer.check import at_least, positive
+from anyformer.messages import quote
 from anyformer.part import Part
 from anyformer.train.parallel import by_mesh, whole
 
@@ -97,7 +98,7 @@ class Muon(Optimizer):
     def optimizers(self, named: Named) -> list[torch.optim.Optimizer]:
         inner = [pair for pair in named if pair[1].dim() == 2 and fnmatch.fnmatchcase(pair[0], self.matrices)]
         if not inner:
-            raise ValueError(f"Muon.matrices {self.matrices!r} names no matrix of this model")
+            raise ValueError(f"Muon.matrices {quote(self.matrices)} names no matrix of this model")
         rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
         slow = all(p.device.type == "cpu" for _, p in inner) and not machine.has("bf16")
         kind = WideMuon if slow else torch.optim.Muon

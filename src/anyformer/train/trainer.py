@@ -27,6 +27,7 @@ from anyformer.data import Ready
 from anyformer.data.lock import Lock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.nonfinite import first_nonfinite
 from anyformer.objectives.objective import Batch, Objective
@@ -395,7 +396,7 @@ class Trainer:
         self.scores = self.evaluate()
         wanted = self.run.evaluate.best
         if wanted not in self.scores:
-            raise ValueError(f"evaluate.best is {wanted!r}; there are {', '.join(self.scores)}")
+            raise ValueError(f"evaluate.best is {quote(wanted)}; there are {', '.join(self.scores)}")
         value = self.scores[wanted]
         self.score = value if wanted.endswith("loss") or wanted in FALLING else -value
         better = self.score == self.score and (self.best is None or self.score < self.best)  # NaN is never better

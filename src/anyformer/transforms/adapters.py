@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from anyformer import families
 from anyformer.checkpoint import ADAPTER, blaming, load_as, read_spec, save_description
+from anyformer.messages import quote
 from anyformer.model import Model, TransformerModule
 from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted, adopt
 from anyformer.weights import hub
@@ -215,12 +216,12 @@ def config_of(folder: Path) -> dict[str, Any]:
         if not isinstance(config, dict):
             raise ValueError(f"expected an object, got a {type(config).__name__}")
         if config.get("peft_type") != "LORA":
-            raise ValueError(f"peft_type={config.get('peft_type')!r} is not supported; valid: 'LORA'")
+            raise ValueError(f"peft_type={quote(config.get('peft_type'))} is not supported; valid: 'LORA'")
         for name, value in config.items():
             if name not in READ and value not in (None, False, {}, []):
-                raise ValueError(f"{name}={value!r:.80} is not supported: such an adapter is more than W + B A")
+                raise ValueError(f"{name}={quote(value)} is not supported: such an adapter is more than W + B A")
         if (start := config.get("init_lora_weights")) not in STARTS:
-            raise ValueError(f"init_lora_weights={start!r} is not supported: it changes the base's weights too")
+            raise ValueError(f"init_lora_weights={quote(start)} is not supported: it changes the base's weights too")
     return config
 
 
@@ -350,5 +351,5 @@ def scale_of(config: Mapping[str, Any], module: str, rank: int) -> float:
             alpha = value
             break
     if not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
-        raise ValueError(f"lora_alpha={alpha!r} for {module}: it is a number above 0")
+        raise ValueError(f"lora_alpha={quote(alpha)} for {module}: it is a number above 0")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

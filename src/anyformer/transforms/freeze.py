@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.part import nearest
 from anyformer.transforms.lora import NAMES
@@ -23,7 +24,7 @@ def freeze(model: TransformerModule, *patterns: str) -> Any:
         found = {name for name in parameters if any(fnmatch.fnmatchcase(name, p) for p in (pattern, f"{pattern}.*"))}
         if not found:
             known = {address for name in parameters for address in (name, name.rpartition(".")[0])}
-            raise ValueError(f"freeze: no parameter matches {pattern!r}; {nearest(pattern, known)}")
+            raise ValueError(f"freeze: no parameter matches {quote(pattern)}; {nearest(pattern, known)}")
         frozen |= found - starting if found - starting - tied else found
     for name in frozen:
         parameters[name].requires_grad_(False)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from anyformer.kernels.gelu import gelu_tanh
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.parts.attention import AttentionModule
 from anyformer.parts.feedforward import GatedMLPModule, MLPModule
@@ -35,7 +36,7 @@ def fuse(model: nn.Module, pattern: str = "*", *, training: bool = False) -> nn.
     chosen = [site for site in found if fnmatch.fnmatchcase(site[0], pattern)]
     if not chosen and pattern != "*":
         known = dict.fromkeys(address for address, *_ in found)
-        raise ValueError(f"no attention or gated feed-forward matches {pattern!r}; {nearest(pattern, known)}")
+        raise ValueError(f"no attention or gated feed-forward matches {quote(pattern)}; {nearest(pattern, known)}")
     for _, module, name, parts in chosen:
         layers = [getattr(module, part) for part in parts]
         able = joinable(layers) and (type(layers[0]) is nn.Linear or not training)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.check import at_least, chance, positive
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.part import Part, nearest
 from anyformer.parts.init import Kaiming, Value, initialise
@@ -131,7 +132,7 @@ def _attach(module: Any, a: Tensor, b: Tensor, scale: float, dropout: float) -> 
 def _matching(known: dict[str, Any], patterns: tuple[str, ...], what: str) -> list[str]:
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
-            raise ValueError(f"LoRA: no {what} matches {pattern!r}; {nearest(pattern, known)}")
+            raise ValueError(f"LoRA: no {what} matches {quote(pattern)}; {nearest(pattern, known)}")
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from anyformer import machine
 from anyformer.kernels import matvec
 from anyformer.kernels.packed import Packed
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.parts.joined import Joined
 
@@ -37,7 +38,7 @@ def pack(model: nn.Module, pattern: str = "*") -> nn.Module:
             chosen.append(module.whole)
             module.whole.__dict__["_views"] = [part.weight for part in module.parts]  # by which it may be changed
     if not chosen:
-        raise ValueError(f"no linear layer matches {pattern!r}; {nearest(pattern, linears)}")
+        raise ValueError(f"no linear layer matches {quote(pattern)}; {nearest(pattern, linears)}")
     for module in chosen:
         module.__class__ = PackedLinear  # the same object at the same address: ties and joined layers stay right
     return model

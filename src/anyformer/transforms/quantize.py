@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from anyformer import machine
 from anyformer.kernels.packed import Packed
+from anyformer.messages import quote
 from anyformer.model import TransformerModule
 from anyformer.part import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
@@ -35,7 +36,7 @@ def quantize(model: TransformerModule, pattern: str = "*", *, exact: bool = Fals
     linears = {address: module for address, module in model.named_modules() if type(module) is nn.Linear}
     chosen = [address for address in linears if fnmatch.fnmatchcase(address, pattern)]
     if not chosen:
-        raise ValueError(f"no linear layer matches {pattern!r}; {nearest(pattern, linears)}")
+        raise ValueError(f"no linear layer matches {quote(pattern)}; {nearest(pattern, linears)}")
     fused = [address for address, module, name, _ in sites(model) if getattr(module, name) is not None]
     unfuse(model)
     for address in chosen:

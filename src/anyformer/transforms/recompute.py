@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anyformer.context import Context
+from anyformer.messages import quote
 from anyformer.part import nearest
 
 
@@ -21,7 +22,7 @@ def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:
             chosen.append(address)
             module.forward = _checkpointed(module.forward)
     if not chosen:
-        raise ValueError(f"no module matches {pattern!r}; {nearest(pattern, dict(model.named_modules()))}")
+        raise ValueError(f"no module matches {quote(pattern)}; {nearest(pattern, dict(model.named_modules()))}")
     return model
 
 

@@ -5,6 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from anyformer.messages import quote
+
 # What a model needs and nothing that can run: no pickles, no Python. Second copies of the weights in another
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.tiktoken", "*.jinja"]
@@ -32,18 +34,19 @@ def resolve(
     path, which = run_of(os.path.expanduser(name))
     if os.path.isdir(path):
         if revision is not None:
-            raise ValueError(f"{name!r} is a folder here, and revision={revision!r} is for models on the hub")
+            other = f"revision={quote(revision)} is for models on the hub"
+            raise ValueError(f"{quote(name, 1000)} is a folder here, and {other}")
         if os.path.isfile(os.path.join(path, "run.json")):
             from anyformer.weights.manifest import model_folder
 
             return model_folder(Path(path), which)
         return Path(path)
     if os.path.exists(path):
-        raise ValueError(f"{name!r} is a file: give the folder that holds the model")
+        raise ValueError(f"{quote(name, 1000)} is a file: give the folder that holds the model")
     if name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
         raise FileNotFoundError(no_such_folder(name))
     if not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git"):
-        raise ValueError(f"{name!r} is neither a folder nor a hub id such as 'openai-community/gpt2'")
+        raise ValueError(f"{quote(name, 1000)} is neither a folder nor a hub id such as 'openai-community/gpt2'")
     beside = "/" in name and bool(_folders(os.path.dirname(path)))  # then a folder is meant, or a model of the cache
     wanted = WANTED + PICKLES if pickles else WANTED
     try:
@@ -58,7 +61,7 @@ def no_such_folder(name: str) -> str:
     """The error message for a folder that is not there: with the nearest one beside it, or some of those that are."""
     home, _, last = os.path.normpath(os.path.expanduser(name)).rpartition("/")
     folders = _folders(home or ("/" if name.startswith("/") else "."))
-    plain, bare = repr(name)[1:-1], name.rstrip("/")  # on one line, whatever is in it
+    plain, bare = quote(name, 1000)[1:-1], name.rstrip("/")  # on one line, whatever is in it
     prefix = bare[: -len(last)] if bare.endswith(last) else f"{home}/"
     close = difflib.get_close_matches(last, folders, n=1, cutoff=0.6)
     if close:
@@ -110,24 +113,24 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
         if inside := [inner for inner in INNER if _described(os.path.join(folder, inner))]:
             download([f"{inner}/{weights}" for inner in inside for weights in INNER_WEIGHTS], [])
     except errors.GatedRepoError:
-        raise ValueError(f"{name!r} is gated: ask for access at {page}, then `hf auth login`") from None
+        raise ValueError(f"{quote(name, 1000)} is gated: ask for access at {page}, then `hf auth login`") from None
     except errors.RepositoryNotFoundError:
         hint = "check the spelling, or `hf auth login` if it is private"
-        raise FileNotFoundError(f"no folder and no hub model is called {name!r}: {hint}") from None
+        raise FileNotFoundError(f"no folder and no hub model is called {quote(name, 1000)}: {hint}") from None
     except errors.RevisionNotFoundError:
-        raise FileNotFoundError(f"{name!r} has no revision {revision!r}: see {page}/commits") from None
+        raise FileNotFoundError(f"{quote(name, 1000)} has no revision {quote(revision)}: see {page}/commits") from None
     except errors.IncompleteSnapshotError as error:
         # Another program may have fetched less than WANTED, yet enough; if not, the reader says what lacks.
         folder = error.snapshot_path
         if not _described(folder):
-            raise FileNotFoundError(f"{name!r} is only partly in the cache: fetch it once online") from None
+            raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None
     except errors.LocalEntryNotFoundError:
         if offline:
-            raise FileNotFoundError(f"{name!r} is not in the cache: fetch it once without offline") from None
+            raise FileNotFoundError(f"{quote(name, 1000)} is not in the cache: fetch it once without offline") from None
         raise ConnectionError(
-            f"{name!r} is not in the cache and the hub cannot be reached: check the network"
+            f"{quote(name, 1000)} is not in the cache and the hub cannot be reached: check the network"
         ) from None
     except Exception as error:  # whatever else a network, a server or a full disk does to a download
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConnectionError(f"cannot fetch {name!r} from the hub ({reason}): try again later") from None
+        raise ConnectionError(f"cannot fetch {quote(name, 1000)} from the hub ({reason}): try again later") from None
     return Path(folder)

@@ -24,6 +24,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from anyformer.messages import quote
+
 JSON_BYTES = 64 * 2**20  # the largest tokenizer.json in use is about 35 MB
 JSON_VALUES = 4_000_000  # a parsed value takes up to ~100 bytes: bounds memory where the size does not
 HEADER_BYTES = 32 * 2**20
@@ -99,14 +101,8 @@ def _parse_json(raw: bytes, where: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Readers disagree on which of two equal keys counts, so a file that has them means two things."""
     if len(result := dict(pairs)) < len(pairs):
-        raise ValueError(f"key {_quote(Counter(key for key, _ in pairs).most_common(1)[0][0])} given twice")
+        raise ValueError(f"key {quote(Counter(key for key, _ in pairs).most_common(1)[0][0])} given twice")
     return result
-
-
-def _quote(value: object) -> str:
-    """Something from a file, fit for one line of an error message."""
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
 
 
 class _Slot(NamedTuple):
@@ -129,13 +125,13 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, _Slot], dict[str
         raise ValueError(f"{path}: __metadata__ must map text to text")
     if len(header) >= MAX_TENSORS:
         raise ValueError(f"{path}: {len(header):,} tensors; a file may hold fewer than {MAX_TENSORS:,}")
-    slots = {name: _read_slot(f"{path}: tensor {_quote(name)}", entry, 8 + length, size - 8 - length)
+    slots = {name: _read_slot(f"{path}: tensor {quote(name)}", entry, 8 + length, size - 8 - length)
              for name, entry in header.items()}  # fmt: skip
     reached = 8 + length
     for name, slot in sorted(slots.items(), key=lambda item: item[1][2:]):
         if slot.start != reached:
             fault = "overlaps the tensor before it" if slot.start < reached else "has a hole before it"
-            raise ValueError(f"{path}: tensor {_quote(name)} {fault}")
+            raise ValueError(f"{path}: tensor {quote(name)} {fault}")
         reached = slot.stop
     if reached != size:
         raise ValueError(f"{path}: the last {size - reached:,} bytes belong to no tensor")
@@ -147,15 +143,15 @@ def _read_slot(where: str, entry: object, base: int, size: int) -> _Slot:
         raise ValueError(f"{where} needs exactly dtype, shape and data_offsets")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise ValueError(f"{where} has unknown dtype {_quote(kind)}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"{where} has unknown dtype {quote(kind)}; known are {', '.join(DTYPES)}")
     if not _are_sizes(shape) or len(shape) > 64:
-        raise ValueError(f"{where} has shape {_quote(shape)}, not a list of at most 64 sizes")
+        raise ValueError(f"{where} has shape {quote(shape)}, not a list of at most 64 sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size:
-        raise ValueError(f"{where} has data_offsets {_quote(offsets)} outside the {size:,} bytes of data")
+        raise ValueError(f"{where} has data_offsets {quote(offsets)} outside the {size:,} bytes of data")
     # The product without zeros: torch cannot hold the strides of [0, 2**62, 2**62] either.
     dtype, elements = DTYPES[kind], math.prod(shape)
     if elements * dtype.itemsize != offsets[1] - offsets[0] or math.prod(n or 1 for n in shape) >= 2**60:
-        raise ValueError(f"{where} of shape {_quote(shape)}, {kind}, does not fit data_offsets {offsets}")
+        raise ValueError(f"{where} of shape {quote(shape)}, {kind}, does not fit data_offsets {offsets}")
     return _Slot(dtype, tuple(shape), base + offsets[0], base + offsets[1])
 
 
@@ -220,7 +216,7 @@ class Checkpoint:
                 shard = _Shard(files.enter_context(path.open("rb")), path)
                 if promised is not None and (wrong := promised ^ shard.slots.keys()):
                     fault = "is missing" if min(wrong) in promised else "is here, but not so in the index"
-                    raise ValueError(f"{path}: tensor {_quote(min(wrong))} {fault}")
+                    raise ValueError(f"{path}: tensor {quote(min(wrong))} {fault}")
                 self._homes |= dict.fromkeys(shard.slots, shard)
                 self.metadata |= shard.metadata
             self._files = files.pop_all()
@@ -252,7 +248,7 @@ class Checkpoint:
 
     def _home(self, name: str) -> _Shard:
         if name not in self._homes:
-            raise ValueError(f"{self.folder}: no tensor {_quote(name)}")
+            raise ValueError(f"{self.folder}: no tensor {quote(name)}")
         return self._homes[name]
 
 
@@ -287,7 +283,7 @@ def read_weight_map(index: Path, ending: str) -> dict[str, str]:
     for name, file in weight_map.items():
         # Without separator, drive or NUL, and with this ending, a name cannot leave the folder.
         if not isinstance(file, str) or not re.fullmatch(rf"[^/\\:\0]{{1,240}}\.{ending}", file):
-            raise ValueError(f"{index}: {_quote(file)} of {_quote(name)} is no plain .{ending} name")
+            raise ValueError(f"{index}: {quote(file)} of {quote(name)} is no plain .{ending} name")
     for file in set(weight_map.values()):
         if not (index.parent / file).is_file():
             raise FileNotFoundError(f"{index.parent / file}: named by the index, but missing")
@@ -365,12 +361,12 @@ def _group(
     size = 0
     for name, source in tensors.items() if isinstance(tensors, Mapping) else tensors:
         if name in seen or name == "__metadata__":
-            raise ValueError(f"tensor name {_quote(name)} is {'given twice' if name in seen else 'reserved'}")
+            raise ValueError(f"tensor name {quote(name)} is {'given twice' if name in seen else 'reserved'}")
         seen.add(name)
         tensor = (source if isinstance(source, Tensor) else source()).detach()
         if tensor.dtype not in DTYPE_NAMES or tensor.is_meta or tensor.layout is not torch.strided:
             raise ValueError(
-                f"tensor {_quote(name)} cannot be saved: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+                f"tensor {quote(name)} cannot be saved: {tensor.dtype}, {tensor.layout}, on {tensor.device}"
             )
         if group and (size + tensor.nbytes > limit or len(group) == MAX_TENSORS - 1):
             yield group

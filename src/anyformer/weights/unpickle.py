@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.processes import end_with_parent
 from anyformer.weights.io import DTYPE_NAMES, PICKLES, read_weight_map, write_file, write_json
 
@@ -173,7 +174,7 @@ def tensors_in(source: str) -> dict[str, Tensor]:
     for name, tensor in found.items():
         known = tensor.layout is torch.strided and not tensor.is_meta and tensor.dtype in DTYPE_NAMES
         if not known or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise ValueError(f"tensor {name[:200]!r} is no plain tensor that the file holds")
+            raise ValueError(f"tensor {quote(name[:200])} is no plain tensor that the file holds")
     if sum(tensor.nbytes for tensor in found.values()) > COPIES * size:
         raise ValueError(f"its tensors are more than {COPIES} times as large as the file")
     return found

@@ -12,6 +12,7 @@ import torch
 
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.sheet import drawn, widest, write_sheet
+from anyformer.messages import quote
 from anyformer.model import AutoencoderModule, TransformerModule
 from anyformer.objectives.objective import shown_head
 from anyformer.part import nearest
@@ -90,7 +91,7 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
     pieces = {piece.strip().casefold(): i for i, name in enumerate(names) for piece in name.split(",")}
     by_name = {**pieces, **{name.casefold(): i for i, name in enumerate(names)}}
     if text.strip().casefold() not in by_name:
-        raise ValueError(f"the model knows no label {text!r}; {nearest(text.strip(), names)}")
+        raise ValueError(f"the model knows no label {quote(text)}; {nearest(text.strip(), names)}")
     return by_name[text.strip().casefold()]
 
 

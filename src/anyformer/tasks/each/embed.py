@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.objectives.objective import Batch, Record, read, taken
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
@@ -34,7 +35,7 @@ def embed(
     0.92
     """
     if pool is not None and pool not in POOLS:
-        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+        raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     asked = ask("embed", model, inputs, how)
     if pool is None and (own := tower(asked, "text")) is not None:
         return stacked(asked, text_vectors(asked, raw=raw, truncate=truncate), own.spec.head.width)

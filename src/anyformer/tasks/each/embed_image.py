@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.part import nearest
 from anyformer.tasks.each.embed import hidden, stacked
 from anyformer.tasks.task import How, Source, TaskRun, ask
@@ -27,7 +28,7 @@ def embed_image(
     >>> a, b = embed_image("a/model/folder", ["cat.png", "dog.png"])  # doctest: +SKIP
     """
     if pool is not None and pool not in POOLS:
-        raise ValueError(f"no pool {pool!r}; {nearest(pool, POOLS)}")
+        raise ValueError(f"no pool {quote(pool)}; {nearest(pool, POOLS)}")
     asked = ask("embed-image", model, inputs, how)
     if pool is None and (own := tower(asked, "image")) is not None:
         return stacked(asked, image_vectors(asked, raw=raw, interpolate=interpolate), own.spec.head.width)

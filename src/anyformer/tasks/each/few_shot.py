@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
+from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Record
 from anyformer.part import nearest
@@ -52,7 +53,7 @@ def few_shot(
     template, instruction, separator = (text.replace("\\n", "\n") for text in (template, instruction, separator))
     before, _, after = template.partition("{answer}")
     if "{text}" not in before or after or "{answer}" not in template:
-        raise ValueError(f"template {template!r}: it must have {{text}}, and {{answer}} at its end")
+        raise ValueError(f"template {quote(template)}: it must have {{text}}, and {{answer}} at its end")
     asked = ask("few-shot", model, inputs, how)
     check_writer(asked.model)
     start = [instruction] if instruction else []
@@ -64,7 +65,7 @@ def few_shot(
     chooses = choices is not None or any("choices" in row for row in asked.rows if isinstance(row, dict))
     for name, value in (("stop", stop), ("max_new_tokens", max_new_tokens)):
         if value is not None and chooses:
-            raise ValueError(f"{name}={value!r}: nothing is written where there are choices")
+            raise ValueError(f"{name}={quote(value)}: nothing is written where there are choices")
     room, stops = 32 if max_new_tokens is None else max_new_tokens, ["\n"] if stop is None else list(stop)
     options = {"max_new_tokens": room, "stop_strings": stops or None}
     if not chooses:
@@ -169,7 +170,7 @@ def example_of(example: Any, name: str) -> Row:
 def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
     """What an input may be answered with; its answer is one of them."""
     if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"].strip()):
-        raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {row['answer']!r}, not text")
+        raise ValueError("answer is empty" if row["answer"] == "" else f"answer is {quote(row['answer'])}, not text")
     own = row.get("choices", shared)
     if own is None:
         return None
@@ -183,7 +184,7 @@ def choices_of(row: Row, shared: Sequence[str] | None) -> list[str] | None:
         if not choice.strip():
             raise ValueError(f"choice {number} is empty")
         if choice in own[: number - 1]:
-            raise ValueError(f"choice {number} is {choice!r} again")
+            raise ValueError(f"choice {number} is {quote(choice)} again")
     if "answer" in row and row["answer"] not in own:
-        raise ValueError(f"the answer {row['answer']!r} is none of the choices; {nearest(row['answer'], own)}")
+        raise ValueError(f"the answer {quote(row['answer'])} is none of the choices; {nearest(row['answer'], own)}")
     return list(own)

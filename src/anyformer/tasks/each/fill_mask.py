@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyformer.messages import quote
 from anyformer.objectives.objective import Record, language_head
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
 
@@ -71,5 +72,5 @@ def words(asked: TaskRun, targets: Sequence[str]) -> Tensor:
     vocabulary = asked.tokenizer.vocab
     for word in targets:
         if word not in vocabulary:
-            raise ValueError(f"target {word!r} is not one token of the vocabulary")
+            raise ValueError(f"target {quote(word)} is not one token of the vocabulary")
     return torch.tensor(sorted({vocabulary[word] for word in targets}))

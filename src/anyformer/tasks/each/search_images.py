@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.inputs.image import files
+from anyformer.messages import quote
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
@@ -33,7 +34,7 @@ def search_images(
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     if not folder or not Path(folder).expanduser().is_dir():
-        raise ValueError(f"folder {str(folder)!r}: no such folder of pictures")
+        raise ValueError(f"folder {quote(str(folder))}: no such folder of pictures")
     found = files(Path(folder).expanduser())
     asked = ask("search-images", model, inputs, how)
     names = {str(file): f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}

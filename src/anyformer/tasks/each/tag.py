@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
@@ -60,7 +61,7 @@ def tag(
     [{'entity_group': 'PER', 'score': 0.99, 'word': 'Ada Lovelace', 'start': 0, 'end': 12}, ...]
     """
     if aggregation is not None and aggregation not in AGGREGATIONS:
-        raise ValueError(f"no aggregation {aggregation!r}; {nearest(aggregation, AGGREGATIONS)}")
+        raise ValueError(f"no aggregation {quote(aggregation)}; {nearest(aggregation, AGGREGATIONS)}")
     asked = ask("tag", model, inputs, how)
     names = labels_of(asked, head_of(asked.model, TagModule, "tagging").out.out_features)
     label_all_tokens = asked.model.spec.source.get(LABEL_ALL_TOKENS)

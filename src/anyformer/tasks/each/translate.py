@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+from anyformer.messages import quote
 from anyformer.objectives.objective import Record
 from anyformer.part import nearest
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
@@ -65,7 +66,7 @@ def direction(
     marks = {word[2:-2]: word for word in tokenizer.vocab if word.startswith(">>") and word.endswith("<<")}
     if marks and prefix is None:  # Marian
         if target not in marks:
-            asking = f"no language {target!r}" if target else "target: which language?"
+            asking = f"no language {quote(target)}" if target else "target: which language?"
             raise ValueError(f"{asking}; {nearest(target or '', marks)}")
         return asked, f"{marks[target]} ", {}
     usual = stored(asked, f"translation_{source}_to_{target}")

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
+from anyformer.messages import quote
 from anyformer.tasks.task import How, Source, ask, file_of
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
@@ -25,7 +26,7 @@ def zero_shot_image(
     if labels is None or isinstance(labels, str) or len(labels) < 2 or len({*labels}) < len(labels):
         raise ValueError("labels: two names or more to choose from, and none twice")
     if "{}" not in template:
-        raise ValueError(f"template {template!r} has no {{}} where a name would stand")
+        raise ValueError(f"template {quote(template)} has no {{}} where a name would stand")
     if top_k < 0:
         raise ValueError(f"top_k is {top_k}; it must be at least 0, which is all")
     asked = ask("zero-shot-image", model, inputs, how)
