@@ -38,11 +38,6 @@ class Field:
     within: frozenset[str] = frozenset()  # the names that are known inside it, where it is an object
     choices: tuple[str, ...] = ()  # the words that it may be, where these are few
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words that it may be, whether or not a class reads it; none where any may stand there."""
-        return self.choices or (ACTIVATION_NAMES if self.default in ACTIVATION_NAMES else ())
-
     def recover(self, spec: Model) -> Any:
         """The field's value in a description."""
         if self.path is None:
@@ -415,6 +410,13 @@ NUMERIC = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
 TRUTH = re.compile("^(is|tie|scale)_")
 
 
+def words_of(name: str, field: Field) -> tuple[str, ...]:
+    """The words that a field may be, whether or not a class reads it; none where any may stand there."""
+    if name == "problem_type":
+        return PROBLEMS
+    return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
+
+
 def misfit(name: str, value: Any, field: Field) -> str:
     """Why a value cannot stand in a field, used or not; empty where it can, or where it is left to the description."""
     default = field.default
@@ -427,7 +429,7 @@ def misfit(name: str, value: Any, field: Field) -> str:
         return "not a number"
     if default is None and NUMERIC.search(name) and isinstance(value, str | dict):
         return "not a number"
-    words = PROBLEMS if name == "problem_type" else field.words
+    words = words_of(name, field)
     if words and value is not None and value not in words:
         return f"not valid; {nearest(str(value), words)}"
     return ""
