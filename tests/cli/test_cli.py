@@ -259,7 +259,8 @@ def test_count_at_a_length(run, tmp_path: Path) -> None:
 
 def test_count_of_a_sliding_window(run) -> None:
     """The square that a kernel computes, and what the mask needs of it."""
-    window = 'decoder.layers.attention.op.mask={"kind": "All", "masks": [{"kind": "Causal"}, {"kind": "Window", "size": 9}]}'
+    masks = '[{"kind": "Causal"}, {"kind": "Window", "size": 9}]'
+    window = f'decoder.layers.attention.op.mask={{"kind": "All", "masks": {masks}}}'
     code, out, err = run("count", "gpt2", "--length", "100", "--batch", "2", "--set", window, "--json")
     found, products = json.loads(out), 12 * 4 * 768  # 12 layers, both products: 4 d a pair
     assert (code, err) == (0, "")

@@ -29,7 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="how many names of an address make a row (3)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens of a text (samples or frames of sound): FLOPs and memory too")
+    what = "tokens of a text, or samples or frames of sound: adds FLOPs and memory"
+    parser.add_argument("--length", type=int, metavar="N", help=what)
     parser.add_argument("--source-length", type=int, metavar="N", help="tokens that an encoder reads before; as many")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="texts at once (1)")
     parser.add_argument("--causal", action="store_true", help="of attention, what is not masked counts alone")
@@ -84,7 +85,8 @@ def run(options: argparse.Namespace) -> None:
         result: dict[str, Any] = {
             "name": options.name, "family": spec.family, "architecture": spec.architecture,
             "parameters": counted.parameters, "active": counted.active, "dtype": dtype,
-            "fixed": counted.fixed, "bytes": (counted.parameters + counted.fixed) * BYTES[dtype], "parts": parts, "tied": dict(spec.ties), "note": spec.note,
+            "fixed": counted.fixed, "bytes": (counted.parameters + counted.fixed) * BYTES[dtype], "parts": parts,
+            "tied": dict(spec.ties), "note": spec.note,
             **used,
         }  # fmt: skip
         print(as_json(result, indent=1))

@@ -93,8 +93,8 @@ class Count:
         return batch * self.work(length, source_length).needed()
 
     def positions(self, length: int) -> int:
-        """How many vectors the stack reads of an input of `length`: the tokens of a text, the frames of a recording, the
-        patches of an image, which are as many whatever the length."""
+        """How many vectors the stack reads of an input of `length`: the tokens of a text, the frames of a recording, or
+        the patches of an image, of which there are as many whatever the length."""
         assert self.spec is not None
         if self.spec.pair or len(self.spec.readers) > 1:
             return length

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.data.episodes import arrays_of, follow
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import sound
 from anyformer.machine import need
+from anyformer.ranges import at_least
 
 
 class Folder(Files):

@@ -21,8 +21,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.part import Part, Table, nearest
+from anyformer.ranges import at_least
 
 Example = Mapping[str, Any]
 

@@ -8,13 +8,13 @@ from typing import Any, Self
 import numpy as np
 from torch import nn
 
-from anyformer.check import at_least
 from anyformer.inputs import chat
 from anyformer.kernels.loss import IGNORED
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts
+from anyformer.ranges import at_least
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.objectives.examples import ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
+from anyformer.ranges import at_least
 
 
 class Translate(Rewrite, called=("seq2seq", "summarize")):

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyformer.objectives
-from anyformer.check import at_least, chance
 from anyformer.codec import encode, from_json, override
 from anyformer.data import Data, Vocabulary
 from anyformer.model import Model
 from anyformer.names import spec
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part
+from anyformer.ranges import at_least, chance
 from anyformer.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh

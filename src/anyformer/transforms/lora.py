@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance, positive
 from anyformer.model import TransformerModule
 from anyformer.part import Part, nearest
 from anyformer.parts.init import Kaiming, Value, initialise
+from anyformer.ranges import at_least, chance, positive
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
 

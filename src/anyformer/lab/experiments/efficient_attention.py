@@ -1,9 +1,9 @@
 """Efficient attention: what length costs in time and memory, of full attention and of those that go without T x T.
 
 Two layers of width 256 with 4 heads of every mixer read one text, fp32, and where they write, take one step behind it.
-Memory is what a pass needs at its highest, beyond the model: the bytes of all tensors that live at once, added up as they
-come and go on a CPU, and by the allocator on CUDA. An exponent is the slope of a line through the logarithms, over the last three doublings: 1 is
-linear, 2 quadratic. Encoders read texts whole and have no step.
+Memory is what a pass needs at its highest, beyond the model: the bytes of all tensors that live at once, added up as
+they come and go on a CPU, and by the allocator on CUDA. An exponent is the slope of a line through the logarithms, over
+the last three doublings: 1 is linear, 2 quadratic. Encoders read texts whole and have no step.
 """
 
 from __future__ import annotations
