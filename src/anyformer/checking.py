@@ -175,7 +175,8 @@ def reads_text(spec: Model) -> bool:
 
 def addresses_for(kind: type[Part]) -> list[str]:
     """The addresses of the small model where a Part of this kind may stand, those where one stands already first."""
-    filled, empty = [], []
+    filled: list[str] = []
+    empty: list[str] = []
     for path, owner in walk(small_model()):
         for name, hint in slots_of(type(owner)).items():
             if any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):

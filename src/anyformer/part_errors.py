@@ -31,7 +31,7 @@ def _ours(module: str) -> bool:
 def _part_of(frame: FrameType, frames: list[FrameType]) -> tuple[str, str]:
     """The name and address of the Part that `frame` runs for: one that is being built or checked, or whose module is
     running inside of a model; empty where neither is known."""
-    runs = [each.f_locals.get("self") for each in frames]
+    runs: list[Any] = [each.f_locals.get("self") for each in frames]
     for model in runs:
         if isinstance(spec := getattr(model, "spec", None), Part) and hasattr(model, "named_modules"):
             running = [address for address, module in model.named_modules() if address and _among(module, runs)]

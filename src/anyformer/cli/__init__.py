@@ -21,7 +21,7 @@ from anyformer.part import nearest
 VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
     "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
-    "check": "Check the Parts that a Python file defines, as our own suite checks ours.",
+    "check": "checks the Parts that a Python file defines, as our own suite checks ours",
     "count": "parameters, FLOPs and memory of a description, by part",
     "draw": "the picture of an architecture, or of two and what differs",
     "plan": "compute, layouts, time and cost of a training",

@@ -70,6 +70,10 @@ def run(options: argparse.Namespace) -> None:
 def import_file(path: Path) -> str:
     """Imports a file as the module of its name, and gives that name."""
     name = path.stem
+    if (loaded := sys.modules.get(name)) is not None:
+        if Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+            return name
+        name = f"{name}_parts"  # a module of this name is another one, and stays
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None or not name.isidentifier():
         raise ValueError(f"{path}: not a Python file that can be imported")

@@ -225,8 +225,8 @@ def by_size(options: argparse.Namespace) -> None:
         if not names:
             raise ValueError(f"no description begins with {prefix!r}; {nearest(prefix, known)}")
         counts = sorted(((name, count(find(name))) for name in names), key=lambda pair: pair[1].parameters)
-        if options.length is not None and all(fixed_input(each.spec) for _, each in counts):
-            length_of(counts[0][1].spec, options.length)
+        if options.length is not None and all(fixed_input(find(name)) for name in names):
+            length_of(find(names[0]), options.length)
         length = options.length or min(2048, *(position_limit(each.spec) or 2048 for _, each in counts))
         source, found = options.source_length, []
         for name, each in counts:
