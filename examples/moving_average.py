@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.scan import scan
 from anyformer.part import Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, positive
 from anyformer.state import PerRow
 
 

@@ -15,6 +15,7 @@ from anyformer._version import __version__
 
 if TYPE_CHECKING:
     from anyformer import look, parts, tasks
+    from anyformer.checking import check
     from anyformer.checkpoint import load, save
     from anyformer.codec import override
     from anyformer.construct import build
@@ -34,6 +35,7 @@ _PUBLIC = {
     "load": "anyformer.checkpoint",
     "save": "anyformer.checkpoint",
     "count": "anyformer.counting",
+    "check": "anyformer.checking",
     "draw": "anyformer.drawing",
     "generate": "anyformer.generation",
     "processor": "anyformer.inputs.processor",
@@ -47,8 +49,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "__version__", "build", "count", "draw", "generate", "load", "look", "lora", "override", "parts", "processor",
-    "save", "spec", "tasks", "trace",
+    "__version__", "build", "check", "count", "draw", "generate", "load", "look", "lora", "override", "parts",
+    "processor", "save", "spec", "tasks", "trace",
 ]  # fmt: skip
 
 

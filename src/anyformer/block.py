@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.rewind import can_rewind, rewound
 from anyformer.messages import quote
@@ -29,6 +28,7 @@ from anyformer.parts.op import Op, Reshaping
 from anyformer.parts.pooling import Skip
 from anyformer.parts.position import AttentionPosition
 from anyformer.parts.residual import ADD, Add, Residual
+from anyformer.ranges import at_least, chance
 from anyformer.taps import Declared, Shown
 
 

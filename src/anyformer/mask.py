@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.check import at_least
 from anyformer.kernels.attention import Visible
 from anyformer.part import REACH, Part, Sees, farthest
+from anyformer.ranges import at_least
 
 
 class Mask(Part):

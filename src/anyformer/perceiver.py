@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import Stack, StackModule
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.messages import quote
 from anyformer.part import Part, Site, walk
@@ -20,6 +19,7 @@ from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.induced import Across, each_row
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import Learned, Sinusoidal, add_position
+from anyformer.ranges import at_least, chance
 from anyformer.taps import Declared, Shown
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.block import Block, Stack, StackModule, Sublayer
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.mask import Order
 from anyformer.part import Site, walk
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.bias import AttentionPositionModule
 from anyformer.parts.ordered import Asked, Recalled
+from anyformer.ranges import at_least
 from anyformer.taps import Shown
 
 

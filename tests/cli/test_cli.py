@@ -257,6 +257,40 @@ def test_count_at_a_length(run, tmp_path: Path) -> None:
     assert {row["formula"] for row in found["lecture"]} >= {"2 d 4d", "4 d^2", "2 V d", "2 2 n d", "x 3", "x 4"}
 
 
+def test_count_of_a_sliding_window(run) -> None:
+    """The square that a kernel computes, and what the mask needs of it."""
+    masks = '[{"kind": "Causal"}, {"kind": "Window", "size": 9}]'
+    window = f'decoder.layers.attention.op.mask={{"kind": "All", "masks": {masks}}}'
+    code, out, err = run("count", "gpt2", "--length", "100", "--batch", "2", "--set", window, "--json")
+    found, products = json.loads(out), 12 * 4 * 768  # 12 layers, both products: 4 d a pair
+    assert (code, err) == (0, "")
+    assert found["flops"]["text"] - found["flops_needed"]["text"] == products * (100 * 100 - (45 + 91 * 9))
+    assert found["flops_needed"]["batch"] == 2 * found["flops_needed"]["text"]
+    code, out, err = run("count", "gpt2", "--length", "100", "--set", window)
+    assert (code, err) == (0, "") and "the masks need" in out
+
+
+def test_count_of_an_image(run) -> None:
+    """FLOPs of its own positions, without a length; one that is given is refused."""
+    code, out, err = run("count", "vit-b16", "--batch", "2", "--json")
+    found, counted = json.loads(out), af.count(af.spec("vit-b16"))
+    assert (code, err) == (0, "") and found["positions"] == 197
+    assert found["flops"]["image"] == counted.flops(1) and found["flops"]["batch"] == 2 * counted.flops(1)
+    assert found["flops"]["position"] == counted.flops(1) // 197
+    code, out, err = run("count", "vit-b16")
+    assert (code, err) == (0, "") and "FLOPs a position" in out and "(197 positions)" in out
+    for more in ([], ["--by", "size"]):
+        line = "--length: this model reads pixel_values of 3 x 224 x 224, no others"
+        one_line(run("count", "vit-b16", "--length", "512", *more), line)
+
+
+def test_count_of_fixed_tables(run) -> None:
+    code, out, err = run("count", "transformer-big", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "") and found["bytes"] == 4 * (found["parameters"] + found["fixed"])
+    assert "2,097,152 numbers of fixed position tables" in run("count", "transformer-big")[1]
+
+
 def test_what_is_drawn_is_what_is_shown(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pair, with the length that its encoder reads; of several sizes, too."""
     from anyformer.counting import picture

@@ -29,7 +29,7 @@ def test_bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         return done.stdout.split()
 
     assert complete("") == list(VERBS)
-    assert complete("ch") == ["chat"]
+    assert complete("ch") == ["check", "chat"]
     assert complete("train", "--re") == ["--resume"] and "shakespeare" in complete("train", "")
     assert complete("fetch", "shake") == ["shakespeare"]
     assert complete("count", "gpt2-x") == ["gpt2-xl"]

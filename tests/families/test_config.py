@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning
+from anyformer.families.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning, words_of
 
 
 def other_values(value: Any) -> list[Any]:
@@ -178,3 +179,26 @@ def test_special_tokens_outside_the_vocabulary_are_none(tmp_path: Path) -> None:
         assert transformers.AutoConfig.from_pretrained(tmp_path / str(wanted)).bos_token_id == wanted
         assert af.spec(tmp_path / str(wanted)).source["bos_token_id"] == wanted
     assert families.find("gpt2").write(af.spec("gpt2")).get("bos_token_id", 50256) == 50256
+
+
+@pytest.mark.parametrize("family", families.catalogue().values(), ids=lambda family: family.name)
+def test_a_word_that_no_class_knows_is_refused_also_where_nothing_reads_it(family: Any) -> None:
+    """A ViT that classifies has no pooler, and its pooler_act is not "nonsense" either."""
+    fields = {name: field for name, field in family.fields.items() if isinstance(field, Field)}
+    named = [name for name, field in fields.items() if words_of(name, field)]
+    for name, architecture in itertools.product(named, family.architectures or (None,)):
+        with pytest.raises(ValueError, match=rf"^{family.name} config: .*(is not valid|is not supported|unknown)"):
+            family.read({name: "nonsense"}, architecture)
+
+
+@pytest.mark.parametrize(("family", "field", "why"), [
+    ("vit", {"pooler_act": "nonsense"}, "pooler_act='nonsense' is not valid; valid: "),
+    ("vit", {"pooler_act": "gelu_"}, "pooler_act='gelu_' is not valid; did you mean 'gelu'"),
+    ("vit", {"pooler_output_size": "wide"}, "pooler_output_size='wide' is not a number"),
+    ("vit", {"tie_last_hidden_states": "yes"}, "tie_last_hidden_states='yes' is neither true nor false"),
+    ("gpt2", {"classifier_dropout": "much"}, "classifier_dropout='much' is not a number"),
+])  # fmt: skip
+def test_fields_of_other_classes_are_checked(family: str, field: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        families.find(family).read(field)  # of a classifier, or a language model
+    assert str(refused.value).startswith(f"{family} config: {why}")

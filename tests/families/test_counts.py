@@ -23,13 +23,23 @@ import anyformer as af
 from anyformer import families
 from anyformer.block import Block
 from anyformer.construct import skeleton
+from anyformer.parts.init import computed
 from anyformer.state import State, declarations
 
 
 @over_catalogue("", class_and_body, run=True)
 def test_count_of_every_case(case: Case) -> None:
-    model, _ = published(case)
-    assert af.count(spec_of(case)).parameters == sum(p.numel() for p in model.parameters())
+    counted, (model, _) = af.count(spec_of(case)), published(case)
+    learned = trained_by_transformers(model)
+    assert counted.parameters == learned
+    assert counted.fixed == sum(p.numel() for p in model.parameters()) - learned
+
+
+def trained_by_transformers(model: torch.nn.Module) -> int:
+    """How many parameters of a published model training changes: those that are not frozen, and not FSMT's tables of
+    sines, which its forward pass freezes."""
+    sines = {p for m in model.modules() if "SinusoidalPosition" in type(m).__name__ for p in m.parameters()}
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and p not in sines)
 
 
 FIRST = {next(iter(family.sizes)) for _, family in families.names()}  # of each family; the others in `make test-all`
@@ -53,7 +63,7 @@ def test_count_of_every_named_description(name: str) -> None:
         with torch.device("meta"):
             theirs = getattr(transformers, spec.architecture)(config)
         theirs.tie_weights()
-        expected = sum(p.numel() for p in theirs.parameters())
+        expected = trained_by_transformers(theirs)
         if size.config.get("tie_word_embeddings") is False and config.tie_word_embeddings:
             # T5 1.1: transformers ties it until a checkpoint has an output matrix of its own, as all published ones do
             expected += theirs.get_output_embeddings().weight.numel()
@@ -71,9 +81,9 @@ def test_counting_allocates_nothing() -> None:
 def built(spec: Any) -> tuple[list[tuple[str, int]], int, list[int]]:
     """What counting gives, from the whole model: sizes by address, idle parameters, bytes of the decoding state."""
     model: Any = skeleton(spec)
-    parts, seen, tied = [], set(), {name for name, _ in spec.ties}
+    parts, seen, unlearned = [], set(), {*(name for name, _ in spec.ties), *computed(model)}
     for address, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen and address not in tied:
+        if id(parameter) not in seen and address not in unlearned:
             seen.add(id(parameter))
             parts.append((address, parameter.numel()))
     sparse = [module for module in model.modules() if hasattr(module, "unused")]
@@ -134,3 +144,13 @@ def test_of_layers_that_are_alike_one_is_built(monkeypatch: pytest.MonkeyPatch) 
 def test_a_tie_to_nothing_is_a_mistake() -> None:
     with pytest.raises(ValueError, match=r"ties: no parameters head.out.weight and embedding.tokens.wight"):
         af.count(af.spec("gpt2").replace(ties=(("head.out.weight", "embedding.tokens.wight"),)))
+
+
+def test_a_stored_table_of_sines_is_not_a_parameter() -> None:
+    """The big Transformer of 2017 has 213 million parameters; 2 x 1,024 x 1,024 numbers of sines are stored with them,
+    need memory, and no gradients."""
+    counted = af.count(af.spec("transformer-big"))
+    assert (counted.parameters, counted.fixed) == (214_245_376, 2 * 1024 * 1024)
+    for_reading, for_training = counted.memory(), counted.memory(training=True)
+    assert for_reading.weights == for_training.weights == 4 * (counted.parameters + counted.fixed)
+    assert for_training.gradients == 4 * counted.parameters and for_training.optimizer == 8 * counted.parameters

@@ -15,9 +15,11 @@ import anyformer as af
 from anyformer import families
 from anyformer.block import Stack
 from anyformer.construct import skeleton
+from anyformer.counting import work
 from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
-from anyformer.counting.work import inputs_of, measure
+from anyformer.counting.work import inputs_of, measure, visible_pairs
 from anyformer.kernels.recording import recorded
+from anyformer.mask import Causal, Fixed, Full, Global, Rows, Window
 from anyformer.part import walk
 from anyformer.parts.constant import Computed
 from anyformer.parts.moe import Switch
@@ -78,7 +80,8 @@ def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
     _, length, source = one_row(case, spec)
     ours, whole = af.count(spec).work(length, source), measure(skeleton(spec), inputs_of(spec, length, source))
     assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # of Funnel's stages 256 bytes are not alike
-    assert (ours.products, ours.pairs, ours.later) == (whole.products, whole.pairs, whole.later)
+    assert (ours.products, ours.pairs, ours.later, ours.hidden) == (
+        whole.products, whole.pairs, whole.later, whole.hidden)
 
 
 EVERY = [name for name, _ in families.names()]
@@ -127,6 +130,43 @@ def test_an_encoder_has_no_past() -> None:
     assert counted.flops(128) == counted.flops(128, causal=True)
     pair = af.count(af.spec("t5-small"))  # 6 layers of 8 heads of 64: attention of the decoder alone
     assert pair.flops(128) - pair.flops(128, causal=True) == 6 * 4 * 128 * 128 * 512 * 127 // 256
+
+
+MASKS: list[Any] = [
+    {"kind": "Causal"}, Causal() & Window(size=5), Causal() & Window(size=40),
+    Causal() & Fixed(stride=4), Causal() & (Window(size=3) | Global(first=2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_masks_need_the_products_of_the_pairs_they_let_through(mask: Any) -> None:
+    """As many as attention weights are not zero in a model that runs; what the kernel computes stays the square."""
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.1.attention.op.mask": mask})
+    model, counted, T, width = af.build(spec).eval(), af.count(spec), 20, 24
+    run = af.trace(model, keep=["decoder.layers.*.attention.op.weights"], input_ids=torch.arange(T)[None])
+    seen = [int((run[f"decoder.layers.{i}.attention.op.weights"][0, 0] > 0).sum()) for i in range(2)]
+    assert seen[0] == T * (T + 1) // 2
+    square = 2 * 4 * T * T * width  # both products of two layers
+    assert counted.needed_flops(T) == counted.flops(T) - square + 4 * width * sum(seen)
+    assert counted.needed_flops(T, batch=3) == 3 * counted.needed_flops(T)
+    plain = af.count(families.find("gpt2").read(CONFIGS["gpt2"]))
+    assert counted.flops(T) == plain.flops(T) and plain.needed_flops(T) == plain.flops(T, causal=True)
+
+
+@pytest.mark.parametrize("mask", [Causal() & Window(size=7), Causal(), Full(), Window(size=3)], ids=str)
+def test_pairs_of_a_mask_are_counted_as_the_mask_answers(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = torch.arange(30)
+    allowed = mask.allows(torch.zeros(1, 1, dtype=torch.long), places[:, None], places[None], Rows()).expand(30, 30)
+    assert visible_pairs(mask, 30) == int(allowed.sum())
+    monkeypatch.setattr(work, "EXACT", 16)  # beyond, from some of the queries
+    assert visible_pairs.__wrapped__(mask, 30) == pytest.approx(int(allowed.sum()), rel=0.2)
+
+
+def test_an_image_has_as_many_positions_whatever_the_length() -> None:
+    counted = af.count(af.spec("vit-b16"))
+    assert counted.positions(1) == counted.positions(512) == 197 and counted.flops(512) == counted.flops(197)
+    assert af.count(af.spec("gpt2")).positions(512) == 512
+    assert af.count(af.spec("wav2vec2-base")).positions(16000) == 49
 
 
 STEPS = ("GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration", "DeepseekV3ForCausalLM",

@@ -21,6 +21,7 @@ from anyformer.part import nearest
 VERBS = {
     "zoo": "every named description: family, parameters, what it is for",
     "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
+    "check": "checks the Parts that a Python file defines, as our own suite checks ours",
     "count": "parameters, FLOPs and memory of a description, by part",
     "draw": "the picture of an architecture, or of two and what differs",
     "plan": "compute, layouts, time and cost of a training",
@@ -146,7 +147,11 @@ def guarded(command: Callable[[], object]) -> int:
     except Exception as error:
         if "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
             return say(describe(error), 2)
+        from anyformer.part_errors import error_origin
+
         hint = "" if debugging() else "; ANYFORMER_DEBUG=1 shows where"
+        if (origin := error_origin(error)) is not None:
+            return say(f"{origin}: {type(error).__name__}: {error}{hint}", 2)
         return say(f"this is a bug in anyformer, please report it{hint}: {type(error).__name__}: {error}", 1)
 
 

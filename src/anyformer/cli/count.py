@@ -1,8 +1,9 @@
 """Counts from a description alone: parameters and the memory of the weights, by part. Nothing is allocated.
 
 With --length, also FLOPs a token and a text, training and its memory, the state of decoding, and the formulas of the
-lectures beside the exact figures. A multiply-add is two FLOPs; both products of attention are counted, over the whole
-square unless --causal leaves out what a mask of the past throws away.
+lectures beside the exact figures; a model of images has all but the formulas without it. A multiply-add is two FLOPs;
+both products of attention are counted, over the whole square unless --causal leaves out what a mask of the past throws
+away. The column "the masks need" leaves out every pair of tokens that a mask hides, also outside a sliding window.
 
 `anyformer count --by size` shows where the FLOPs of GPT-3's eight sizes go."""
 
@@ -28,7 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
     parser.add_argument("--depth", type=int, default=3, metavar="N", help="how many names of an address make a row (3)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the weights: {', '.join(BYTES)}; as stored, else float32")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens of a text: FLOPs and memory too")
+    what = "tokens of a text, or samples or frames of sound: adds FLOPs and memory"
+    parser.add_argument("--length", type=int, metavar="N", help=what)
     parser.add_argument("--source-length", type=int, metavar="N", help="tokens that an encoder reads before; as many")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="texts at once (1)")
     parser.add_argument("--causal", action="store_true", help="of attention, what is not masked counts alone")
@@ -50,8 +52,8 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--by {options.by}; {nearest(options.by, ['size'])}")
     if options.picture is not None:
         check_picture(options.picture)
-    needs_length(options)
     if options.by is not None:
+        check_by(options)
         by_size(options)
         return
     if options.name is None:
@@ -66,11 +68,14 @@ def run(options: argparse.Namespace) -> None:
         from anyformer.counting import count
 
         spec = override(described(options.name), changes)
+        length = length_of(spec, options.length)
+        if length is None:
+            needs_length(options)
         check_source(spec, options.source_length)
         counted = count(spec)
         stored = str(spec.source.get("dtype") or spec.source.get("torch_dtype") or "float32").removeprefix("torch.")
         dtype = options.dtype or (stored if stored in BYTES else "float32")
-        used = at_length(counted, options, dtype) if options.length is not None else {}
+        used = at_length(counted, length, options, dtype) if length is not None else {}
     parts = counted.table(options.depth)
     if options.picture is not None:
         from anyformer.counting.picture import by_part
@@ -80,7 +85,8 @@ def run(options: argparse.Namespace) -> None:
         result: dict[str, Any] = {
             "name": options.name, "family": spec.family, "architecture": spec.architecture,
             "parameters": counted.parameters, "active": counted.active, "dtype": dtype,
-            "bytes": counted.parameters * BYTES[dtype], "parts": parts, "tied": dict(spec.ties), "note": spec.note,
+            "fixed": counted.fixed, "bytes": (counted.parameters + counted.fixed) * BYTES[dtype], "parts": parts,
+            "tied": dict(spec.ties), "note": spec.note,
             **used,
         }  # fmt: skip
         print(as_json(result, indent=1))
@@ -88,16 +94,18 @@ def run(options: argparse.Namespace) -> None:
     show(counted, parts, used, options, dtype)
 
 
-def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """What --length asks for, as it goes into JSON."""
+def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """What is computed of an input of this length, as it goes into JSON."""
     import torch
 
     from anyformer.counting.lecture import parameter_formulas, token_formulas
 
-    length, batch, causal, source = options.length, options.batch, options.causal, options.source_length
+    batch, causal, source = options.batch, options.causal, options.source_length
     kind = getattr(torch, dtype)
     trained = kind if kind.is_floating_point else torch.bfloat16
-    forward = counted.flops(length, 1, causal, source)
+    positions = counted.positions(length)
+    passes_of = {"flops": counted.flops(length, 1, causal, source),
+                 "flops_needed": counted.needed_flops(length, 1, source)}  # fmt: skip
     memory = {
         "training": counted.memory(trained, batch, length, source, training=True),
         "training, recomputed": counted.memory(trained, batch, length, source, training=True, recompute=True),
@@ -110,11 +118,8 @@ def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str
     if "input_ids" in counted.spec.embedding.inputs:
         formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
     return {
-        "length": length, "source_length": source, "batch": batch, "causal": causal,
-        "flops": {
-            "token": forward // length, "text": forward, "batch": batch * forward,
-            "training": 3 * batch * forward, "training, recomputed": 4 * batch * forward,
-        },
+        "length": length, "positions": positions, "source_length": source, "batch": batch, "causal": causal,
+        **{name: by_pass(counted.spec, forward, positions, batch) for name, forward in passes_of.items()},
         "flops_parts": counted.flops_table(length, options.depth, causal, source),
         "memory": {name: {**dataclasses.asdict(each), "total": each.total} for name, each in memory.items()},
         "passes": {name: {**dataclasses.asdict(each), "intensity": each.intensity} for name, each in passes.items()},
@@ -122,34 +127,57 @@ def at_length(counted: Any, options: argparse.Namespace, dtype: str) -> dict[str
     }  # fmt: skip
 
 
+def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, int]:
+    """FLOPs of one position, one input, a batch of them and its training, where one input takes `forward`."""
+    position, whole = units(spec)
+    return {
+        position: forward // positions, whole: forward, "batch": batch * forward,
+        "training": 3 * batch * forward, "training, recomputed": 4 * batch * forward,
+    }  # fmt: skip
+
+
+def units(spec: Any) -> tuple[str, str]:
+    """What one position of an input is called, and the input."""
+    reader = spec.readers[0]
+    first = next(iter(dict(reader.items())["embedding"].row(1, reader.width)))
+    if spec.pair or first == "input_ids":
+        return "token", "text"
+    inputs = {"pixel_values": "image", "input_values": "recording", "input_features": "recording"}
+    return "position", inputs.get(first, "input")
+
+
 def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: argparse.Namespace, dtype: str) -> None:
     from anyformer.cli.terminal import bytes_of, rounded, table
 
     spec, total, each = counted.spec, counted.parameters, BYTES[dtype]
-    flops = used.get("flops_parts", {})
+    flops, (unit, whole) = used.get("flops_parts", {}), units(spec)
     header, right = ["part", "parameters", "share", dtype], [1, 2, 3]
     if used:
-        header, right = [*header, "FLOPs a token", "share"], [*right, 4, 5]
+        header, right = [*header, f"FLOPs a {unit}", "share"], [*right, 4, 5]
     rows = []
     for part in dict.fromkeys((*parts, *flops)):
         size = parts.get(part, 0)
         row = [part, f"{size:,}", f"{size / max(total, 1):.1%}", bytes_of(size * each)]
         done = flops.get(part, 0)
-        rows.append([*row, rounded(done // options.length), f"{done / used['flops']['text']:.1%}"] if used else row)
+        rows.append([*row, rounded(done // used["positions"]), f"{done / used['flops'][whole]:.1%}"] if used else row)
     last = ["total", f"{total:,}", "", bytes_of(total * each)]
-    rows.append([*last, rounded(used["flops"]["token"]), ""] if used else last)
+    rows.append([*last, rounded(used["flops"][unit]), ""] if used else last)
     table(header, rows, right=right, total=True)
     if counted.active < total:
         print(f"{counted.active:,} of them are active a token: the rest are experts it does not go to")
     for name, owner in spec.ties:
         print(f"{name} is {owner}: counted once")
+    if counted.fixed:
+        print(f"{counted.fixed:,} numbers of fixed position tables, {bytes_of(counted.fixed * each)}: not parameters")
     if spec.note:
         print(f"note: {spec.note}")
     if not used:
         return
     square = "attention to the past alone" if options.causal else "attention over the whole square"
-    print(f"\nFLOPs of {options.batch:,} x {amount(spec, options.length, options.source_length)}, {square}")
-    table(("pass", "FLOPs"), [(name, f"{value:.4g}") for name, value in used["flops"].items()], right=(1,))
+    many = f" ({used['positions']:,} positions)" if unit == "position" else ""
+    print(f"\nFLOPs of {options.batch:,} x {amount(spec, used['length'], options.source_length)}{many}, {square}")
+    figures = [(name, f"{value:.4g}", f"{used['flops_needed'][name]:.4g}") for name, value in used["flops"].items()]
+    table(("pass", "FLOPs", "the masks need"), figures, right=(1, 2))
     print(f"\nmemory, {dtype}; in training, fp32 weights, gradients and two moments (AdamW); peak: the most at once")
     names = ("weights", "gradients", "optimizer", "activations", "state", "total", "peak")
     kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
@@ -188,6 +216,7 @@ def by_size(options: argparse.Namespace) -> None:
         from anyformer import families
         from anyformer.counting import count
         from anyformer.counting.lecture import shares
+        from anyformer.counting.work import fixed_input
         from anyformer.model import position_limit
         from anyformer.names import spec as find
 
@@ -196,6 +225,8 @@ def by_size(options: argparse.Namespace) -> None:
         if not names:
             raise ValueError(f"no description begins with {prefix!r}; {nearest(prefix, known)}")
         counts = sorted(((name, count(find(name))) for name in names), key=lambda pair: pair[1].parameters)
+        if options.length is not None and all(fixed_input(find(name)) for name in names):
+            length_of(find(names[0]), options.length)
         length = options.length or min(2048, *(position_limit(each.spec) or 2048 for _, each in counts))
         source, found = options.source_length, []
         for name, each in counts:
@@ -226,18 +257,34 @@ def by_size(options: argparse.Namespace) -> None:
     table(header, rows, right=range(1, len(kinds) + 3))
 
 
-def needs_length(options: argparse.Namespace) -> None:
-    """What a flag asks for is shown, or the flag refused."""
-    if options.by is not None:
-        unused = {"set": bool(options.set), "dtype": options.dtype is not None, "batch": options.batch != 1}
-        why = "is about one description, and --by size about several"
-    else:
-        unused = {"source-length": options.source_length is not None, "causal": options.causal,
-                  "batch": options.batch != 1}  # fmt: skip
-        unused = {} if options.length is not None else unused
-        why = "is about texts: give their --length"
+def check_by(options: argparse.Namespace) -> None:
+    """ValueError for a flag that says nothing about several descriptions."""
+    unused = {"set": bool(options.set), "dtype": options.dtype is not None, "batch": options.batch != 1}
     for name in (name for name, given in unused.items() if given):
-        raise ValueError(f"--{name} {why}")
+        raise ValueError(f"--{name} is about one description, and --by size about several")
+
+
+def needs_length(options: argparse.Namespace) -> None:
+    """ValueError for a flag that changes nothing where no FLOPs are shown."""
+    unused = {"source-length": options.source_length is not None, "causal": options.causal, "batch": options.batch != 1}
+    for name in (name for name, given in unused.items() if given):
+        raise ValueError(f"--{name} is about texts: give their --length")
+
+
+def length_of(spec: Any, given: int | None, usual: int | None = None) -> int | None:
+    """The length that was given, or the usual one; where a model reads inputs of one size (an image), its number of
+    positions, and no other may be given."""
+    from anyformer.counting.work import fixed_input
+
+    fixed = fixed_input(spec)
+    if fixed is None:
+        return usual if given is None else given
+    name, shape = fixed
+    positions = spec.embedding.vectors(1)
+    if given is not None:
+        sides = " x ".join(map(str, shape))
+        raise ValueError(f"--length: this model reads {name} of {sides}, no others: leave it out")
+    return positions
 
 
 def check_source(spec: Any, source_length: int | None) -> None:

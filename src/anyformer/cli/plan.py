@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from anyformer.cli.count import check_there, described
+from anyformer.cli.count import check_there, described, length_of
 from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
@@ -51,11 +51,13 @@ def run(options: argparse.Namespace) -> None:
     with working(f"planning {options.name}"):
         from anyformer.codec import override
         from anyformer.counting import count
+        from anyformer.model import position_limit
         from anyformer.planning.layout import Job, way_of
 
         spec = override(described(options.name), dict(map(setting, options.set)))
         counted = count(spec)
-        length = length_of(spec, options.length)
+        length = length_of(spec, options.length, min(position_limit(spec) or 2048, 2048))
+        assert length is not None
         groups = options.devices * options.micro
         job = Job(counted, length, options.batch or max(round(2**19 / length / groups), 1) * groups, options.micro)
         token = counted.training_flops(length, causal=True) / length
@@ -98,18 +100,6 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--utilisation is {options.utilisation:g}; it is above 0 and at most 1")
     if options.recipe is not None and options.out is None:
         raise ValueError("--recipe is for the run.json that --out FILE writes")
-
-
-def length_of(spec: Any, given: int | None) -> int:
-    """Tokens of a text: as many as are asked for, else as the model takes, up to 2048; of a picture, its own."""
-    from anyformer.model import position_limit
-
-    if spec.pair or len(spec.readers) > 1 or spec.embedding.row(1, spec.width) != spec.embedding.row(2, spec.width):
-        return given or min(position_limit(spec) or 2048, 2048)
-    if given is not None:
-        name, shape = next(iter(spec.embedding.row(1, spec.width).items()))
-        raise ValueError(f"--length: this model reads {name} of {' x '.join(map(str, shape))}, no others")
-    return spec.embedding.vectors(1)
 
 
 def device_of(options: argparse.Namespace) -> Any:

@@ -61,13 +61,15 @@ class Count:
     """What a description costs. Parameters by address: tied weights count once, at the address that owns them.
 
     A multiply-add is two FLOPs. Both products of attention are counted, over the whole square unless `causal` leaves
-    out what a mask of the past throws away. Work that is no product (norms, activations, scans) is not counted."""
+    out what a mask of the past throws away. Work that is no product (norms, activations, scans) is not counted.
+    Parameters are what training changes: a stored table that a formula gives (sinusoids) is `fixed` instead."""
 
     parts: dict[str, int]  # address of a parameter -> its size
     remembered: tuple[Declared, ...] = ()  # what each mixer keeps between decoding steps
     experts: int = 0  # parameters of all experts
     idle: int = 0  # of these, those that a token does not go to
     tables: int = 0  # parameters of which a token reads its own row alone
+    fixed: int = 0  # numbers that are stored with the weights and that a formula gives (sinusoids): no parameters
     spec: Model | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -93,6 +95,20 @@ class Count:
         """Of a forward pass over `batch` texts of `length` tokens; an encoder before them reads `source_length`."""
         return batch * sum(self.work(length, source_length).by_address(causal).values())
 
+    def needed_flops(self, length: int, batch: int = 1, source_length: int | None = None) -> int:
+        """Of `flops`, those that the masks let through: a sliding window's own tokens, and nothing of the future where
+        a token sees its past. A kernel that skips all that is masked computes this; the others compute `flops`."""
+        return batch * self.work(length, source_length).needed()
+
+    def positions(self, length: int) -> int:
+        """How many vectors the stack reads of an input of `length`: the tokens of a text, the frames of a recording, or
+        the patches of an image, of which there are as many whatever the length."""
+        assert self.spec is not None
+        if self.spec.pair or len(self.spec.readers) > 1:
+            return length
+        embedding: Any = dict(self.spec.items())["embedding"]
+        return embedding.vectors(length)
+
     def training_flops(
         self, length: int, batch: int = 1, causal: bool = False, recompute: bool = False,
         source_length: int | None = None,
@@ -107,20 +123,20 @@ class Count:
         """To write texts of `length` tokens: weights and state, in `dtype`. In training, weights, gradients and the
         optimiser's `moments` (AdamW's two) are fp32, and in half precision the weights have a copy in it; activations
         are what `anyformer train` keeps of a batch on a CUDA device, with `recompute` the inputs of layers alone."""
-        P, dtype = self.parameters, checked_dtype(dtype)
+        P, stored, dtype = self.parameters, self.parameters + self.fixed, checked_dtype(dtype)
         if not training:
             source = length if source_length is None else source_length
             writes = self.spec is not None and bool(self.spec.left_to_right)
             held = dtype if dtype.is_floating_point else torch.bfloat16
             state = self.state(batch, length, held, source) if writes and length else 0
-            return Memory(P * dtype.itemsize, state=state, peak=P * dtype.itemsize + state)
+            return Memory(stored * dtype.itemsize, state=state, peak=stored * dtype.itemsize + state)
         half = dtype if dtype.itemsize < 4 else None
         step = Step(P * dtype.itemsize if half else 0, P * dtype.itemsize if half else 0, 0)
         if length:
             assert self.spec is not None
             step = _step(self.spec, batch, length, source_length, half, recompute)
-        peak = 4 * P * (1 + moments) + max(step.most, 4 * P)
-        return Memory(4 * P + step.copies, 4 * P, 4 * P * moments, step.kept - step.copies, peak=peak)
+        peak = 4 * stored + 4 * P * moments + max(step.most, 4 * P)
+        return Memory(4 * stored + step.copies, 4 * P, 4 * P * moments, step.kept - step.copies, peak=peak)
 
     def prefill(
         self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
@@ -211,11 +227,15 @@ def count(spec: Model) -> Count:
     parts: dict[str, int] = {}
     modules: list[tuple[str, nn.Module]] = []
     owners = {owner for _, owner in spec.ties}
-    seen, idle, experts, tables = set(), 0, 0, 0
+    seen, idle, experts, tables, fixed = set(), 0, 0, 0, 0
     for address, module, copy in everywhere(model):
+        formulas = {f"{address}.{name}" for name in getattr(module, "computed", dict)()}
         for name, parameter in module.named_parameters(address, recurse=False, remove_duplicate=False):
             if (copy, id(parameter)) not in seen and not spec.owner_of(name):
                 seen.add((copy, id(parameter)))
+                if name in formulas:
+                    fixed += parameter.numel()
+                    continue
                 parts[name] = parameter.numel()
                 tables += parameter.numel() * (isinstance(module, nn.Embedding) and name not in owners)
         if (copy, id(module)) not in seen:
@@ -228,4 +248,4 @@ def count(spec: Model) -> Count:
                 experts += sum(sizes)
                 idle += sum(round(size * share) for size in sizes)
     remembered = tuple(each for _, each in declarations(model, modules))
-    return Count(parts, remembered, experts, idle, tables, spec)
+    return Count(parts, remembered, experts, idle, tables, fixed, spec)

@@ -21,6 +21,7 @@ from anyformer.block import StackModule
 from anyformer.counting.device import Device
 from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import recorded
+from anyformer.mask import All, Causal, Full, Mask, Rows, Window
 from anyformer.model import Model
 from anyformer.model.base import TransformerModule
 from anyformer.part import Part, at, walk
@@ -38,6 +39,7 @@ class Work:
     products: dict[str, int]
     pairs: dict[str, int]  # of these, without a weight: of activations with activations, as in both attention products
     later: dict[str, int]  # of those, what attention to later tokens takes where each sees its past alone
+    hidden: dict[str, int]  # of those, the products of queries with keys that the mask hides from them
     kept: int = 0  # bytes that the backward pass needs, without weights and their copies
     layers: tuple[tuple[int, int], ...] = ()  # of each layer as it ran: bytes of its input, and kept inside it
     places: int = 0  # that a pair's encoder gives its decoder to look at
@@ -45,6 +47,10 @@ class Work:
     def by_address(self, causal: bool = False) -> dict[str, int]:
         """With `causal`, without the products that a mask of the past throws away, as kernels that skip them do."""
         return {at: flops - causal * self.later.get(at, 0) for at, flops in self.products.items()}
+
+    def needed(self) -> int:
+        """FLOPs without those of pairs that a mask hides: a window's other tokens, and the future."""
+        return sum(self.products.values()) - sum(self.hidden.values())
 
     def recomputed(self) -> int:
         """Bytes kept where a layer keeps its input alone, and is run again when its turn in the backward pass comes."""
@@ -69,6 +75,15 @@ def inputs_of(spec: Model, length: int, source_length: int | None = None) -> dic
         elif any(getattr(part, "memory", False) for _, part in walk(spec)):
             found["encoder_hidden_states"] = torch.zeros(1, source, memory_width(spec))
     return found
+
+
+def fixed_input(spec: Model) -> tuple[str, tuple[int, ...]] | None:
+    """The name and shape of what a model reads where no length changes it (an image); None where one does."""
+    if spec.pair or len(spec.readers) > 1:
+        return None
+    embedding: Any = dict(spec.items())["embedding"]
+    first, other = (embedding.row(length, spec.width) for length in (1, 2))
+    return next(iter(first.items())) if first == other else None
 
 
 def memory_width(spec: Model) -> int:
@@ -122,7 +137,34 @@ COSTS: dict[str, Callable[..., int]] = {
 }
 
 
-Sums = tuple[Counter[str], Counter[str], Counter[str]]
+EXACT = 2**14  # tokens up to which the pairs of any mask are counted one by one
+
+
+@functools.lru_cache(maxsize=256)
+def visible_pairs(mask: Mask, length: int) -> int:
+    """How many pairs of a query and a key a mask lets through in a text of `length` tokens. Masks without a formula
+    here are asked about every pair, and in a text of more than EXACT tokens about all keys of some of the queries."""
+    T, parts = length, mask.masks if isinstance(mask, All) else (mask,)
+    if any(isinstance(part, Causal) for part in parts) and all(isinstance(part, Causal | Window) for part in parts):
+        size = min((T, *(part.size for part in parts if isinstance(part, Window))))
+        return size * (size + 1) // 2 + (T - size) * size
+    if all(isinstance(part, Full) for part in parts):
+        return T * T
+    with torch.device("cpu"):
+        chosen = torch.arange(T) if T <= EXACT else torch.linspace(0, T - 1, max(EXACT**2 // T, 1)).long()
+        row, keys = torch.zeros(1, 1, dtype=torch.long), torch.arange(T)[None]
+        seen = 0
+        for queries in chosen.split(max(2**22 // T, 1)):
+            allowed = mask.allows(row, queries[:, None], keys, Rows())
+            seen += int(allowed.expand(len(queries), T).sum())
+    return seen * T // len(chosen)
+
+
+Sums = tuple[Counter[str], Counter[str], Counter[str], Counter[str]]
+
+
+def empty_sums() -> Sums:
+    return Counter(), Counter(), Counter(), Counter()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +182,7 @@ class Frame:
 
     address: str = ""
     past: bool = False  # whether a token sees its past alone here
+    mask: Mask | None = None  # which keys a query may see here, where the Part says it by a mask
     tokens: int = 0  # that it was given
 
 
@@ -149,7 +192,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, model: TransformerModule, device: Device) -> None:
         super().__init__()
         self.model, self.device, self.frames = model, device, [Frame()]
-        self.sums: Sums = (Counter(), Counter(), Counter())  # the first three of Work
+        self.sums = empty_sums()  # the first four of Work
         self.layers: list[tuple[int, int]] = []
         self.runs: dict[Any, list[Run]] = {}  # of each kind of layer on each kind of input
         # memory by its number, which is its own while it lives
@@ -169,12 +212,16 @@ class Ledger(TorchDispatchMode):
 
     def note(self, flops: int, *shapes: torch.Size) -> None:
         """A product; of activations alone, with the shapes of what may be weights (..., T, T) of tokens for tokens."""
-        frame, (products, pairs, later) = self.frames[-1], self.sums
+        frame, (products, pairs, later, hidden) = self.frames[-1], self.sums
         products[frame.address] += flops
         pairs[frame.address] += flops * bool(shapes)
         T = frame.tokens
-        if frame.past and any(shape[-2:] == (T, T) for shape in shapes):
-            later[frame.address] += flops * (T - 1) // (2 * T)  # T (T - 1) / 2 of the T T pairs
+        if not any(shape[-2:] == (T, T) for shape in shapes):
+            return
+        future = flops * (T - 1) // (2 * T) if frame.past else 0  # T (T - 1) / 2 of the T T pairs
+        later[frame.address] += future
+        masked = future if frame.mask is None else flops * (T * T - visible_pairs(frame.mask, T)) // (T * T)
+        hidden[frame.address] += masked
 
     def keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -213,6 +260,8 @@ class Ledger(TorchDispatchMode):
             frame = dataclasses.replace(self.frames[-1], address=address)
             if isinstance(part, Op):
                 frame.past, frame.tokens = part.sees == "past", args[0].shape[1]
+                mask = getattr(part, "mask", None)
+                frame.mask = mask if isinstance(mask, Mask) else None
             self.frames.append(frame)
 
         return enter
@@ -226,7 +275,7 @@ class Ledger(TorchDispatchMode):
         runs = self.runs.setdefault((id(layer), x.shape, x.dtype), [])
         out = x
         if len(runs) < 2 or not runs[1].same:
-            outer, kept, self.sums = self.sums, self.kept, (Counter(), Counter(), Counter())
+            outer, kept, self.sums = self.sums, self.kept, empty_sums()
             out = type(layer).forward(layer, x, ctx)
             runs.append(Run(self.sums, self.kept - kept, out.shape == x.shape))
             self.sums, self.kept = outer, kept

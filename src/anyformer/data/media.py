@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.data.episodes import arrays_of, follow
 from anyformer.data.source import Files, Row, Source
 from anyformer.inputs import sound
 from anyformer.inputs.image import ENDINGS
 from anyformer.machine import need
 from anyformer.messages import quote
+from anyformer.ranges import at_least
 
 
 class Folder(Files):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from anyformer.check import at_least, positive
 from anyformer.data.source import Example, Row, Source, Subset, reach
 from anyformer.messages import quote
 from anyformer.part import Part, Table, nearest
+from anyformer.ranges import at_least, positive
 
 
 class Share(Part):

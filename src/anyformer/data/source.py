@@ -24,10 +24,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.messages import quote
 from anyformer.objectives.examples import Renamed
 from anyformer.part import Part, Table, nearest
+from anyformer.ranges import at_least
 
 Example = Mapping[str, Any]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.check import at_least
 from anyformer.inputs.long import LongText, worded
 from anyformer.inputs.published import NAMES
 from anyformer.messages import quote
 from anyformer.objectives.known import SENTINEL
 from anyformer.part import Part, Table, nearest
+from anyformer.ranges import at_least
 
 if TYPE_CHECKING:
     from anyformer.data.source import Source

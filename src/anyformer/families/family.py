@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import math
 import re
+import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from typing import Any
 from anyformer.messages import quote, shorten
 from anyformer.model import Model
 from anyformer.part import Part, Table, at, nearest, thaw, walk
-from anyformer.parts.activation import published_name
+from anyformer.parts.activation import ACTIVATION_NAMES, published_name
+from anyformer.parts.labels import Problem
 from anyformer.weights.pieces import STEMS
 from anyformer.weights.rules import Matched, Rule, plan
 
@@ -35,6 +37,7 @@ class Field:
     default: Any
     path: str | Callable[[Any], Any] | None = None
     within: frozenset[str] = frozenset()  # the names that are known inside it, where it is an object
+    choices: tuple[str, ...] = ()  # the words that it may be, where these are few
 
     def recover(self, spec: Model) -> Any:
         """The field's value in a description."""
@@ -98,6 +101,8 @@ class UnknownFieldWarning(UserWarning):
 
 
 ConfigField = Field | Inert | Only
+
+PROBLEMS: tuple[str, ...] = typing.get_args(Problem)
 
 _TOKEN = "a token id, used by tokenizers and generation"
 _RECORD = "a record of where the file came from"
@@ -284,7 +289,7 @@ class Family:
                 continue
             if value is None and isinstance(field.default, float):  # null: the default is meant, nothing else could run
                 continue
-            if isinstance(field, Field) and (wrong := misfit(value, field.default)):
+            if isinstance(field, Field) and (wrong := misfit(name, value, field)):
                 raise ValueError(f"{self.name} config: {name}={quote(value)} is {wrong}")
             affordable(name, value)
             setattr(values, name, False if value is None and isinstance(field.default, bool) else value)
@@ -402,14 +407,33 @@ def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]
     return number, {name: table for name, table in tables.items() if agree and name in config}
 
 
-def misfit(value: Any, default: Any) -> str:
-    """Why a value cannot stand where `default` does; empty where it can, or where it is left to the description."""
+# fields that are numbers, or true or false, where their published default is None
+NUMERIC = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
+TRUTH = re.compile("^(is|tie|scale)_")
+
+
+def words_of(name: str, field: Field) -> tuple[str, ...]:
+    """The words that a field may be, whether or not a class reads it; none where any may stand there."""
+    if name == "problem_type":
+        return PROBLEMS
+    return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
+
+
+def misfit(name: str, value: Any, field: Field) -> str:
+    """Why a value cannot stand in a field, used or not; empty where it can, or where it is left to the description."""
+    default = field.default
     if isinstance(value, float) and not math.isfinite(value):
         return "not finite"
-    if isinstance(default, bool) and not isinstance(value, bool | None):
+    if (isinstance(default, bool) or (default is None and TRUTH.search(name))) and not isinstance(value, bool | None):
         return "neither true nor false"
-    if isinstance(default, int | float) and not isinstance(default, bool) and isinstance(value, bool | str | dict):
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and isinstance(value, bool | str | dict):
         return "not a number"
+    if default is None and NUMERIC.search(name) and isinstance(value, str | dict):
+        return "not a number"
+    words = words_of(name, field)
+    if words and value is not None and value not in words:
+        return f"not valid; {nearest(str(value), words)}"
     return ""
 
 

@@ -91,7 +91,9 @@ FIELDS: dict[str, ConfigField] = {
     "patch_kernel": Field((7, 7), lambda spec: spec.embedding.kernels),
     "patch_stride": Field((4, 4), "embedding.patch_size"),
     "patch_padding": Field((3, 3), "embedding.edge"),
-    "rel_pos_type": Field("spatial", lambda spec: "spatial" if next(layers(spec))[0].position else "none"),
+    "rel_pos_type": Field(
+        "spatial", lambda spec: "spatial" if next(layers(spec))[0].position else "none", choices=("spatial", "none", "")
+    ),
     "norm_eps": Field(1e-6, "encoder.norm.eps"),
     "norm_layer": Only("layernorm", "norms that are no LayerNorm"),
     "pool_first": Only(False, "pooling before the projections, which fails where it is published"),

@@ -164,7 +164,7 @@ FAMILIES = (
             "encoder_config": Field({}, ENCODER.recover, frozenset((*ENCODER.known, *GENERATION))),
             "vocab_size": Field(1025, "head.vocab_size"),
             "pad_token_id": Field(1024, "head.blank"),
-            "ctc_loss_reduction": Field("mean", "head.reduction"),
+            "ctc_loss_reduction": Field("mean", "head.reduction", choices=("sum", "mean")),
             "ctc_zero_infinity": Field(True, "head.zero_infinity"),
             "initializer_range": Inert(0.02, "what counts is the encoder's own"),
             "tie_last_hidden_states": Inert(None, "no norm follows the last layer"),

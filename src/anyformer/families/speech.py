@@ -84,7 +84,7 @@ FIELDS: dict[str, ConfigField] = {
     **HIDDEN,
     "vocab_size": Field(None, "head.vocab_size"),
     "final_dropout": Field(0.1, of(CTCHead, "head.dropout")),
-    "ctc_loss_reduction": Field("sum", "head.reduction"),
+    "ctc_loss_reduction": Field("sum", "head.reduction", choices=("sum", "mean")),
     "ctc_zero_infinity": Field(False, "head.zero_infinity"),
     "pad_token_id": Field(0, "head.blank"),
     "classifier_proj_size": Field(256, "head.pool.width"),

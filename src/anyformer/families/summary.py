@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families.family import Absent, ConfigField, Field, activation_at
 from anyformer.messages import quote
 from anyformer.part import nearest
-from anyformer.parts.activation import activation_named, published_name
+from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head import LMHead
 from anyformer.parts.pool import Pool
 from anyformer.parts.summary import DoubleHead, Summary
@@ -34,10 +34,15 @@ def activation(spec: Any) -> str | None:
     return None if name == "linear" else name
 
 
+TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; the last is not implemented anywhere
+FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
+
 FIELDS: dict[str, ConfigField] = {
-    "summary_type": Field("cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take]),
+    "summary_type": Field(
+        "cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take], choices=TYPES
+    ),
     "summary_use_proj": Field(True, lambda spec: spec.head.summary.width is not None),
-    "summary_activation": Field(None, activation),
+    "summary_activation": Field(None, activation, choices=FUNCTIONS),
     "summary_proj_to_labels": Field(True, projects_to_labels),
     "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
     "summary_last_dropout": Field(None, last_dropout),
@@ -77,9 +82,11 @@ def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, 
         return lambda spec: read(spec if spec.architecture in classes else None)
 
     return {
-        "summary_type": Field(take, of(lambda spec: {v: k for k, v in POOLS.items()}[spec.head.pool.take])),
+        "summary_type": Field(
+            take, of(lambda spec: {v: k for k, v in POOLS.items()}[spec.head.pool.take]), choices=TYPES
+        ),
         "summary_use_proj": Field(True, of(lambda spec: spec.head.pool.dense)),
-        "summary_activation": Field(activation, of(activation_at("head.pool.activation"))),
+        "summary_activation": Field(activation, of(activation_at("head.pool.activation")), choices=FUNCTIONS),
         "summary_first_dropout": Field(0.0, of(first_dropout)),
         "summary_last_dropout": Field(dropout, of(lambda spec: spec.head.pool.dropout)),
         "summary_proj_to_labels": Field(False),

@@ -25,6 +25,7 @@ from anyformer.messages import quote
 from anyformer.model.output import Offered, Output, offered, shown_unasked
 from anyformer.nonfinite import explain
 from anyformer.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
+from anyformer.part_errors import error_origin
 from anyformer.parts.embed import GIVERS
 from anyformer.parts.given import check_given, check_shape, hiding
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, VocabularyOutput
@@ -198,7 +199,9 @@ class Model(Part):
             with torch.device("meta"), _Unfilled():
                 model = self.build(kind(width=self.width))
         except (TypeError, RuntimeError, AssertionError, ArithmeticError) as error:  # of torch, about sizes
-            raise ValueError(f"this description cannot be built: {str(error).splitlines()[0]}") from error
+            origin = error_origin(error)
+            where = f"{origin}: {type(error).__name__}" if origin else "this description cannot be built"
+            raise ValueError(f"{where}: {(str(error).splitlines() or [repr(error)])[0]}") from error
         model.tie()
         return model
 
@@ -273,6 +276,17 @@ class TransformerModule(nn.Module):
         return shown_in_notebook(self.spec)
 
     # -- inputs and outputs ---------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """As every module's; an error in a Part of a user's own names it."""
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **inputs)
+        try:
+            return super().__call__(*args, **inputs)
+        except Exception as error:
+            if (origin := error_origin(error)) is not None and origin not in getattr(error, "__notes__", ()):
+                error.add_note(origin)
+            raise
 
     def known_inputs(self) -> tuple[str, ...]:
         raise NotImplementedError

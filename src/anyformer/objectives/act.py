@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded
 from anyformer.parts.trajectory import KINDS, TrajectoryModule
+from anyformer.ranges import at_least
 
 
 class Act(Objective):

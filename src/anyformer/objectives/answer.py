@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.inputs.truncation import count_truncated
 from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
 from anyformer.parts.head import SpanModule
+from anyformer.ranges import at_least
 
 
 class Answer(Objective):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import around
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.part import Part
+from anyformer.ranges import at_least
 
 
 class Noise(Part):

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from torch import nn
 
-from anyformer.check import at_least
 from anyformer.inputs import chat
 from anyformer.inputs.truncation import count_truncated
 from anyformer.kernels.loss import IGNORED
@@ -16,6 +15,7 @@ from anyformer.model.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts
+from anyformer.ranges import at_least
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):

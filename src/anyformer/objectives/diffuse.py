@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import chance
 from anyformer.model import AutoencoderModel
 from anyformer.model.base import TransformerModule
 from anyformer.objectives import squeezed
 from anyformer.objectives.objective import Batch, Followed, Record, answering, head_of, read, scalars
 from anyformer.objectives.picture import LabelledPictures
 from anyformer.parts.noise import NoiseModule
+from anyformer.ranges import chance
 
 
 class Diffuse(LabelledPictures):

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.check import at_least, positive
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.around import Around
@@ -22,6 +21,7 @@ from anyformer.objectives.objective import Batch, Followed, Read, language_head,
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
 from anyformer.parts.head import LMHeadModule, PretrainingModule
+from anyformer.ranges import at_least, positive
 
 
 class Distill(Around):

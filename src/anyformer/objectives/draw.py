@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import AutoencoderModule, position_limit
 from anyformer.model.base import TransformerModule
@@ -23,6 +22,7 @@ from anyformer.objectives import squeezed
 from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
 from anyformer.objectives.picture import Pictures
+from anyformer.ranges import at_least
 
 
 class Reconstruct(Pictures):

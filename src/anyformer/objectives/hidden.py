@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from anyformer.check import at_least
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.objective import Batch, Record, head_of
 from anyformer.objectives.picture import Pictures
 from anyformer.parts.image import PixelModule
+from anyformer.ranges import at_least
 
 
 class MaskedImage(Pictures):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
 from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
+from anyformer.ranges import at_least, chance
 
 
 class Masked(Knowing, called=("MLM",)):

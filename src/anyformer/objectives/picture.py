@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.inputs.image import Images
 from anyformer.messages import quote
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import field, label_of
 from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
 from anyformer.parts.head import ClassifyModule
+from anyformer.ranges import at_least, chance
 
 CHANCES = 8  # numbers between 0 and 1, for each time that a picture is seen
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.model import Model
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
 from anyformer.parts.labels import binary_loss
+from anyformer.ranges import at_least
 
 
 class ReplacedTokens(Masked):

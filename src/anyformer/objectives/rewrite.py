@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from anyformer.check import chance
 from anyformer.kernels.loss import IGNORED
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.objective import (
@@ -18,6 +17,7 @@ from anyformer.objectives.objective import (
     padded,
     padded_texts,
 )
+from anyformer.ranges import chance
 
 
 class Rewrite(Objective):

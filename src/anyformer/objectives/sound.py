@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyformer.check import at_least, chance
 from anyformer.inputs.audio import AudioProcessor
 from anyformer.inputs.sound import Recording
 from anyformer.messages import quote
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record
+from anyformer.ranges import at_least, chance
 
 LOUDEST = 32768  # recordings are kept in 16 bits
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.check import at_least
 from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import around
 from anyformer.objectives.known import Knowing, Known
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
+from anyformer.ranges import at_least
 
 
 class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):

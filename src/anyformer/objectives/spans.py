@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.inputs.truncation import count_truncated
 from anyformer.model import HiddenSpansModelModule
 from anyformer.model.base import TransformerModule
@@ -18,6 +17,7 @@ from anyformer.objectives.objective import Batch, Objective, Record, padded_text
 from anyformer.objectives.picture import frames_of, normalised, scaled_to
 from anyformer.objectives.sound import heard
 from anyformer.parts.labels import Loss
+from anyformer.ranges import at_least, chance
 
 TEXT, SOUND, HIDDEN_TEXT, HIDDEN_SOUND = range(4)  # what is read of a segment, after its frame
 

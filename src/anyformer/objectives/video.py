@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.model import ThreeTowerModule
 from anyformer.model.base import TransformerModule
 from anyformer.objectives.examples import texts_of
@@ -18,6 +17,7 @@ from anyformer.objectives.objective import Batch, Objective, Record, padded, pad
 from anyformer.objectives.picture import frames_of, normalised, scaled_to
 from anyformer.objectives.sound import heard
 from anyformer.parts.labels import Loss
+from anyformer.ranges import at_least
 
 
 class MatchVideo(Objective, called=("VATT", "MIL-NCE")):

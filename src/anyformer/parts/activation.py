@@ -60,13 +60,14 @@ ALIASES = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_python": "gelu",
     "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh", "swish": "silu", "linear": "identity",
 }  # fmt: skip
+ACTIVATION_NAMES = tuple(sorted({*ACTIVATIONS, *ALIASES}))  # that a published config may have
 
 
 def activation_named(name: str) -> Activation:
     """Our name for an activation that a published config names; unknown ones raise."""
     ours = ALIASES.get(name, name)
     if ours not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {quote(name)}; {nearest(name, {*ACTIVATIONS, *ALIASES})}")
+        raise ValueError(f"unknown activation {quote(name)}; {nearest(name, ACTIVATION_NAMES)}")
     return cast(Activation, ours)
 
 

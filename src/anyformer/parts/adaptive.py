@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.kernels.loss import IGNORED
 from anyformer.part import Part, Site
 from anyformer.parts.embed import Tokens, check_ids
 from anyformer.parts.head import LMHead, LMHeadModule
 from anyformer.parts.init import Normal
+from anyformer.ranges import at_least
 
 
 def check_clusters(part: Part, vocab_size: int, cutoffs: tuple[int, ...], widths: tuple[int, ...]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.mask import FULL, Full, Mask
 from anyformer.part import Sees, Site
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerMemory, PerToken
 from anyformer.taps import MIXER, Declared
 

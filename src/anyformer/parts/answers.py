@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.head import Head, HeadModule, Outputs, Said, total
 from anyformer.parts.labels import Loss, binary_loss, class_loss
 from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.ranges import at_least
 from anyformer.taps import Declared
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.mask import FULL, All, Causal, Full, Mask, Window
@@ -23,6 +22,7 @@ from anyformer.parts.joined import Joined
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.position import AttentionPosition
+from anyformer.ranges import at_least, chance, positive
 from anyformer.state import PerMemory, PerToken
 from anyformer.taps import MIXER, Declared
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.convolution import convolve
 from anyformer.part import Part, Site
@@ -25,6 +24,7 @@ from anyformer.parts.labels import Loss, class_loss
 from anyformer.parts.neck import Neck
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import AbsolutePosition, add_position
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.pixels import GridEmbedding, check_pixels
 from anyformer.parts.window import Grid
+from anyformer.ranges import at_least, positive
 from anyformer.state import State
 
 

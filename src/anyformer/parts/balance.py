@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part
+from anyformer.ranges import at_least
 
 
 class Balance(Part):

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context, at_places
 from anyformer.part import Part, Sees, Site
 from anyformer.parts import tree
 from anyformer.parts.constant import Computed
+from anyformer.ranges import at_least
 
 
 class AttentionPosition(Part):

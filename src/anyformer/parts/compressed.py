@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import convolve
@@ -25,6 +24,7 @@ from anyformer.part import Site
 from anyformer.parts.attention import Attention, AttentionModule
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerRow, Store
 from anyformer.taps import MIXER, Declared
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.part import Part, Site
 from anyformer.parts.constant import Computed
 from anyformer.parts.given import check_shape
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.residual import Residual
+from anyformer.ranges import at_least
 
 
 @dataclasses.dataclass(frozen=True)

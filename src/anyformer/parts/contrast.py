@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Outputs, Said
 from anyformer.parts.init import Initializer, Normal, Uniform
 from anyformer.parts.labels import Loss
+from anyformer.ranges import at_least, chance, positive
 
 PERPLEXITY, CODES = "codevector_perplexity", "codes"  # how many codes are used in effect; the numbers of each frame's
 

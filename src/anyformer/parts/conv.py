@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.part import Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import BatchNorm, Norm, RowNorm, RowNormModule
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least
 from anyformer.taps import Declared
 
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Sees, Site, farthest
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 

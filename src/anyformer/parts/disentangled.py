@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.messages import quote
 from anyformer.part import Site
 from anyformer.parts.bias import AttentionPosition, AttentionPositionModule, Projections, distance_in
 from anyformer.parts.norm import Norm
+from anyformer.ranges import at_least, chance
 
 
 class Disentangled(AttentionPosition, sees="itself", called=("DeBERTa", "disentangled attention")):

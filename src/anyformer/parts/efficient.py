@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import FULL, Causal, Full, Mask
@@ -22,6 +21,7 @@ from anyformer.part import Part, Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import InHeads, Op
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerRow
 from anyformer.taps import MIXER, Declared, through
 

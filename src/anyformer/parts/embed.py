@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places, leading_pads
 from anyformer.kernels.recording import extremes, recording
 from anyformer.kernels.rows import known
@@ -22,6 +21,7 @@ from anyformer.parts.norm import Norm
 from anyformer.parts.numbering import ByPlace, Numbering
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.tree import Tree
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerToken, State
 
 

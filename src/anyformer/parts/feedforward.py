@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.joined import Joined, LinearThenGELU
 from anyformer.parts.op import Op, Reshaping
+from anyformer.ranges import at_least, chance
 
 
 class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise")):

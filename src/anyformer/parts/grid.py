@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule, Learned, check_positions
+from anyformer.ranges import at_least
 
 Sides = tuple[int, ...]  # rows and columns, of a video after its frames
 

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import CAUSAL, FULL, begins
@@ -24,6 +23,7 @@ from anyformer.part import Sees, Site
 from anyformer.parts.constant import Computed
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.embed import Embedding, thinned
@@ -22,6 +21,7 @@ from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.norm import Norm
 from anyformer.parts.position import Learned, Sinusoidal2D, Sinusoidal2DModule
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 Size = tuple[int, int]  # rows, columns

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, Memory
 from anyformer.messages import quote
 from anyformer.part import Part, Site
@@ -21,6 +20,7 @@ from anyformer.parts.efficient import Projections
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.ranges import at_least, chance
 from anyformer.taps import MIXER, Declared
 
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.autoencoder import Painter, check_stages
 from anyformer.parts.pixels import GridEmbedding, check_pixels
 from anyformer.parts.window import Grid
+from anyformer.ranges import at_least
 from anyformer.state import State
 
 EPS = 1e-6

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.mask import FULL, Mask
@@ -22,6 +21,7 @@ from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.relative import InputRope
 from anyformer.parts.rotary import Rope
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared, Listener, through
 

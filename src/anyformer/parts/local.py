@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.recording import recording
@@ -24,6 +23,7 @@ from anyformer.mask import first_of_document
 from anyformer.part import Sees, Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.op import InHeads, Op
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 from anyformer.taps import MIXER, Declared, Listener, through
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
 from anyformer.part import Site
 from anyformer.parts.init import Uniform
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least
 from anyformer.state import PerRow
 from anyformer.taps import Declared
 

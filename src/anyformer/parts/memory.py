@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least
 from anyformer.taps import Declared
 
 

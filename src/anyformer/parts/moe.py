@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
 from anyformer.mask import first_of_document
@@ -20,6 +19,7 @@ from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS
 from anyformer.parts.feedforward import MLP, GatedMLP
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least
 from anyformer.state import PerToken
 from anyformer.taps import ROUTER, Declared
 

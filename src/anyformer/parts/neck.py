@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
+from anyformer.ranges import at_least
 
 
 class Neck(Part):

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.constant import Computed
 from anyformer.parts.grid import Grid, layout
 from anyformer.parts.op import InHeads, Op
+from anyformer.ranges import at_least, chance
 from anyformer.taps import MIXER, Declared
 
 LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

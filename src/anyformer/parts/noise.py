@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.condition import Condition, StepAndLabel
@@ -21,6 +20,7 @@ from anyformer.parts.embed import Embedding
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.image import PatchEmbedding, Size
 from anyformer.parts.window import Grid
+from anyformer.ranges import at_least
 from anyformer.state import State
 
 MOST = 1_000_000  # steps: a hostile file must not fill the memory

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.attention import Visible, attend
 from anyformer.kernels.convolution import depthwise
 from anyformer.mask import FULL
 from anyformer.part import Site
 from anyformer.parts.op import InHeads, Op
+from anyformer.ranges import at_least
 from anyformer.taps import MIXER, Declared
 
 

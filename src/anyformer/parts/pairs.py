@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.embed import Embedding
@@ -19,6 +18,7 @@ from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.labels import Loss
 from anyformer.parts.position import AbsolutePosition, add_position
 from anyformer.parts.trajectory import in_turn
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 KINDS = 2  # tokens of a pair: the point, its value

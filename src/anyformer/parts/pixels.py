@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
@@ -22,6 +21,7 @@ from anyformer.parts.grid import Down, Grid
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import BatchNorm, Norm
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least
 from anyformer.state import State
 
 

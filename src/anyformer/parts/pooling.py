@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import FULL
@@ -23,6 +22,7 @@ from anyformer.parts.grid import NEEDS, GridVectors, KeyGrid, Layout, Sides, lai
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import InHeads, Reshaping
+from anyformer.ranges import at_least, chance
 from anyformer.taps import MIXER, Declared
 
 POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {

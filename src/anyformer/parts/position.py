@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
 from anyformer.part import Part, Site
@@ -30,6 +29,7 @@ from anyformer.parts.bias import (
 )
 from anyformer.parts.constant import Computed
 from anyformer.parts.init import Normal
+from anyformer.ranges import at_least, chance, positive
 
 __all__ = [
     "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",

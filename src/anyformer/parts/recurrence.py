@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.mask import CAUSAL, text_places
@@ -22,6 +21,7 @@ from anyformer.parts.compressed import complete, tokens_before
 from anyformer.parts.efficient import Projections, ProjectionsModule
 from anyformer.parts.relative import RelativeSinusoids
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerRow, PerToken
 from anyformer.taps import MIXER
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import chance
 from anyformer.context import Context, at_places
 from anyformer.part import Site
 from anyformer.parts.bias import distance
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
 from anyformer.parts.rotary import Rope, RopeModule, frequencies
+from anyformer.ranges import chance
 
 
 class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):

@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.bias import AttentionPosition, AttentionPositionModule
 from anyformer.parts.constant import Computed
+from anyformer.ranges import at_least, positive
 
 
 class RopeScaling(Part):

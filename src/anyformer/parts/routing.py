@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Sees, Site
 from anyformer.parts.hashed import BucketsModule
 from anyformer.parts.init import Normal
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least, chance
 from anyformer.taps import MIXER, Declared, Listener
 
 

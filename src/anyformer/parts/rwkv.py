@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.wkv import wkv, wkv_last, wkv_step
 from anyformer.part import Site
@@ -21,6 +20,7 @@ from anyformer.parts.init import Initializer, Value
 from anyformer.parts.op import Op
 from anyformer.parts.residual import Residual
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least
 from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 

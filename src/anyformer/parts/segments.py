@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, at_places, leading_pads
 from anyformer.mask import first_of_document
 from anyformer.part import Site
 from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.relative import RelativeSinusoids, RelativeSinusoidsModule, distances, lined_up
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
 from anyformer.part import Site
@@ -20,6 +19,7 @@ from anyformer.parts.balance import Balance
 from anyformer.parts.head import Head, HeadModule, Outputs, Said
 from anyformer.parts.labels import Loss, class_loss
 from anyformer.parts.pool import Pool
+from anyformer.ranges import at_least, positive
 
 
 class ProjectionHead(Head, called=("projection", "CLIP projection")):

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance, positive
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, attend
 from anyformer.part import Site
 from anyformer.parts.efficient import Projections, ProjectionsModule
 from anyformer.parts.ssm import PackedRows
+from anyformer.ranges import at_least, chance, positive
 from anyformer.taps import MIXER, Declared
 
 

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.attention import EVERYTHING, Visible, attend
 from anyformer.kernels.recording import recording
@@ -30,6 +29,7 @@ from anyformer.parts.embed import TextEmbedding, TextEmbeddingModule
 from anyformer.parts.local import Chunked
 from anyformer.parts.neck import Neck
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least
 from anyformer.state import State
 from anyformer.taps import Declared, Listener, through
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.init import Normal
 from anyformer.parts.labels import Loss, check_labels, class_loss
+from anyformer.ranges import at_least
 
 
 class XVectorHead(Head, sees="all"):

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.kernels.ssd import ssd, ssd_step
 from anyformer.part import Site
@@ -17,6 +16,7 @@ from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.norm import Norm, RMSNorm
 from anyformer.parts.op import Op
 from anyformer.parts.ssm import ConvolvingModule, PackedRows, StepBias
+from anyformer.ranges import at_least
 from anyformer.state import PerRow
 
 

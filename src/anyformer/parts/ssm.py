@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, positive
 from anyformer.context import Context
 from anyformer.kernels.convolution import depthwise
 from anyformer.kernels.recording import recording
@@ -24,6 +23,7 @@ from anyformer.part import Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.init import Initializer, Kaiming
 from anyformer.parts.op import Op
+from anyformer.ranges import at_least, positive
 from anyformer.state import PerRow, Store
 from anyformer.taps import Declared
 

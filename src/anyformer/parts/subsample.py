@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Site
 from anyformer.parts.audio import SpecAugment
@@ -19,6 +18,7 @@ from anyformer.parts.embed import Embedding
 from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.init import Kaiming
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
 from anyformer.parts.head import Head, HeadModule, LMHead, Outputs, Said
 from anyformer.parts.labels import Loss, class_loss
+from anyformer.ranges import at_least, chance
 from anyformer.taps import Declared
 
 

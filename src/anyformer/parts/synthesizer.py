@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.attention import attend
 from anyformer.kernels.recording import recording
@@ -21,6 +20,7 @@ from anyformer.messages import quote
 from anyformer.part import Site
 from anyformer.parts.init import Normal
 from anyformer.parts.op import InHeads, Op
+from anyformer.ranges import at_least, chance
 from anyformer.state import PerToken
 from anyformer.taps import MIXER, Declared
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context
 from anyformer.kernels.recording import recording
 from anyformer.part import Site
@@ -21,6 +20,7 @@ from anyformer.parts.given import check_shape
 from anyformer.parts.head import Head, HeadModule, Said
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import Learned
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 KINDS = 3  # tokens of a time step: return to go, state, action

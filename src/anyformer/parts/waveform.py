@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least, chance
 from anyformer.context import Context, leading_pads
 from anyformer.kernels.convolution import convolve_over_time
 from anyformer.part import Part, Site
@@ -22,6 +21,7 @@ from anyformer.parts.embed import Embedding, thinned
 from anyformer.parts.given import hides_nothing
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position import AbsolutePosition, add_position
+from anyformer.ranges import at_least, chance
 from anyformer.state import State
 
 

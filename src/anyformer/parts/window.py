@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.check import at_least
 from anyformer.context import Context
 from anyformer.part import Site, walk
 from anyformer.parts.constant import Computed
@@ -21,6 +20,7 @@ from anyformer.parts.neighbours import LocalRelation
 from anyformer.parts.op import Op
 from anyformer.parts.pooling import PooledAttention
 from anyformer.parts.position import AttentionPosition, AttentionPositionModule
+from anyformer.ranges import at_least
 
 
 class Windows(Op, sees="all", called=("Swin", "shifted windows", "window attention")):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from anyformer import machine
-from anyformer.check import at_least, positive
 from anyformer.messages import quote
 from anyformer.part import Part
+from anyformer.ranges import at_least, positive
 from anyformer.train.parallel import by_mesh, whole
 
 Named = list[tuple[str, nn.Parameter]]  # (address, parameter)

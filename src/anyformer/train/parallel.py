@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from anyformer import machine
 from anyformer.block import StackModule
-from anyformer.check import at_least
 from anyformer.part import Part
+from anyformer.ranges import at_least
 from anyformer.weights import manifest
 
 Result = TypeVar("Result")

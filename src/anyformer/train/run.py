@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyformer.objectives
-from anyformer.check import at_least, chance
 from anyformer.checkpoint import CONFIGS, body, read_spec
 from anyformer.codec import encode, from_json, override
 from anyformer.data import Data, Vocabulary
@@ -20,6 +19,7 @@ from anyformer.model import Model
 from anyformer.names import spec
 from anyformer.objectives.objective import Objective
 from anyformer.part import Part, nearest
+from anyformer.ranges import at_least, chance
 from anyformer.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh

@@ -1,9 +1,9 @@
 """Efficient attention: what length costs in time and memory, of full attention and of those that go without T x T.
 
 Two layers of width 256 with 4 heads of every mixer read one text, fp32, and where they write, take one step behind it.
-Memory is what a pass needs at its highest, beyond the model: the process's own peak on a CPU (on Linux), the
-allocator's on CUDA. An exponent is the slope of a line through the logarithms, over the last three doublings: 1 is
-linear, 2 quadratic. Encoders read texts whole and have no step.
+Memory is what a pass needs at its highest, beyond the model: the bytes of all tensors that live at once, added up as
+they come and go on a CPU, and by the allocator on CUDA. An exponent is the slope of a line through the logarithms, over
+the last three doublings: 1 is linear, 2 quadratic. Encoders read texts whole and have no step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from anyformer import families
 from anyformer.codec import override
 from anyformer.construct import build
+from anyformer.counting.step import Live
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
@@ -116,7 +117,7 @@ def work(values: Values, place: Place) -> list[Row]:
 
     with freed_is_kept():
         read()  # whatever is made once
-        found: Row = {"bytes": highest(read, device), "seconds": seconds(read, device)}
+        found: Row = {"bytes": highest(read, device, model), "seconds": seconds(read, device)}
         if writes:
             state, token = model.new_state(1, capacity=length), ids[:, :1]
 
@@ -151,31 +152,17 @@ def freed_is_kept() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-def highest(run: Callable[[], Any], device: str) -> int | None:
-    """Bytes beyond what is there before; None where nothing tells."""
+def highest(run: Callable[[], Any], device: str, model: nn.Module) -> int:
+    """Bytes beyond those of the model. On a CPU tensors are counted and not the pages of the process, whose number
+    depends on what the allocator kept of earlier passes; what a kernel needs inside itself is not seen."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)  # nothing freed before is used again unseen
-    before = resident("VmRSS")
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the highest starts again from here
-    except OSError:
-        return None
-    run()
-    return max(resident("VmHWM") - before, 1)
-
-
-def resident(field: str) -> int:
-    """Bytes: VmRSS now, or VmHWM, the highest since it was reset."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
+    with Live((*model.parameters(), *model.buffers())) as live:
+        run()
+    return live.most
 
 
 def seconds(run: Callable[[], Any], device: str, least: int = 3, budget: float = 10.0) -> float:

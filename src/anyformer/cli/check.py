@@ -1,0 +1,130 @@
+"""Checks the Parts that a Python file defines, as our own suite checks ours.
+
+Each Part is put into a small model of texts, in the slot that it fits. The checks: a token sees no more than the Part
+says, padding changes nothing, packed documents stay apart, cached decoding equals one pass, a batch equals its rows,
+every parameter learns, half precision stays finite, saving and loading give the same model, and it can be counted. The
+exit code is 1 where a check fails. `af.check(part)` does the same in Python."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyformer.cli.settings import setting
+from anyformer.cli.texts import as_json
+
+if TYPE_CHECKING:
+    from anyformer.part import Part
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a Python file that defines Parts")
+    parser.add_argument("--part", metavar="NAME", help="check only this kind")
+    what = "value of a field, for the kinds that have it; can be repeated"
+    parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help=what)
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+
+def run(options: argparse.Namespace) -> None:
+    path = Path(options.file).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{options.file}: no such file")
+
+    from anyformer.cli.terminal import table, working
+    from anyformer.codec import kinds
+
+    kinds()  # ours first: of two with one name it is the other that is wrong
+    fields = dict(map(setting, options.set))
+    chosen = chosen_kinds(import_file(path), options)
+    reports, skipped = [], []
+    with working(f"checking {path.name}"):
+        from anyformer.checking import check
+
+        for part, missing in parts_of(chosen, fields, options.part is not None):
+            if missing:
+                skipped.append(missing)
+            elif part is not None:
+                reports.append(check(part))
+    if options.json:
+        print(as_json([
+            {"part": type(each.part).__name__, "address": each.address, "passed": each.passed,
+             "checks": [dataclasses.asdict(check) for check in each.checks]} for each in reports
+        ], indent=1))  # fmt: skip
+    else:
+        for number, each in enumerate(reports):
+            print(f"{'' if number == 0 else chr(10)}{each.title}")
+            table(("check", "result", "reason"), each.rows())
+    for line in skipped:
+        print(line, file=sys.stderr)
+    if not reports:
+        raise ValueError(f"{options.file}: no Part in it could be checked")
+    if not all(each.passed for each in reports):
+        raise SystemExit(1)
+
+
+def import_file(path: Path) -> str:
+    """Imports a file as the module of its name, and gives that name."""
+    name = path.stem
+    if (loaded := sys.modules.get(name)) is not None:
+        if Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+            return name
+        name = f"{name}_parts"  # a module of this name is another one, and stays
+    source = importlib.util.spec_from_file_location(name, path)
+    if source is None or source.loader is None or not name.isidentifier():
+        raise ValueError(f"{path}: not a Python file that can be imported")
+    module = importlib.util.module_from_spec(source)
+    sys.path.append(str(path.resolve().parent))  # behind what is installed: modules beside it can be imported
+    sys.modules[name] = module
+    try:
+        source.loader.exec_module(module)
+    except Exception as error:
+        import traceback
+
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{where} cannot be imported ({type(error).__name__}: {reason})") from error
+    return name
+
+
+def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
+    from anyformer.part import Part, abstract, nearest
+
+    found = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
+    if not found:
+        raise ValueError(f"{options.file} defines no Part")
+    if options.part is None:
+        return [*found.values()]
+    if options.part not in found:
+        raise ValueError(f"{options.file} defines no Part {options.part!r}; {nearest(options.part, found)}")
+    return [found[options.part]]
+
+
+def parts_of(
+    chosen: list[type[Part]], fields: dict[str, Any], asked: bool
+) -> Iterator[tuple[Part | None, str]]:  # fmt: skip
+    """A Part of each kind, or why there is none; an error where it was asked for by name."""
+    from anyformer.checking import addresses_for
+    from anyformer.codec import decode
+    from anyformer.part import default_values, hints, nearest
+
+    known = {name for kind in chosen for name in hints(kind)}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"--set {name}: no Part here has this field; {nearest(name, known)}")
+    for kind in chosen:
+        values = {name: value for name, value in fields.items() if name in hints(kind)}
+        missing = [name for name in hints(kind) if name not in values and name not in default_values(kind)]
+        line = ""
+        if not addresses_for(kind):
+            line = f"{kind.__name__} is not checked: it fits no slot of a small model of texts"
+        elif missing:
+            line = f"{kind.__name__} is not checked: give {', '.join(f'--set {name}=VALUE' for name in missing)}"
+        if line and asked:
+            raise ValueError(line)
+        yield None if line else decode({"kind": kind.__name__, **values}), line
