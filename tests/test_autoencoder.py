@@ -116,6 +116,21 @@ def test_draws_while_it_learns_and_none_after() -> None:
         assert bool((nearest < 1e-9).all()) == exact
 
 
+def test_the_scale_follows_a_running_mean_of_squares() -> None:
+    """The first batch sets the mean square, each later one in training moves it by a hundredth of the difference."""
+    latent = af.build(spec(GaussianLatent(width=3, scale=None))).latent.train()
+    assert latent.scale() == 1.0  # nothing was measured
+    batches = [factor * torch.randn(2, 7, 10) for factor in (1.0, 5.0, 0.2)]
+    first, second, third = (float(latent.say(x)[..., :3].detach().square().mean()) for x in batches)
+    expected = [first, 0.99 * first + 0.01 * second, 0.99 * (0.99 * first + 0.01 * second) + 0.01 * third]
+    for x, square in zip(batches, expected, strict=True):
+        latent(x)
+        assert float(latent.square) == pytest.approx(square, rel=1e-5)
+        assert float(latent.scale()) == pytest.approx(square**-0.5, rel=1e-5)
+    latent.eval()(batches[1])
+    assert float(latent.square) == pytest.approx(expected[-1], rel=1e-5)
+
+
 def test_every_code_of_rounded_numbers_has_its_own_vector() -> None:
     latent = af.build(spec(LATENTS["rounded"])).latent
     steps = latent.vectors(torch.arange(12))

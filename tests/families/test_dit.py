@@ -64,6 +64,16 @@ def test_activations_and_other_sizes(activation: str, tmp_path) -> None:
         close(mine(**inputs).sample, theirs(**inputs).sample)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "geglu"])
+def test_dropout_is_where_the_published_class_has_it(activation: str) -> None:
+    config = {**CASES[0].config, "activation_fn": activation, "dropout": 0.4, "num_layers": 1}
+    theirs = diffusers.DiTTransformer2DModel(**config).transformer_blocks[0]
+    steps = FAMILY.read(config).encoder.layers.steps
+    assert steps["attention"].dropout == theirs.attn1.to_out[1].p == 0.4
+    assert steps["feedforward"].op.dropout == theirs.ff.net[1].p == 0.4
+    assert steps["feedforward"].dropout == 0 and len(theirs.ff.net) == 3  # none at the end
+
+
 @torch.no_grad()
 def test_the_file_of_the_older_class_opens(tmp_path) -> None:
     """Those of the paper were published as a Transformer2DModel, with fields of other models."""

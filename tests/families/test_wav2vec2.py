@@ -9,6 +9,7 @@ import torch
 from catalogue import cases, close, make_inputs, ours, published, shared
 
 from anyformer import families
+from anyformer.parts.audio import spans
 from anyformer.parts.contrast import draw_negatives
 
 CASES = {case.id: case for case in cases() if case.model_type == "wav2vec2"}
@@ -67,6 +68,20 @@ def test_negatives_need_hidden_frames() -> None:
         shared(LEARNER)(**{n: v for n, v in inputs.items() if n != "mask_time_indices"})
     with pytest.raises(ValueError, match="sampled_negative_indices has the shape"):
         shared(LEARNER)(**{**inputs, "sampled_negative_indices": inputs["sampled_negative_indices"][:, 1:]})
+
+
+def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
+    whole = torch.ones(200, 5, dtype=torch.bool)
+    assert spans(whole, 1.0, 5, 1).all()  # one span is the whole row
+    with pytest.raises(ValueError, match="spans of 6 do not fit 5 places"):
+        spans(whole, 1.0, 6, 1)
+    found = spans(whole, 1.0, 3, 9)  # no two fit: one, at any of three places
+    assert {tuple(row) for row in found.int().tolist()} == {(1, 1, 1, 0, 0), (0, 1, 1, 1, 0), (0, 0, 1, 1, 1)}
+    real = whole.clone()
+    real[:, 4] = False
+    assert {tuple(row) for row in spans(real, 0.0, 2, 1).int().tolist()} == {
+        (1, 1, 0, 0, 0), (0, 1, 1, 0, 0), (0, 0, 1, 1, 0),
+    }  # fmt: skip
 
 
 def test_a_short_recording_has_no_voice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,25 @@ def test_patching_everything_nothing_and_something(family: str) -> None:
     expected = other.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
     assert float(table.values[-1, -1]) == pytest.approx(float(expected), abs=1e-4)
     assert float(table.values[-1, :-1].abs().max()) < 1e-5  # after the last layer no token sees another
+
+
+def test_a_layer_that_runs_again_is_patched_each_time() -> None:
+    """Every pass through it gets the value that the other run has in the same pass."""
+    model = af.build(repeating(), seed=0)
+    with torch.no_grad():
+        one, other = (af.trace(model, input_ids=inputs_of("llama")["input_ids"][row : row + 1]) for row in (0, 1))
+    name = "decoder.layers.1.feedforward"
+    theirs = other.keeping(f"{name}.branch").kept[f"{name}.branch"]
+    assert len(theirs) == 3 and not torch.allclose(theirs[0], theirs[2])
+    patched = af.look.patch(one, other, at=name)
+    put = patched.keeping(f"{name}.branch").kept[f"{name}.branch"]
+    assert all(torch.equal(a, b) for a, b in zip(put, theirs, strict=True))
+    table = af.look.patch_table(one, other, by="sublayer", token=5)
+    change = patched.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
+    assert float(table.values[table.rows.index(name), 0]) == pytest.approx(float(change), abs=1e-5)
+    shorter = SimpleNamespace(keeping=lambda *_: SimpleNamespace(kept={f"{name}.branch": theirs[:2]}))
+    with pytest.raises(ValueError, match="the other run has no value there"):
+        af.look.patch(one, shorter, at=name)
 
 
 def test_sublayers_by_table() -> None:
