@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from anyformer.construct import build
+from anyformer.data import PythonDocs
 from anyformer.lab.experiments import (
     efficient_attention,
     emergence,
@@ -77,6 +80,31 @@ def test_properties_of_positions(scheme: str) -> None:
     assert tuple(found[name] for name in positions.PROPERTIES) == PROPERTIES[scheme]
 
 
+def test_far_places_share_a_bucket() -> None:
+    found = positions.properties(positions.placed("bucketed", 32, 1, 32), 32)
+    assert found["relative"] and not found["unique"]
+
+
+def test_shots_are_counted_from_none() -> None:
+    """A model that knows the second letter of every pair but the first, and nothing else."""
+
+    def model(input_ids: Any) -> Any:
+        following = torch.nn.functional.one_hot(input_ids.roll(-1, 1), 300).float() * 9
+        following[:, 0], following[:, 1::3], following[:, 2::3] = 0, 0, 0
+        return SimpleNamespace(logits=following)
+
+    trainer = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
+        evaluating=contextlib.nullcontext,
+    )  # fmt: skip
+    place: Any = SimpleNamespace(texts=lambda *given: PythonDocs(), train=lambda run: trainer, device="cpu")
+    rows = few_shot.work(few_shot.trials(**few_shot.FORMS["tiny"].values)[0].values, place)
+    assert [row["shots"] for row in rows] == [*range(few_shot.SHOTS)]
+    assert [row["accuracy"] for row in rows] == [0.0, *[1.0] * (few_shot.SHOTS - 1)]
+    assert rows[0]["loss"] == pytest.approx(math.log(300), abs=1e-4)
+    assert [row["loss"] for row in rows[1:]] == pytest.approx([math.log(1 + 299 * math.exp(-9))] * 11, abs=1e-4)
+
+
 def test_places_are_told_apart_where_one_head_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_a_flat_head(spec: Any, seed: int) -> Any:
         model = build(spec, seed=seed)
@@ -125,7 +153,7 @@ def test_emergence_is_a_step_where_the_loss_has_none(
     verdict = emergence.claim(rows)
     assert verdict.holds is holds
     assert verdict.figures["whole answers, width 8"] == pytest.approx(answers[1])
-    steps = [(b - a) / (answers[-1] - answers[0]) for a, b in zip(answers, answers[1:], strict=False)]
+    steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
     assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
 
 

@@ -89,6 +89,20 @@ def test_rows_differ() -> None:
         row_named("SwiGlue")
 
 
+def test_the_last_stage_of_the_funnel_ends_with_the_norm() -> None:
+    stages = row_named("Funnel Transformer").describe().encoder.stages
+    assert [stage.depth for stage in stages] == [4, 4, 4]
+    assert [stage.norm is not None for stage in stages] == [False, False, True]
+
+
+def test_taps_of_the_evolved_transformer() -> None:
+    """As in figure 3 of So et al. 2019: the two branches, and what follows them; separable but the reader's branches."""
+    spec = row_named("Evolved Transformer").describe()
+    reads, writes = (stack.layers.steps["convolution"].op for stack in (spec.encoder, spec.decoder))
+    taps = [[(each.kernel, each.separable) for each in (op.left, op.right, op.out)] for op in (reads, writes)]
+    assert taps == [[(1, False), (3, False), (9, True)], [(11, True), (7, True), (7, True)]]
+
+
 def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
     """It is added before the step, whichever layer runs there."""
     step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))

@@ -104,6 +104,9 @@ def test_what_is_drawn_of_windows() -> None:
     drawn = {axis.get_title().split("\n")[0]: axis for axis in figure.axes}
     assert drawn.keys() == {each.about for each in af.look.windows(spec)} and len(figure.axes) == 4
     plain, shifted = (drawn[f"encoder.stages.0, layer {i}"] for i in (0, 1))
+    pixels = scene.inputs["pixel_values"][0].permute(1, 2, 0)  # the darkest is black, the brightest white
+    shades = (pixels - pixels.min()) / (pixels.max() - pixels.min())
+    assert np.allclose(plain.images[0].get_array(), shades, atol=1e-6)
     assert not plain.texts and not np.asarray(plain.images[1].get_array())[..., 3].any()
     window, part = published(13, 16, 4, 2)
     each = af.look.windows(spec)[1]

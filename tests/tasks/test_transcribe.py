@@ -314,7 +314,8 @@ def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) 
     """As published: a text is left out where nothing is said with more than SILENT, and it is below UNSURE itself."""
     monkeypatch.setattr(hearing, "SILENT", 0.5)
     monkeypatch.setattr(hearing, "generate", lambda *given, **options: None)
-    rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]  # silence, log-probability
+    # how likely silence is, and the mean log-probability of the text
+    rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
     monkeypatch.setattr(hearing.Listener, "written", lambda self, out, row: ([5, 6], rows[row][1]))
     monkeypatch.setattr(hearing.Listener, "looks_wrong", lambda *given: False)
     chances = torch.zeros(6, 460)
