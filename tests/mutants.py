@@ -311,7 +311,8 @@ class Try(Work):
 
 class Sieve(Work):
     """Mistakes in the bodies of functions, each in a fork of one process that has imported what the tests import: the
-    function gets the code with the mistake, and nothing is imported again. What it cannot try is left."""
+    function gets the code with the mistake, and nothing is imported again. What it cannot try, or no test sees, is
+    left."""
 
     seconds, patience = 1e6, math.inf
 
@@ -345,7 +346,8 @@ class Sieve(Work):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
                 code = self.apart(work, tests, same, new)
-                work.done(self.place, code) if code != 2 else work.undo(self.place)
+                # where no test fails, one may once the function has run as what is imported says
+                work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)
         return True
 
     def apart(self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType) -> int:

@@ -50,6 +50,7 @@ def test_values_equal_published(config: dict, tmp_path) -> None:
     for given, options in (
         ([rows[0]], {}), (rows, {}), (rows, {"padding": "max_length", "max_length": 9000}),
         (rows, {"padding": "longest", "max_length": 3000, "truncation": True}),
+        (rows, {"padding": "longest", "max_length": 9000}),
     ):  # fmt: skip
         expected = theirs(given, sampling_rate=RATE, return_tensors="pt", **{"padding": "longest", **options})
         found = mine(given, RATE, **options)

@@ -135,6 +135,22 @@ def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.M
     assert tuned.model.path == str(tmp_path / "trial/pretrained")
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(3, 1), (1500, 75)])
+def test_a_twentieth_of_the_steps_warms_up(steps: int, warmup: int, tmp_path: Path) -> None:
+    class Asked(Exception):
+        pass
+
+    class Untrained(Place):
+        def train(self, run: Any, *callbacks: Any, name: str = "run") -> Any:
+            assert (run.steps, run.schedule.warmup, run.evaluate.every, run.keep.every) == (steps, warmup, steps, steps)
+            assert run.precision == "fp32" and not run.compile
+            raise Asked
+
+    values = in_context_regression.trials(**in_context_regression.FORMS["tiny"].values | {"steps": steps})[0].values
+    with pytest.raises(Asked):
+        in_context_regression.work(values, Untrained(tmp_path, tmp_path, "cpu"))
+
+
 # -- what is claimed --------------------------------------------------------------------------------------------------
 
 

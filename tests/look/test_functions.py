@@ -12,6 +12,7 @@ import torch
 
 import anyformer as af
 from anyformer.block import Block
+from anyformer.look.roles import steps
 from anyformer.look.trace import addresses
 from planted import HEADS, WORDS, planted
 from small import close
@@ -197,6 +198,21 @@ def test_a_changed_run_is_looked_at_as_changed() -> None:
     assert not torch.allclose(found.scores, run_of("gpt2").output.logits[0, -1, 3])
     assert len(changed.keeping("*").kept) == len(addresses(changed.model))
     close(af.look.stream_norms(changed)[0], af.look.stream_norms(run_of("gpt2"))[0])
+
+
+def test_contributions_where_the_skip_is_normed() -> None:
+    spec = model_of("gpt2").spec
+    names = ("attention", "feedforward")
+    model = af.build(af.override(spec, {f"decoder.layers.{name}.normed_skip": True for name in names}), seed=0).eval()
+    with torch.no_grad():
+        run = af.trace(model, **inputs_of("gpt2"))
+    close(af.look.contributions(run, token=3).values.sum(0), run.output.logits[0, -1:, 3].double(), 1e-5)
+
+
+def test_layers_that_run_again_are_numbered_from_the_first_time() -> None:
+    model = af.build(repeating(), seed=0)
+    found = [(step.layer, step.time) for step in steps(model.decoder) if step.branch.endswith("attention.branch")]
+    assert found == [("decoder.layers.0", 0), *(("decoder.layers.1", time) for time in range(3))]
 
 
 def test_contributions_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
