@@ -99,6 +99,15 @@ def test_prices() -> None:
         assert not af.build(spec(LATENTS["rounded"])).latent(x)[1].any()
 
 
+def test_latents_start_with_chances_and_vectors_of_their_size() -> None:
+    """Scores of plain normal numbers are plain normal too, as are the vectors of codes."""
+    latent = af.build(spec(GumbelCodes(codes=300, width=40), width=64, init={}), seed=0).latent
+    assert float(latent.choose.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.03)
+    assert float(latent.table.detach().std()) == pytest.approx(1.0, rel=0.03)
+    say = af.build(spec(GaussianLatent(width=150), width=64, init={}), seed=0).latent.say
+    assert float(say.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.03)
+
+
 def test_draws_while_it_learns_and_none_after() -> None:
     for name, latent in LATENTS.items():
         model, x = af.build(spec(latent)), pictures()

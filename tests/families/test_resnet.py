@@ -76,6 +76,17 @@ def test_images_of_any_size(size: tuple[int, int]) -> None:
         close(a, b)
 
 
+@pytest.mark.parametrize("coarser", [True, False])
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_where_the_first_stage_halves_the_grid_is_written_back(kind: str, coarser: bool) -> None:
+    family = af.families.find("resnet")
+    config = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": kind}
+    spec = family.read({**config, "downsample_in_first_stage": coarser})
+    written = family.write(spec)
+    assert written["downsample_in_first_stage"] is coarser and written["layer_type"] == kind
+    assert list(written["depths"]) == [2, 2]
+
+
 @pytest.mark.parametrize("pool", [1, 5])
 @torch.no_grad()
 def test_pools_of_other_sizes(pool: int) -> None:

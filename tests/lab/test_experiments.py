@@ -214,6 +214,8 @@ def test_ranks_are_drawn_from_the_first_on() -> None:
     early, final = modifications.plot(rows).axes
     assert final.collections[0].get_offsets()[:, 1].tolist() == [1, 2, 3, 4]
     assert early.collections[0].get_offsets()[:, 1].tolist() == [4, 3, 2, 1]
+    assert [text.get_text() for text in final.texts] == names
+    assert [text.xy for text in final.texts] == [tuple(at) for at in final.collections[0].get_offsets().tolist()]
     papers = [row_named(name).final_loss for name in names]
     ranks = [1 + sum(other < loss for other in papers) + (papers.count(loss) - 1) / 2 for loss in papers]
     assert final.collections[0].get_offsets()[:, 0].tolist() == ranks

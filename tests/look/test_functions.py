@@ -239,6 +239,17 @@ def test_figures() -> None:
         assert figure.axes
 
 
+def test_a_table_has_room_for_its_columns() -> None:
+    """Less than an inch for each with words in it, and less without."""
+    figures = pytest.importorskip("anyformer.look.figures")
+
+    def width(across: int, words: list[list[str]] | None) -> float:
+        return figures.table(torch.rand(1, across), words, ["row"], ["x"] * across).get_size_inches()[0]
+
+    plain, written = (width(20, words) - width(10, words and [words[0][:10]]) for words in (None, [["word"] * 20]))
+    assert 0 < plain < written < 10
+
+
 # -- real checkpoints -------------------------------------------------------------------------------------------------
 
 

@@ -181,6 +181,13 @@ def test_likeness_of_positions(seen: Any) -> None:
         assert float(found[a // 6, a % 6, b // 6, b % 6]) == pytest.approx(cosine, abs=1e-5)
 
 
+def test_likeness_of_positions_of_a_wide_image() -> None:
+    model = af.build(described("vit", VIT, architectures=["ViTModel"], image_size=[12, 24]), seed=0)
+    found = vision.position_likeness(model)
+    assert found is not None and found.shape == (3, 6, 3, 6)
+    assert torch.allclose(found.flatten(2).flatten(0, 1).diagonal(), torch.ones(18))
+
+
 def test_how_far_heads_look(seen: Any) -> None:
     _, model, theirs = seen
     pixels = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(1))
