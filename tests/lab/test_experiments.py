@@ -130,6 +130,8 @@ def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.M
     rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
     assert rows == [{"masked": 1.5, "accuracy": 0.75}]
     pretrained, tuned = runs
+    keep = pretrained.keep  # the last checkpoint is the only one
+    assert (keep.every, keep.last, keep.best) == (pretrained.steps, 1, False)
     assert tuned.objective.pair and tuned.objective.labels == next_sentence.LABELS
     assert tuned.optimizer.lr == pytest.approx(pretrained.optimizer.lr / 3)
     assert tuned.model.path == str(tmp_path / "trial/pretrained")

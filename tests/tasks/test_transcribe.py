@@ -379,6 +379,7 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
         for size in (317, 5000, 10**6):
             assert af.tasks.transcribe(folder, {"audio": (chunks(size), rate)}, **options) == whole
     exact = hearing.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
+    assert hearing.Windows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, "which a file tells at once"
     taken = [exact.take(start)[1] for start in (0, 100)]
     assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
 
