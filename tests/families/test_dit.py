@@ -14,6 +14,7 @@ from diffusing import diffusers, round_trips
 import anyformer as af
 from anyformer import families
 from anyformer.families.family import Field, Only
+from anyformer.parts.noise import NoiseSchedule
 
 FAMILY = families.find("dit")
 CASES = [case for case in every_case() if case.model_type == "dit"]
@@ -46,6 +47,15 @@ def test_every_config_field_is_accounted_for() -> None:
     for wrong in ({"activation_fn": "gelv"}, {"beta_schedule": "linaer"}):
         with pytest.raises(ValueError, match="did you mean"):
             FAMILY.read({**CASES[0].config, **wrong})
+
+
+def test_noise_is_that_of_ddpm_where_nothing_is_said() -> None:
+    assert FAMILY.read(CASES[0].config).head.schedule == NoiseSchedule()
+    other = {"beta_schedule": "scaled_linear", "beta_start": 1e-3, "beta_end": 0.1, "num_train_timesteps": 50,
+             "timestep_spacing": "leading", "steps_offset": 1}  # fmt: skip
+    assert FAMILY.read({**CASES[0].config, **other}).head.schedule == NoiseSchedule(
+        curve="scaled_linear", start=1e-3, end=0.1, steps=50, spacing="leading", offset=1
+    )
 
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")

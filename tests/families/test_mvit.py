@@ -74,6 +74,7 @@ def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_spec(tmp_path)
+    assert families.find("mvitv2").read({}).embedding.image_size == (224, 224)
     small = families.find("mvitv2").read({**families.find("mvitv2").sizes["mvitv2-small"].config, "img_size": (64, 64)})
     assert spec.replace(source={}) == af.override(small, {"head.num_labels": 7}).replace(source={})
 
