@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import Field, Only
+from anyformer.families.family import Field, Only, UnknownFieldWarning
 from anyformer.parts.noise import NoiseSchedule
 
 FAMILY = families.find("dit")
@@ -47,6 +48,17 @@ def test_every_config_field_is_accounted_for() -> None:
     for wrong in ({"activation_fn": "gelv"}, {"beta_schedule": "linaer"}):
         with pytest.raises(ValueError, match="did you mean"):
             FAMILY.read({**CASES[0].config, **wrong})
+
+
+def test_fields_of_the_older_class_are_silent_unless_they_say_something() -> None:
+    old = {"use_linear_projection": False, "cross_attention_dim": None, "double_self_attention": False,
+           "only_cross_attention": False, "num_vector_embeds": None, "attention_type": "default"}  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = FAMILY.read({**CASES[0].config, **old})
+    for name in old:
+        with pytest.warns(UnknownFieldWarning, match=name):
+            assert FAMILY.read({**CASES[0].config, name: 7}).replace(source={}) == plain.replace(source={})
 
 
 def test_noise_is_that_of_ddpm_where_nothing_is_said() -> None:

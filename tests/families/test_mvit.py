@@ -66,6 +66,11 @@ def test_heads_and_strides_of_the_paper(name: str, channels: str) -> None:
     assert side == 7
 
 
+def test_a_block_of_which_nothing_is_said_keeps_its_channels() -> None:
+    config = families.find("mvit").write(families.find("mvit").read({}))
+    assert list(config["output_channels"]) == list(config["input_channels"]) and len(config["num_heads"]) == 1
+
+
 def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
     """It names a size and says little else."""
     config = {

@@ -94,6 +94,14 @@ def test_rows_differ() -> None:
         row_named("SwiGlue")
 
 
+def test_only_an_adaptive_softmax_has_two_levels() -> None:
+    heads = {row.name: getattr(row.describe(SMALL).head, "hierarchical", None) for row in ROWS}
+    assert {name: two for name, two in heads.items() if two is not None} == {
+        "Adaptive softmax": True, "Adaptive softmax without projection": True, "Adaptive input embeddings": False,
+        "Factorized & shared embeddings": False, "Block sharing + factorized & shared embeddings": False,
+    }  # fmt: skip
+
+
 def test_the_last_stage_of_the_funnel_ends_with_the_norm() -> None:
     stages = row_named("Funnel Transformer").describe().encoder.stages
     assert [stage.depth for stage in stages] == [4, 4, 4]
