@@ -86,6 +86,11 @@ def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
     }  # fmt: skip
 
 
+def test_frames_of_25_ms_every_20_ms_where_nothing_is_said() -> None:
+    stem = families.find("wav2vec2").read({}).embedding.stem
+    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 of them a ms
+
+
 def test_a_stem_may_be_one_convolution() -> None:
     stem = ConvolutionStem(widths=(4,), kernels=(10,), strides=(5,))
     assert (stem.hop, stem.reach, stem.frames(24), stem.frames(25)) == (5, 10, 3, 4)

@@ -21,6 +21,7 @@ from anyformer.lab.experiments import (
     experts,
     few_shot,
     in_context_regression,
+    induction_heads,
     modifications,
     next_sentence,
     norm_placement,
@@ -29,6 +30,7 @@ from anyformer.lab.experiments import (
 from anyformer.lab.experiments._runs import held_out
 from anyformer.lab.modifications import ROWS, row_named
 from anyformer.lab.trials import Place
+from anyformer.look.trace import trace
 
 Curves = dict[str, list[tuple[float, float]]]
 
@@ -83,6 +85,15 @@ def test_properties_of_positions(scheme: str) -> None:
 def test_far_places_share_a_bucket() -> None:
     found = positions.properties(positions.placed("bucketed", 32, 1, 32), 32)
     assert found["relative"] and not found["unique"]
+
+
+def test_the_first_layer_sees_a_token_and_the_one_before() -> None:
+    model, address = build(induction_heads.described(2, 16, near=True), seed=0), "decoder.layers.{}.attention.op.weights"
+    with torch.no_grad():
+        run = trace(model, keep=[address.format("*")], input_ids=torch.arange(9)[None])
+    for layer, most in ((0, 2), (1, 9)):
+        seen = (run[address.format(layer)] > 0)[0].sum(-1)  # (H, T)
+        assert seen.tolist() == [[min(t, most) for t in range(1, 10)]] * induction_heads.HEADS
 
 
 def test_shots_are_counted_from_none() -> None:
