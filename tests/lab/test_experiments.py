@@ -88,7 +88,8 @@ def test_far_places_share_a_bucket() -> None:
 
 
 def test_the_first_layer_sees_a_token_and_the_one_before() -> None:
-    model, address = build(induction_heads.described(2, 16, near=True), seed=0), "decoder.layers.{}.attention.op.weights"
+    address = "decoder.layers.{}.attention.op.weights"
+    model = build(induction_heads.described(2, 16, near=True), seed=0)
     with torch.no_grad():
         run = trace(model, keep=[address.format("*")], input_ids=torch.arange(9)[None])
     for layer, most in ((0, 2), (1, 9)):

@@ -147,8 +147,7 @@ class Tracer:
 
 
 def changed(change: Change, value: Tensor, address: str, index: int) -> Tensor:
-    by_pass = isinstance(change, ChangeByPass)
-    new = change.function(value, address, index) if by_pass else change(value, address)
+    new = change.function(value, address, index) if isinstance(change, ChangeByPass) else change(value, address)
     if not isinstance(new, Tensor) or new.shape != value.shape:
         found = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
         raise ValueError(f"change of {address}: it is {tuple(value.shape)}, and the function gave {found}")
