@@ -3,6 +3,7 @@
     python tests/mutants.py --number 150 --seed 0 --jobs 2
     python tests/mutants.py --only generation/beams.py --number 20
     python tests/mutants.py --only state.py:171            every mistake on that line
+    python tests/mutants.py --areas media --seed 2         other sources, with their own tests
 
 First every test runs as it is, once, and the lines that it runs are written down. A mistake is then tried by the tests
 that run its lines, quickest first, up to the first that fails; then by those that run anything of the file (defaults,
@@ -46,18 +47,65 @@ from mistakes import Mistake, mistakes
 
 REPO = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/anyformer")
-AREAS = ("generation/", "train/", "objectives/", "state.py", "weights/rules.py")
-TESTS = (
-    *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
-    "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",
-    "tests/families/test_whisper.py", "tests/planning/test_plan.py", "tests/tasks/test_transcribe.py",
+MEDIA_FAMILIES = (
+    "autoencoder_kl", "clip", "conformer", "deit", "dit", "limoe", "llava", "mvit", "mvitv2", "parakeet", "perceiver",
+    "reka", "reserve", "resnet", "speech", "swin", "swinv2", "vatt", "vision", "vit", "wav2vec2", "wav2vec2_conformer",
+    "whisper",
 )  # fmt: skip
+# for each area: what files of src/anyformer begin with, and the tests that are run
+AREAS = {
+    "core": (
+        ("generation/", "train/", "objectives/", "state.py", "weights/rules.py"),
+        (
+            *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
+            "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",
+            "tests/families/test_whisper.py", "tests/planning/test_plan.py", "tests/tasks/test_transcribe.py",
+        ),
+    ),
+    "media": (  # vision, speech, towers, tasks, look and lab
+        (
+            "tasks/", "look/", "lab/", "data/captions.py", "data/media.py", "generation/ctc.py",
+            "generation/diffusion.py", "inputs/audio.py", "inputs/image.py", "inputs/sheet.py", "inputs/sound.py",
+            *(f"families/{name}.py" for name in MEDIA_FAMILIES),
+            *(f"model/{name}.py" for name in ("autoencoder", "spans", "tower_decoder", "towers")),
+            *(f"objectives/{name}.py" for name in (
+                "contrast", "ctc", "diffuse", "draw", "match", "picture", "sound", "spans", "squeezed", "transcribe",
+                "video",
+            )),
+            *(f"parts/{name}.py" for name in (
+                "adaptive", "audio", "autoencoder", "condition", "contrast", "convolving", "grid", "image", "kl",
+                "noise", "pixels", "similarity", "subsample", "waveform", "window",
+            )),
+        ),
+        (
+            *(f"tests/{area}/test_*.py" for area in ("tasks", "look", "lab")),
+            *(f"tests/families/test_{name}.py" for name in (
+                *MEDIA_FAMILIES, "config", "counts", "fields", "loading", "other_values",
+            )),
+            *(f"tests/inputs/test_{name}.py" for name in ("audio", "image", "processor")),
+            *(f"tests/objectives/test_{name}.py" for name in (
+                "diffuse", "draw", "match", "picture", "sound", "spans", "squeezed", "video",
+            )),
+            *(f"tests/parts/test_{name}.py" for name in ("adaptive", "convolving", "grid")),
+            "tests/cli/test_look.py", "tests/generation/test_ctc.py",
+            "tests/generation/test_diffusion.py", "tests/test_autoencoder.py", "tests/test_perceiver.py",
+        ),
+    ),
+}  # fmt: skip
 # what compilers or other processes run cannot be watched: these are the tests of these files, whatever the line
 OWN = {"generation/fast.py": "tests/generation/test_fast.py", "train/parallel.py": "tests/train/test_parallel.py",
        "train/shard.py": "tests/train/test_parallel.py"}  # fmt: skip
-# of all families a decoder and a pair; nothing compiled, which costs many seconds a test, and no real data
-FEW = "(not test_generation or GPT2LMHeadModel or T5ForConditionalGeneration)"
-FEW += " and not compil and not one_graph and not g5 and not test_real_data and not test_recipes"
+FEW = " and ".join((
+    # of all families a decoder and a pair; nothing compiled, which costs many seconds a test, and no real data
+    "(not test_generation or GPT2LMHeadModel or T5ForConditionalGeneration)",
+    "not compil and not one_graph and not g5 and not test_real_data and not test_recipes",
+    # of what all families are held to, those of pictures and sound; of loading, outputs and files; of counts, published
+    "(not (test_loading or test_config or test_counts) or say_why or pictures_are_read or autoencoder or clip"
+    " or conformer or deit or dit- or dittransformer or limoe or llava or parakeet or perceiver or reserve or resnet"
+    " or swin or vatt or vit or wav2vec2 or whisper)",
+    "(not test_loading or l1 or l5) and (not test_counts or every_named_description or pictures_are_read)",
+    "not one_layer_of_each and not rows_keep_the_lines and not every_row_learns",
+))  # fmt: skip
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
 KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs, and what was tried
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "1"}
@@ -137,9 +185,12 @@ def run(places: Sequence[Path], works: Iterable[Work]) -> None:
 class Trace(Work):
     """Which lines each test of a file runs: a line of JSON for each that passes, with its seconds."""
 
+    ENOUGH = 100  # calls of a function in which no new line runs: it is not watched any more in this test
+
     def __init__(self, file: str, kept: Path) -> None:
         self.rounds, self.kept, self.half = [[file]], kept, kept.with_suffix(f".{os.getpid()}")
         self.lines: set[tuple[str, int]] = set()
+        self.calls: dict[int, int] = {}  # of each code object, since its last new line
         self.passed = False
 
     def begin(self, place: Path) -> None:
@@ -152,7 +203,7 @@ class Trace(Work):
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        self.lines, self.passed, began = set(), False, time.process_time()
+        self.lines, self.calls, self.passed, began = set(), {}, False, time.process_time()
         threading.settrace(self.called)
         sys.settrace(self.called)
         yield
@@ -172,11 +223,16 @@ class Trace(Work):
     def called(self, frame: Any, event: str, argument: Any) -> Any:
         """Functions alone: what a module runs when it is imported is no one test's."""
         code = frame.f_code
-        return self.ran if code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(self.prefix) else None
+        if not code.co_flags & inspect.CO_OPTIMIZED or not code.co_filename.startswith(self.prefix):
+            return None
+        calls = self.calls[id(code)] = self.calls.get(id(code), 0) + 1
+        return self.ran if calls < self.ENOUGH else None
 
     def ran(self, frame: Any, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in self.lines:
+            self.lines.add(line)
+            self.calls[id(frame.f_code)] = 0
         return self.ran
 
 
@@ -188,11 +244,12 @@ def where(code: types.CodeType) -> tuple[str, int, str]:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def traces(places: Sequence[Path]) -> list[tuple[str, float, dict[str, list[int]]]]:
+def traces(places: Sequence[Path], patterns: Iterable[str]) -> list[tuple[str, float, dict[str, list[int]]]]:
     """(test, seconds, {file: lines}) of every test that passes, quickest first."""
-    files = sorted({*(path for test in TESTS for path in REPO.glob(test))} - {REPO / test for test in OWN.values()})
-    kept = [KEPT / f"{digest([*sources(), path])}.jsonl" for path in files]
-    run(places, [Trace(str(a.relative_to(REPO)), b) for a, b in zip(files, kept, strict=True) if not b.exists()])
+    copy = places[0]  # tests may be written meanwhile
+    files = sorted({*(path for test in patterns for path in copy.glob(test))} - {copy / test for test in OWN.values()})
+    kept = [KEPT / f"{digest([*sources(copy), path], copy)}.jsonl" for path in files]
+    run(places, [Trace(str(a.relative_to(copy)), b) for a, b in zip(files, kept, strict=True) if not b.exists()])
     return sorted((json.loads(line) for path in kept for line in path.open()), key=lambda one: one[1])
 
 
@@ -202,19 +259,19 @@ class Try(Work):
     outcome = "survived"
     seen_by: Sequence[str] = ()
 
-    def __init__(self, mistake: Mistake, known: list[Any], options: argparse.Namespace) -> None:
+    def __init__(self, mistake: Mistake, known: list[Any], budget: float, place: Path) -> None:
         self.mistake = mistake
         lines, spent = {*range(mistake.first, mistake.last + 1)}, 0.0
         of_file = [(test, cost, ran[mistake.file]) for test, cost, ran in known if mistake.file in ran]
         self.tests: list[str] = []
         for test, cost, _ in sorted(of_file, key=lambda one: lines.isdisjoint(one[2])):
-            if spent > options.budget:
+            if spent > budget:
                 break
             self.tests.append(test)
             spent += cost
         self.seconds = 30 + 3 * spent
         self.tests += [OWN[mistake.file]] if mistake.file in OWN else []
-        self.digest = digest({REPO / file_of(test) for test in self.tests})
+        self.digest = digest({place / file_of(test) for test in self.tests}, place)
         # to read one file of tests takes a second, and it is nearly always enough
         first = [test for test in self.tests if file_of(test) == file_of(self.tests[0])]
         rounds = first, [test for test in self.tests if test not in first]
@@ -257,7 +314,8 @@ class Try(Work):
 
 class Sieve(Work):
     """Mistakes in the bodies of functions, each in a fork of one process that has imported what the tests import: the
-    function gets the code with the mistake, and nothing is imported again. What it cannot try is left."""
+    function gets the code with the mistake, and nothing is imported again. What it cannot try, or no test sees, is
+    left."""
 
     seconds, patience = 1e6, math.inf
 
@@ -291,7 +349,8 @@ class Sieve(Work):
                 work.begin(self.place)
                 tests = [item for test in work.tests for item in items.get(test, ())]
                 code = self.apart(work, tests, same, new)
-                work.done(self.place, code) if code != 2 else work.undo(self.place)
+                # where no test fails, one may once the function has run as what is imported says
+                work.done(self.place, code) if code not in (0, 2) else work.undo(self.place)
         return True
 
     def apart(self, work: Try, tests: Sequence[Any], functions: Sequence[Any], code: types.CodeType) -> int:
@@ -331,12 +390,12 @@ class Control(Work):
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
-def sources() -> list[Path]:
-    return sorted((REPO / SOURCES).rglob("*.py"))
+def sources(checkout: Path = REPO) -> list[Path]:
+    return sorted((checkout / SOURCES).rglob("*.py"))
 
 
-def digest(files: Iterable[Path]) -> str:
-    every = (f"{file.relative_to(REPO)}\n{file.read_text()}" for file in sorted(files))
+def digest(files: Iterable[Path], checkout: Path = REPO) -> str:
+    every = (f"{file.relative_to(checkout)}\n{file.read_text()}" for file in sorted(files))
     return hashlib.sha256("\n".join(every).encode()).hexdigest()
 
 
@@ -365,11 +424,15 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=150, help="how many mistakes (150)")
     parser.add_argument("--seed", type=int, default=0, help="which (0)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
+    parser.add_argument("--areas", nargs="+", choices=AREAS, default=["core"], help="sources and their tests (core)")
+    parser.add_argument("--tests", metavar="FILE", nargs="+", help="instead of those of the areas")
     parser.add_argument("--only", metavar="PATH[:LINE]", action="append", help="below src/anyformer")
     parser.add_argument("--budget", type=float, default=10, help="seconds of tests for one mistake (10)")
     parser.add_argument("--list", action="store_true", help="the mistakes alone")
     options = parser.parse_args()
-    sample = drawn(options.only or AREAS, options.number, options.seed)
+    files, tests = ([name for area in options.areas for name in AREAS[area][i]] for i in (0, 1))
+    tests = options.tests or tests
+    sample = drawn(options.only or files, options.number, options.seed)
     if options.list:
         print(*sample, sep="\n")
         return 0
@@ -385,8 +448,8 @@ def main() -> int:
         for place in places:  # what the tests need of the checkout
             ignored = shutil.ignore_patterns("__pycache__", ".*", "runs", "shared", "docs", "build", "dist")
             shutil.copytree(REPO, place, ignore=ignored)
-        lines = traces(places)
-        works = [Try(mistake, lines, options) for mistake in sample]
+        lines = traces(places, tests)
+        works = [Try(mistake, lines, options.budget, places[0]) for mistake in sample]
         left = [work for work in works if work.tests and not work.known()]
         run(places, [Sieve(left[n :: options.jobs]) for n in range(options.jobs) if left[n:]])
         run(places, [work for work in left if not work.known()])

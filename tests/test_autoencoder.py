@@ -99,6 +99,15 @@ def test_prices() -> None:
         assert not af.build(spec(LATENTS["rounded"])).latent(x)[1].any()
 
 
+def test_latents_start_with_chances_and_vectors_of_their_size() -> None:
+    """Scores of plain normal numbers are plain normal too, as are the vectors of codes."""
+    latent = af.build(spec(GumbelCodes(codes=300, width=40), width=64, init={}), seed=0).latent
+    assert float(latent.choose.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.03)
+    assert float(latent.table.detach().std()) == pytest.approx(1.0, rel=0.03)
+    say = af.build(spec(GaussianLatent(width=150), width=64, init={}), seed=0).latent.say
+    assert float(say.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.03)
+
+
 def test_draws_while_it_learns_and_none_after() -> None:
     for name, latent in LATENTS.items():
         model, x = af.build(spec(latent)), pictures()
@@ -114,6 +123,21 @@ def test_draws_while_it_learns_and_none_after() -> None:
         z, _ = module(torch.randn(2, 7, 10))
         nearest = (z[..., None, :] - module.table).square().sum(-1).amin(-1)
         assert bool((nearest < 1e-9).all()) == exact
+
+
+def test_the_scale_follows_a_running_mean_of_squares() -> None:
+    """The first batch sets the mean square, each later one in training moves it by a hundredth of the difference."""
+    latent = af.build(spec(GaussianLatent(width=3, scale=None))).latent.train()
+    assert latent.scale() == 1.0  # nothing was measured
+    batches = [factor * torch.randn(2, 7, 10) for factor in (0.1, 5.0, 0.2)]
+    first, second, third = (float(latent.say(x)[..., :3].detach().square().mean()) for x in batches)
+    expected = [first, 0.99 * first + 0.01 * second, 0.99 * (0.99 * first + 0.01 * second) + 0.01 * third]
+    for x, square in zip(batches, expected, strict=True):
+        latent(x)
+        assert float(latent.square) == pytest.approx(square, rel=1e-5)
+        assert float(latent.scale()) == pytest.approx(square**-0.5, rel=1e-5)
+    latent.eval()(batches[1])
+    assert float(latent.square) == pytest.approx(expected[-1], rel=1e-5)
 
 
 def test_every_code_of_rounded_numbers_has_its_own_vector() -> None:

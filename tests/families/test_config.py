@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,22 @@ def changes(family: Any, case: Any, name: str) -> bool:
         except ValueError:
             return True
     return False
+
+
+@pytest.mark.parametrize("family", published_families(), ids=lambda family: family.name)
+def test_what_a_config_does_not_say_is_the_published_default(family: Any) -> None:
+    """Also where the published defaults are refused."""
+    transformers = pytest.importorskip("transformers")
+
+    def described(config: dict[str, Any]) -> Any:
+        try:
+            return family.read({**config, "architectures": [family.architectures[0]]}).replace(source={})
+        except ValueError as error:
+            return str(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownFieldWarning)
+        assert described({}) == described(transformers.CONFIG_MAPPING[family.name]().to_dict())
 
 
 def test_inert_fields_say_why() -> None:

@@ -36,6 +36,13 @@ def mask_of(lengths: torch.Tensor) -> torch.Tensor:
     return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
 
 
+def test_weights_start_as_those_of_torch() -> None:
+    """Uniform within 1 / sqrt(inputs)."""
+    weight = small().encoder.layers[0].attention.op.q.weight.detach()
+    assert 0.9 * 16**-0.5 < float(weight.abs().max()) <= 16**-0.5
+    assert float(weight.std()) == pytest.approx((16 * 3) ** -0.5, rel=0.1)
+
+
 # -- torchaudio
 
 

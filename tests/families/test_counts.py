@@ -70,6 +70,22 @@ def test_count_of_every_named_description(name: str) -> None:
         assert ours == expected
 
 
+# parameters of published checkpoints that are in the documents of torchvision, timm, OpenAI and llava-hf
+EXACT = {
+    "vit-b16": 86_567_656, "vit-b32": 88_224_232, "vit-l16": 304_326_632, "vit-l32": 306_535_400,
+    "vit-h14": 632_045_800, "deit-base": 87_338_192, "swin-tiny": 28_288_354, "swin-small": 49_606_258,
+    "swin-base": 87_768_224, "resnet-18": 11_689_512, "resnet-34": 21_797_672, "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160, "resnet-152": 60_192_808, "clip-b32": 151_277_313, "clip-b16": 149_620_737,
+    "llava-1.5-7b": 7_063_427_072, "llava-1.5-13b": 13_351_494_656,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_pictures_are_read_by_as_many_parameters_as_published(name: str) -> None:
+    assert af.count(af.spec(name)).parameters == EXACT[name]
+    assert dict(families.names())[name].sizes[name].published == pytest.approx(EXACT[name], rel=0.03)
+
+
 def test_counting_allocates_nothing() -> None:
     psutil = pytest.importorskip("psutil")
     af.count(af.spec("gpt2"))

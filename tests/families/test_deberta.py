@@ -180,6 +180,19 @@ def test_dropout_is_where_the_published_classes_have_it() -> None:
     assert spec_of(BY_ID["DebertaForTokenClassification-odd"]).head.dropout == 0.3
 
 
+@pytest.mark.parametrize("rate", [None, 0.0, 0.25])
+@both
+def test_dropout_before_the_classes_as_published(model_type: str, small: dict[str, Any], rate: float | None) -> None:
+    """hidden_dropout_prob stands in for None; 0.0 is a value."""
+    import transformers
+
+    name = {"deberta": "DebertaForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification"}
+    config = {**small, "hidden_dropout_prob": 0.3, "cls_dropout": rate}
+    kind = getattr(transformers, name[model_type])
+    spec = families.find(model_type).read({**config, "architectures": [kind.__name__]})
+    assert spec.head.pool.dropout == kind(kind.config_class(**config)).dropout.p
+
+
 def test_replaced_tokens_are_told_as_in_v3() -> None:
     """DeBERTa v3 learned so: a generator with half of the layers, and one score a token."""
     family, small = families.find("deberta-v2"), {**deberta_v2.SMALL, "num_hidden_layers": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import Field, Only
+from anyformer.families.family import Field, Only, UnknownFieldWarning
+from anyformer.parts.noise import NoiseSchedule
 
 FAMILY = families.find("dit")
 CASES = [case for case in every_case() if case.model_type == "dit"]
@@ -48,6 +50,26 @@ def test_every_config_field_is_accounted_for() -> None:
             FAMILY.read({**CASES[0].config, **wrong})
 
 
+def test_fields_of_the_older_class_are_silent_unless_they_say_something() -> None:
+    old = {"use_linear_projection": False, "cross_attention_dim": None, "double_self_attention": False,
+           "only_cross_attention": False, "num_vector_embeds": None, "attention_type": "default"}  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = FAMILY.read({**CASES[0].config, **old})
+    for name in old:
+        with pytest.warns(UnknownFieldWarning, match=name):
+            assert FAMILY.read({**CASES[0].config, name: 7}).replace(source={}) == plain.replace(source={})
+
+
+def test_noise_is_that_of_ddpm_where_nothing_is_said() -> None:
+    assert FAMILY.read(CASES[0].config).head.schedule == NoiseSchedule()
+    other = {"beta_schedule": "scaled_linear", "beta_start": 1e-3, "beta_end": 0.1, "num_train_timesteps": 50,
+             "timestep_spacing": "leading", "steps_offset": 1}  # fmt: skip
+    assert FAMILY.read({**CASES[0].config, **other}).head.schedule == NoiseSchedule(
+        curve="scaled_linear", start=1e-3, end=0.1, steps=50, spacing="leading", offset=1
+    )
+
+
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 
 
@@ -62,6 +84,16 @@ def test_activations_and_other_sizes(activation: str, tmp_path) -> None:
     for side in (12, 20):  # sines of a finer grid lie closer to each other
         inputs = {**make_inputs(CASES[0]), "hidden_states": torch.randn(2, 3, side, side)}
         close(mine(**inputs).sample, theirs(**inputs).sample)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "geglu"])
+def test_dropout_is_where_the_published_class_has_it(activation: str) -> None:
+    config = {**CASES[0].config, "activation_fn": activation, "dropout": 0.4, "num_layers": 1}
+    theirs = diffusers.DiTTransformer2DModel(**config).transformer_blocks[0]
+    steps = FAMILY.read(config).encoder.layers.steps
+    assert steps["attention"].dropout == theirs.attn1.to_out[1].p == 0.4
+    assert steps["feedforward"].op.dropout == theirs.ff.net[1].p == 0.4
+    assert steps["feedforward"].dropout == 0 and len(theirs.ff.net) == 3  # none at the end
 
 
 @torch.no_grad()

@@ -219,12 +219,18 @@ def test_counted_and_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("config", "what"),
-    [({"num_expert_layers": 3}, "every other of 5 layers"), ({"num_attention_heads": 5}, "no multiple of 5"),
+    [({"num_expert_layers": 3}, "every other of 5 layers"),
+     ({"num_expert_layers": 0}, "at least one"), ({"num_attention_heads": 5}, "no multiple of 5"),
      ({"num_experts": 0}, "num_experts"), ({"text_experts": 0}, "experts"), ({"entropy_weight": -1.0}, "local")],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         af.build(description(**config), device="meta")
+
+
+def test_every_other_layer_may_have_experts() -> None:
+    stack = description(num_hidden_layers=4, num_expert_layers=2).text.encoder
+    assert stack.pattern == ("dense", "experts", "dense", "experts")
 
 
 def test_one_stack_is_changed_on_both_sides() -> None:

@@ -54,6 +54,23 @@ def test_parameters_are_those_that_the_libraries_build(name: str) -> None:
     assert af.count(af.spec(ours[name])).parameters == MADE["parameters"][name]
 
 
+@pytest.mark.parametrize(("name", "channels"), [("mvit-v1-b", "input_channels"), ("mvit-v2-s", "output_channels")])
+def test_heads_and_strides_of_the_paper(name: str, channels: str) -> None:
+    """Heads are 96 channels wide, and keys are pooled to 7 x 7 places of the grid that the queries leave."""
+    config = families.find("mvit").sizes[name].config
+    assert [96 * heads for heads in config["num_heads"]] == config[channels] and config["num_heads"][-1] == 8
+    side = 56
+    for step, (frames, *strides) in zip(config["stride_q"], config["stride_kv"], strict=True):
+        side //= step[-1] if step else 1
+        assert frames == 1 and strides == [side // 7] * 2
+    assert side == 7
+
+
+def test_a_block_of_which_nothing_is_said_keeps_its_channels() -> None:
+    config = families.find("mvit").write(families.find("mvit").read({}))
+    assert list(config["output_channels"]) == list(config["input_channels"]) and len(config["num_heads"]) == 1
+
+
 def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
     """It names a size and says little else."""
     config = {
@@ -62,6 +79,7 @@ def test_a_config_as_timm_writes_it(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_spec(tmp_path)
+    assert families.find("mvitv2").read({}).embedding.image_size == (224, 224)
     small = families.find("mvitv2").read({**families.find("mvitv2").sizes["mvitv2-small"].config, "img_size": (64, 64)})
     assert spec.replace(source={}) == af.override(small, {"head.num_labels": 7}).replace(source={})
 

@@ -6,9 +6,9 @@ import copy
 import dataclasses
 
 import torch
-from catalogue import cases, close, make_inputs, ours, published, shared
+from catalogue import close, every_case, make_inputs, ours, published, shared
 
-CASES = {case.id: case for case in cases() if case.model_type == "parakeet_encoder"}
+CASES = {case.id: case for case in every_case() if case.model_type == "parakeet_encoder"}
 QUIET = {"dropout": 0.0, "layerdrop": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0}
 
 

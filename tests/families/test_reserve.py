@@ -13,6 +13,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
+from anyformer.parts.similarity import HiddenSpansHead
 from anyformer.transforms.recompute import recompute
 
 SMALL = {
@@ -168,6 +169,11 @@ def test_what_has_no_place(change: dict[str, Any], sentence: str) -> None:
 def test_refused(config: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         description(**config)
+
+
+def test_scores_start_as_those_of_clip() -> None:
+    """A temperature of 0.07, of which the logarithm of the inverse is learnt."""
+    assert HiddenSpansHead(width=4, text=1, audio=2).scale == pytest.approx(-math.log(0.07), abs=1e-4)
 
 
 def test_vectors_of_spans_are_as_wide_as_said() -> None:

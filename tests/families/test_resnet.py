@@ -12,10 +12,12 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.block import Block, Stack, Sublayer
+from anyformer.part import Site
 from anyformer.parts.attention import Attention
 from anyformer.parts.head import ClassifyHead, Pool
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.window import Grid
 from anyformer.train.average import Average
 
 PLAIN = next(case for case in every_case() if case.id == "ResNetModel")
@@ -72,6 +74,33 @@ def test_images_of_any_size(size: tuple[int, int]) -> None:
     close(mine.pooler_output, theirs.pooler_output)
     for a, b in zip(mine.hidden_states, theirs.hidden_states, strict=True):
         close(a, b)
+
+
+@pytest.mark.parametrize("coarser", [True, False])
+@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+def test_where_the_first_stage_halves_the_grid_is_written_back(kind: str, coarser: bool) -> None:
+    family = af.families.find("resnet")
+    config = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": kind}
+    spec = family.read({**config, "downsample_in_first_stage": coarser})
+    written = family.write(spec.replace(source={}))  # from the description alone
+    assert written["downsample_in_first_stage"] is coarser and written["layer_type"] == kind
+    assert list(written["depths"]) == [2, 2]
+
+
+@pytest.mark.parametrize("pool", [1, 5])
+@torch.no_grad()
+def test_pools_of_other_sizes(pool: int) -> None:
+    """The largest of each square around every second place, and the grid that is left of it."""
+    part = ConvolutionEmbedding(layers=(Convolution(activation="identity"),), pool=pool, image_size=(9, 7))
+    module = part.build(Site(width=6, address="here")).eval()
+    torch.nn.init.normal_(module.layers[0].taps.weight)
+    before, grid = module.run(picture(9, 7).permute(0, 2, 3, 1).flatten(1, 2), Grid(9, 7))
+    square = before.unflatten(1, grid)
+    around = torch.nn.functional.pad(square, (0, 0, *(pool // 2,) * 4), value=-torch.inf)
+    windows = around.unfold(1, pool, 2).unfold(2, pool, 2)
+    found, ctx = module({"pixel_values": picture(9, 7)})
+    assert torch.equal(found, windows.amax((-1, -2)).flatten(1, 2))
+    assert tuple(part.grid) == (5, 4) and ctx.extras == (part.grid,)
 
 
 def test_a_convolution_starts_as_published() -> None:

@@ -6,12 +6,15 @@ import copy
 
 import pytest
 import torch
-from catalogue import cases, close, make_inputs, ours, published, shared
+from catalogue import close, every_case, make_inputs, ours, published, shared
 
+import anyformer as af
 from anyformer import families
+from anyformer.parts.audio import spans
 from anyformer.parts.contrast import draw_negatives
+from anyformer.parts.waveform import ConvolutionStem
 
-CASES = {case.id: case for case in cases() if case.model_type == "wav2vec2"}
+CASES = {case.id: case for case in every_case() if case.model_type == "wav2vec2"}
 LEARNER = CASES["Wav2Vec2ForPreTraining-stable"]
 
 
@@ -67,6 +70,42 @@ def test_negatives_need_hidden_frames() -> None:
         shared(LEARNER)(**{n: v for n, v in inputs.items() if n != "mask_time_indices"})
     with pytest.raises(ValueError, match="sampled_negative_indices has the shape"):
         shared(LEARNER)(**{**inputs, "sampled_negative_indices": inputs["sampled_negative_indices"][:, 1:]})
+
+
+def test_hidden_spans_lie_in_a_recording_and_are_as_many_as_fit() -> None:
+    whole = torch.ones(200, 5, dtype=torch.bool)
+    assert spans(whole, 1.0, 5, 1).all()  # one span is the whole row
+    with pytest.raises(ValueError, match="spans of 6 do not fit 5 places"):
+        spans(whole, 1.0, 6, 1)
+    found = spans(whole, 1.0, 3, 9)  # no two fit: one, at any of three places
+    assert {tuple(row) for row in found.int().tolist()} == {(1, 1, 1, 0, 0), (0, 1, 1, 1, 0), (0, 0, 1, 1, 1)}
+    real = whole.clone()
+    real[:, 4] = False
+    assert {tuple(row) for row in spans(real, 0.0, 2, 1).int().tolist()} == {
+        (1, 1, 0, 0, 0), (0, 1, 1, 0, 0), (0, 0, 1, 1, 0),
+    }  # fmt: skip
+
+
+def test_frames_of_25_ms_every_20_ms_where_nothing_is_said() -> None:
+    stem = families.find("wav2vec2").read({}).embedding.stem
+    assert (stem.hop, stem.reach) == (320, 400)  # samples, 16 of them a ms
+
+
+def test_a_stem_may_be_one_convolution() -> None:
+    stem = ConvolutionStem(widths=(4,), kernels=(10,), strides=(5,))
+    assert (stem.hop, stem.reach, stem.frames(24), stem.frames(25)) == (5, 10, 3, 4)
+    with pytest.raises(ValueError, match="one or more: 0 widths, 0 kernels, 0 strides"):
+        ConvolutionStem(widths=(), kernels=(), strides=())
+
+
+def test_biases_of_an_adapter_start_as_published() -> None:
+    """Uniform within 1 / sqrt(channels * taps), of the channels that the adapter reads."""
+    config = {**CASES["Wav2Vec2Model-adapter"].config, "architectures": ["Wav2Vec2Model"]}
+    model = af.build(families.find("wav2vec2").read(config), seed=0)
+    biases = {name: p.detach() for name, p in model.named_parameters() if name.endswith("bias")}
+    found = torch.cat([bias for name, bias in biases.items() if "adapter.convolutions" in name])
+    assert config["output_hidden_size"] == 20 and config["adapter_kernel_size"] == 3 and len(found) == 80
+    assert 0.9 * 60**-0.5 < float(found.abs().max()) <= 60**-0.5 and float(found.min()) < 0 < float(found.max())
 
 
 def test_a_short_recording_has_no_voice() -> None:

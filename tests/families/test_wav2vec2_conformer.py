@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import cases, close, folder, make_inputs, ours, published, shared
+from catalogue import close, every_case, folder, make_inputs, ours, published, shared
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
@@ -26,7 +26,7 @@ from anyformer.parts.head import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.relative import InputRope, RelativeSinusoids
 
-CASES = {case.id: case for case in cases() if case.model_type == "wav2vec2-conformer"}
+CASES = {case.id: case for case in every_case() if case.model_type == "wav2vec2-conformer"}
 QUIET = {
     "hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "feat_proj_dropout": 0.0,
     "final_dropout": 0.0, "layerdrop": 0.0, "conformer_conv_dropout": 0.0, "apply_spec_augment": False,

@@ -6,14 +6,14 @@ import copy
 
 import pytest
 import torch
-from catalogue import cases, close, make_inputs, ours, published, shared
+from catalogue import close, every_case, make_inputs, ours, published, shared
 
 import anyformer as af
 from anyformer.part import Site
 from anyformer.parts.audio import SpecAugment
 
 transformers = pytest.importorskip("transformers")
-CASES = {case.id: case for case in cases() if case.model_type == "whisper"}
+CASES = {case.id: case for case in every_case() if case.model_type == "whisper"}
 WRITER = CASES["WhisperForConditionalGeneration"]
 
 

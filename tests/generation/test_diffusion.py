@@ -60,6 +60,20 @@ def test_schedules_and_steps_equal_published(curve: str, clip: float | None) -> 
             close(x, expected)
 
 
+@pytest.mark.parametrize(("steps", "wanted", "offset"), [(1000, 7, 1), (1000, 1000, 0), (10, 4, 0), (10, 3, 1)])
+def test_leading_steps_equal_published(steps: int, wanted: int, offset: int) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    theirs = diffusers.DDIMScheduler(num_train_timesteps=steps, timestep_spacing="leading", steps_offset=offset)
+    theirs.set_timesteps(wanted)
+    assert NoiseSchedule(steps=steps, spacing="leading", offset=offset).taken(wanted) == theirs.timesteps.tolist()
+
+
+def test_leading_steps_end_with_the_last_there_is() -> None:
+    """Published code would look up a step that its table does not have."""
+    assert NoiseSchedule(steps=10, spacing="leading", offset=1).taken(10) == [9, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert NoiseSchedule(steps=10, spacing="leading", offset=4).taken(5) == [9, 9, 8, 6, 4]
+
+
 def head(curve: str = "linear") -> Any:
     return model(beta_schedule=CURVES[curve]).head
 

@@ -50,12 +50,25 @@ def test_values_equal_published(config: dict, tmp_path) -> None:
     for given, options in (
         ([rows[0]], {}), (rows, {}), (rows, {"padding": "max_length", "max_length": 9000}),
         (rows, {"padding": "longest", "max_length": 3000, "truncation": True}),
+        (rows, {"padding": "longest", "max_length": 9000}),
     ):  # fmt: skip
         expected = theirs(given, sampling_rate=RATE, return_tensors="pt", **{"padding": "longest", **options})
         found = mine(given, RATE, **options)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name] > 0, value > 0) and (found[name] - value).abs().max() <= 1e-6
+
+
+def test_whole_numbers_are_parts_of_the_largest() -> None:
+    """As soundfile reads them from a file of that kind."""
+    for kind, top in ((np.int8, 2**7), (np.int16, 2**15), (np.int32, 2**31)):
+        least = np.iinfo(kind).min
+        samples = np.array([least, least // 2, 0, -(least // 4)], kind)
+        found = Recording.open((samples, RATE)).read(RATE)
+        assert found.dtype == np.float32 and found.tolist() == [-1.0, -0.5, 0.0, 0.25] and -least == top
+    for kind in (np.int64, np.uint8, np.uint16):
+        with pytest.raises(ValueError, match=f"int16 or int32, got {np.dtype(kind)}"):
+            Recording.open((np.zeros(4, kind), RATE))
 
 
 MELS = [{}, {"feature_size": 128}, {"n_fft": 512, "hop_length": 200, "chunk_length": 3, "feature_size": 20}]

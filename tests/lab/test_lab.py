@@ -11,6 +11,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from anyformer.codec import to_json
 from anyformer.lab.experiment import chosen, perform
 from anyformer.lab.experiments import experiment, experiments
 from anyformer.lab.experiments._runs import training
-from anyformer.lab.grid import Grid, changed, labelled
+from anyformer.lab.grid import BASE, Grid, changed, labelled, work
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
 from anyformer.train.run import read_run
 
@@ -152,6 +153,20 @@ def test_runs_that_are_compared_go_to_their_last_step(place: Path) -> None:
     run = training("x", base.model, base.data, "cpu", steps=9, batch=2, length=8, lr=1e-3, every=1)
     assert run.evaluate.patience is None and not run.keep.best
     assert changed(Grid(base, {}).base, {"evaluate.patience": 2}).evaluate.patience == 2
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(25, [24, 25]), (7, [7]), (20, [19, 20])])
+def test_without_held_out_data_the_last_tenth_counts(steps: int, wanted: list[int], place: Path) -> None:
+    """Training loss 1 / step, of which the mean over the last tenth of the steps, at least one, is the result."""
+    lines = [{"step": step, "tokens": 8 * step, "loss": 1 / step} for step in range(1, steps + 1)]
+    done = place / "trial"
+    done.mkdir()
+    (done / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": steps, "t": 1}]))
+    trained = SimpleNamespace(shared=place / "shared", train=lambda run: SimpleNamespace(folder=done))
+    (place / BASE).write_text((place / "run.json").read_text())
+    (row,) = work({"optimizer.lr": 0.1, "parameters": 5}, trained)
+    assert row["step"] == steps and row["tokens"] == 8 * steps
+    assert row["loss"] == pytest.approx(sum(1 / step for step in wanted) / len(wanted))
 
 
 def test_values_of_a_grid_are_told_apart(place: Path) -> None:

@@ -81,12 +81,39 @@ def test_compiled_is_eager(name: str) -> None:
     close(found.loss, expected.loss, 1e-5)
 
 
+def test_losses_of_the_paper_fall_alike() -> None:
+    """From the early to the final one by an eighth to a fifth: a number that was mistyped would stand out."""
+    assert all(1.125 < row.early_loss / row.final_loss < 1.25 and 1.7 < row.final_loss < 2.4 for row in ROWS)
+
+
 def test_rows_differ() -> None:
     """No two rows are one description, and a name that is none is told with the nearest."""
     assert len({row.describe(SMALL) for row in ROWS}) == len(ROWS) == len({row.name for row in ROWS})
     assert activation("elu") != activation("selu")
     with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
         row_named("SwiGlue")
+
+
+def test_only_an_adaptive_softmax_has_two_levels() -> None:
+    heads = {row.name: getattr(row.describe(SMALL).head, "hierarchical", None) for row in ROWS}
+    assert {name: two for name, two in heads.items() if two is not None} == {
+        "Adaptive softmax": True, "Adaptive softmax without projection": True, "Adaptive input embeddings": False,
+        "Factorized & shared embeddings": False, "Block sharing + factorized & shared embeddings": False,
+    }  # fmt: skip
+
+
+def test_the_last_stage_of_the_funnel_ends_with_the_norm() -> None:
+    stages = row_named("Funnel Transformer").describe().encoder.stages
+    assert [stage.depth for stage in stages] == [4, 4, 4]
+    assert [stage.norm is not None for stage in stages] == [False, False, True]
+
+
+def test_taps_of_the_evolved_transformer() -> None:
+    """So et al. 2019, figure 3: the two branches, and what follows them; separable but in the reader's branches."""
+    spec = row_named("Evolved Transformer").describe()
+    reads, writes = (stack.layers.steps["convolution"].op for stack in (spec.encoder, spec.decoder))
+    taps = [[(each.kernel, each.separable) for each in (op.left, op.right, op.out)] for op in (reads, writes)]
+    assert taps == [[(1, False), (3, False), (9, True)], [(11, True), (7, True), (7, True)]]
 
 
 def test_each_step_of_the_universal_transformer_has_a_vector() -> None:

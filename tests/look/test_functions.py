@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import anyformer as af
 from anyformer.block import Block
+from anyformer.look.roles import steps
 from anyformer.look.trace import addresses
 from planted import HEADS, WORDS, planted
 from small import close
@@ -139,6 +141,25 @@ def test_patching_everything_nothing_and_something(family: str) -> None:
     assert float(table.values[-1, :-1].abs().max()) < 1e-5  # after the last layer no token sees another
 
 
+def test_a_layer_that_runs_again_is_patched_each_time() -> None:
+    """Every pass through it gets the value that the other run has in the same pass."""
+    model = af.build(repeating(), seed=0)
+    with torch.no_grad():
+        one, other = (af.trace(model, input_ids=inputs_of("llama")["input_ids"][row : row + 1]) for row in (0, 1))
+    name = "decoder.layers.1.feedforward"
+    theirs = other.keeping(f"{name}.branch").kept[f"{name}.branch"]
+    assert len(theirs) == 3 and not torch.allclose(theirs[0], theirs[2])
+    patched = af.look.patch(one, other, at=name)
+    put = patched.keeping(f"{name}.branch").kept[f"{name}.branch"]
+    assert all(torch.equal(a, b) for a, b in zip(put, theirs, strict=True))
+    table = af.look.patch_table(one, other, by="sublayer", token=5)
+    change = patched.output.logits[0, -1].log_softmax(-1)[5] - one.output.logits[0, -1].log_softmax(-1)[5]
+    assert float(table.values[table.rows.index(name), 0]) == pytest.approx(float(change), abs=1e-5)
+    shorter = SimpleNamespace(keeping=lambda *_: SimpleNamespace(kept={f"{name}.branch": theirs[:2]}))
+    with pytest.raises(ValueError, match="the other run has no value there"):
+        af.look.patch(one, shorter, at=name)
+
+
 def test_sublayers_by_table() -> None:
     run = run_of("gpt2")
     table = af.look.patch_table(run, by="sublayer")
@@ -179,6 +200,21 @@ def test_a_changed_run_is_looked_at_as_changed() -> None:
     close(af.look.stream_norms(changed)[0], af.look.stream_norms(run_of("gpt2"))[0])
 
 
+def test_contributions_where_the_skip_is_normed() -> None:
+    spec = model_of("gpt2").spec
+    names = ("attention", "feedforward")
+    model = af.build(af.override(spec, {f"decoder.layers.{name}.normed_skip": True for name in names}), seed=0).eval()
+    with torch.no_grad():
+        run = af.trace(model, **inputs_of("gpt2"))
+    close(af.look.contributions(run, token=3).values.sum(0), run.output.logits[0, -1:, 3].double(), 1e-5)
+
+
+def test_layers_that_run_again_are_numbered_from_the_first_time() -> None:
+    model = af.build(repeating(), seed=0)
+    found = [(step.layer, step.time) for step in steps(model.decoder) if step.branch.endswith("attention.branch")]
+    assert found == [("decoder.layers.0", 0), *(("decoder.layers.1", time) for time in range(3))]
+
+
 def test_contributions_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("bert")
     whole = af.look.contributions(run, position=range(9))
@@ -201,6 +237,17 @@ def test_figures() -> None:
     for figure in figures:
         figure.canvas.draw()
         assert figure.axes
+
+
+def test_a_table_has_room_for_its_columns() -> None:
+    """Less than an inch for each with words in it, and less without."""
+    figures = pytest.importorskip("anyformer.look.figures")
+
+    def width(across: int, words: list[list[str]] | None) -> float:
+        return figures.table(torch.rand(1, across), words, ["row"], ["x"] * across).get_size_inches()[0]
+
+    plain, written = (width(20, words) - width(10, words and [words[0][:10]]) for words in (None, [["word"] * 20]))
+    assert 0 < plain < written < 10
 
 
 # -- real checkpoints -------------------------------------------------------------------------------------------------

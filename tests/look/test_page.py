@@ -12,7 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ import torch
 import anyformer as af
 from anyformer.look.inside import Inside, Scene
 from anyformer.look.page import assembled, whole
-from anyformer.look.serve import Server
+from anyformer.look.serve import ANSWERS, Server
 from tiny import inputs_of, model_of
 
 EVIL = ['<script>document.title="run"</script>', "<img src=x onerror=alert(1)>", "</script><b>", "&lt;", "{{data}}"]
@@ -172,6 +174,22 @@ def test_served(server: Server) -> None:
     with torch.no_grad():
         expected = model_of("gpt2")(input_ids=torch.tensor([[5, 6, 7, 8, 12]])).logits[0, -1].softmax(-1).max()
     assert longer["predictions"][-1][0][1] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_questions_are_asked_as_they_were_sent() -> None:
+    """Each with its fields in the order in which they are taken."""
+    server = SimpleNamespace(inside=MagicMock())
+    for name, question, method, given in (
+        ("lens", {"positions": [3, 4]}, "lens", ([3, 4],)),
+        ("contributions", {"positions": [8], "token": 5}, "contributions", ([8], 5)),
+        ("neurons", {"positions": [8], "token": 5}, "neurons", ([8], 5)),
+        ("neurons", {"positions": None}, "neurons", ([], None)),
+        ("change", {"at": "a", "action": "scale", "heads": [1], "positions": [2], "scale": "0.5", "place": 7}, "change",
+         ("a", "scale", [1], [2], 0.5, 7)),
+        ("table", {"by": "head", "place": 8}, "table", ("head", 8)),
+    ):  # fmt: skip
+        ANSWERS[name](server, question)
+        getattr(server.inside, method).assert_called_with(*given)
 
 
 def test_what_the_server_refuses(server: Server) -> None:

@@ -104,6 +104,9 @@ def test_what_is_drawn_of_windows() -> None:
     drawn = {axis.get_title().split("\n")[0]: axis for axis in figure.axes}
     assert drawn.keys() == {each.about for each in af.look.windows(spec)} and len(figure.axes) == 4
     plain, shifted = (drawn[f"encoder.stages.0, layer {i}"] for i in (0, 1))
+    pixels = scene.inputs["pixel_values"][0].permute(1, 2, 0)  # the darkest is black, the brightest white
+    shades = (pixels - pixels.min()) / (pixels.max() - pixels.min())
+    assert np.allclose(plain.images[0].get_array(), shades, atol=1e-6)
     assert not plain.texts and not np.asarray(plain.images[1].get_array())[..., 3].any()
     window, part = published(13, 16, 4, 2)
     each = af.look.windows(spec)[1]
@@ -176,6 +179,13 @@ def test_likeness_of_positions(seen: Any) -> None:
     for a, b in ((0, 0), (7, 20), (35, 2)):
         cosine = table[a] @ table[b] / np.linalg.norm(table[a]) / np.linalg.norm(table[b])
         assert float(found[a // 6, a % 6, b // 6, b % 6]) == pytest.approx(cosine, abs=1e-5)
+
+
+def test_likeness_of_positions_of_a_wide_image() -> None:
+    model = af.build(described("vit", VIT, architectures=["ViTModel"], image_size=[12, 24]), seed=0)
+    found = vision.position_likeness(model)
+    assert found is not None and found.shape == (3, 6, 3, 6)
+    assert torch.allclose(found.flatten(2).flatten(0, 1).diagonal(), torch.ones(18))
 
 
 def test_how_far_heads_look(seen: Any) -> None:

@@ -52,6 +52,15 @@ def test_one_token_in_six_in_short_spans() -> None:
     assert abs(np.mean(orders) - 0.5) < 0.03  # the first place is as likely early as late
 
 
+def test_one_token_is_asked_for_where_none_was_chosen() -> None:
+    objective = Permuted(known=KNOWN)
+    ids = np.array([0, 0, 7, 0, 0, 8, 9, 2, 3], np.int32)  # three tokens of text among special ones
+    drawn = [objective.choose(ids, rng(seed)).tolist() for seed in range(300)]
+    assert all(drawn) and {place for places in drawn for place in places} == {2, 5, 6}
+    assert np.bincount([places[0] for places in drawn if len(places) == 1], minlength=9)[[2, 5, 6]].min() > 50
+    assert objective.choose(np.array([0, 2, 3], np.int32), rng()).tolist() == []  # there is none to ask for
+
+
 def test_as_often_as_the_collator_of_transformers(words: Any) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.DataCollatorForPermutationLanguageModeling(

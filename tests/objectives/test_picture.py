@@ -101,6 +101,20 @@ def test_boxes_of_neighbours_and_empty_ones() -> None:
         assert torch.allclose(pasting.losses(net.eval(), batch)["loss"], asked, atol=1e-4)
 
 
+def test_an_empty_box_is_where_chance_says() -> None:
+    """Of a row of numbers: column 4 is its share of the picture, 5 and 3 its middle, 7 whether there is one."""
+    erasing, pixels = GREY.replace(erase=0.5), torch.ones(4, 1, 8, 6)
+    chance = torch.zeros(4, 8)
+    chance[:, 3:6] = torch.tensor([[0.5, 0.36, 0.5], [0.5, 0.36, 0.5], [0.1, 0.04, 0.9], [0.9, 0.64, 0.1]])
+    chance[:, 7] = torch.tensor([0.4, 0.5, 0.0, 0.1])
+    found = erasing.pasted({"pixel_values": pixels, "chance": chance})["pixel_values"][:, 0]
+    empty = torch.zeros(4, 8, 6, dtype=torch.bool)
+    empty[0, 2:6, 1:5] = True  # 4.8 x 3.6 around (4, 3)
+    empty[2, 6:8, 0:1] = True  # 1.6 x 1.2 around (7.2, 0.6)
+    empty[3, 0:4, 3:6] = True  # 6.4 x 4.8 around (0.8, 5.4), over two edges
+    assert torch.equal(found == 0, empty) and bool((found[~empty] == 1).all())
+
+
 def test_settings_stay_beside_the_model(source: Arrays, tmp_path: Path) -> None:
     from anyformer.train.optim import AdamW
     from anyformer.train.run import Batch, Evaluate, Run

@@ -226,6 +226,12 @@ def test_hidden_frames_and_their_negatives(source: Recordings, tmp_path: Path) -
     assert warm == pytest.approx([2.0, 2 * 0.9**3, 0.5])
 
 
+@pytest.mark.parametrize(("window", "wide"), [(50, 64), (64, 64), (65, 128)])
+def test_a_transform_is_the_least_power_of_two(window: int, wide: int) -> None:
+    assert HEARD.replace(window=window).processor.n_fft == wide
+    assert HEARD.replace(form="mel", window=window, seconds=1).processor.n_fft == window
+
+
 def test_clear_errors(source: Recordings, words: Any) -> None:
     waves = model("wav2vec2", WAVES, architectures=["Wav2Vec2ForCTC"])
     codes = model("wav2vec2", WAVES, architectures=["Wav2Vec2ForPreTraining"])

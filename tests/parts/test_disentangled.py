@@ -50,6 +50,20 @@ def scores(ours: Any, x: Tensor, G: int) -> Tensor:
     return found
 
 
+@pytest.mark.parametrize(("buckets", "reach"), [(2, 8), (5, 9), (6, 10), (8, 64), (256, 512)])
+def test_buckets_of_distances_as_published(buckets: int, reach: int) -> None:
+    """Every distance, up to those that share the last vector of their direction."""
+    published = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    length = reach + 9
+    wanted = published.make_log_bucket_position(torch.arange(1 - length, length), buckets, reach)
+    part = Disentangled(num_heads=H, reach=reach, buckets=buckets)
+    module = part.build(Site(width=K, address="here"))
+    assert torch.equal(module.bucket(torch.arange(1 - length, length)), wanted.long())
+    found = module.entries(context(length), torch.arange(length)[None], buckets)  # (1, T, S)
+    theirs = published.build_relative_position(torch.zeros(length, 1), torch.zeros(length, 1), buckets, reach)
+    assert torch.equal(found, (theirs + buckets).clamp(0, 2 * buckets - 1).long())
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("G", [H, 2])
 @pytest.mark.parametrize("more", [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import anyformer as af
 from anyformer.data import TrainedBPE
@@ -88,6 +90,24 @@ def test_pictures_that_fit_a_text(folder: Path, pictures: Path, tmp_path: Path, 
     files[0].unlink()
     assert len(af.tasks.search_images(folder, "cat", folder=pictures, index=index)) == 4
     assert read == [1]
+
+
+def test_a_deleted_picture_leaves_the_index(folder: Path, pictures: Path, tmp_path: Path) -> None:
+    index, files = tmp_path / "index", sorted(pictures.iterdir())
+
+    def kept() -> list[str]:
+        with safe_open(index, "pt") as file:
+            assert file.get_slice("vectors").get_shape() == [len(json.loads(file.metadata()["files"])), 8]
+            return [*json.loads(file.metadata()["files"])]
+
+    af.tasks.search_images(folder, "cat", folder=pictures, index=index)
+    assert kept() == [*map(str, files)]
+    unchanged = index.stat().st_mtime_ns
+    af.tasks.search_images(folder, "cat", folder=pictures, index=index)
+    assert index.stat().st_mtime_ns == unchanged  # nothing to write
+    files[1].unlink()
+    found = af.tasks.search_images(folder, "cat", folder=pictures, index=index)
+    assert kept() == [str(file) for file in files if file != files[1]] == sorted(one["file"] for one in found)
 
 
 def test_vectors_of_one_thing_alone(folder: Path, pictures: Path) -> None:

@@ -296,11 +296,41 @@ def test_the_language_as_published(writer: Path) -> None:
         ([100, 1, 103, 103, 2, 110], [(0, 3, [100, 1, 103]), (3, 10, [103, 2, 110])], 50),
         ([100, 1, 103, 103, 2], [(0, 3, [100, 1, 103, 103])], 6),
         ([1, 2], [(0, 25, [1, 2])], 50), ([], [], 50), ([100, 1, 100, 100, 2], [(0, 0, [100, 1, 100, 100])], 50),
+        ([100, 1, 125, 125, 2], [(0, 25, [100, 1, 125, 125])], 50),
+        ([100, 1, 130, 130, 2], [(0, 30, [100, 1, 130, 130])], 50),
+        ([100, 1, 2], [(0, 25, [100, 1, 2])], 50), ([100, 1, 112, 2], [(0, 12, [100, 1, 112, 2])], 50),
     ],
 )  # fmt: skip
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
-    """The last case would stay where it is for ever: a window is never heard twice."""
+    """Where a time is the window's own first, or beyond its end, the next window follows: none is heard twice."""
     assert hearing.cut(tokens, 100, 50, 2) == (wanted, advance)
+
+
+def test_the_shortest_sentence_moves_the_window() -> None:
+    assert hearing.cut([100, 1, 101, 101, 2], 100, 50, 1) == ([(0, 1, [100, 1, 101, 101])], 1)
+
+
+def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) -> None:
+    """As published: a text is left out where nothing is said with more than SILENT, and it is below UNSURE itself."""
+    monkeypatch.setattr(hearing, "SILENT", 0.5)
+    monkeypatch.setattr(hearing, "generate", lambda *given, **options: None)
+    # how likely silence is, and the mean log-probability of the text
+    rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
+    monkeypatch.setattr(hearing.Listener, "written", lambda self, out, row: ([5, 6], rows[row][1]))
+    monkeypatch.setattr(hearing.Listener, "looks_wrong", lambda *given: False)
+    chances = torch.zeros(6, 460)
+    chances[:, SILENT - 1] = torch.tensor([silence for silence, _ in rows])
+    found = listener(writer).texts(torch.zeros(6, 1, 1), chances, ["<|en|>"] * 6)
+    assert found == [[], *[[5, 6]] * 5]
+
+
+def test_the_quietest_place_is_the_last_of_the_least_power() -> None:
+    samples = np.random.default_rng(0).normal(size=60).astype(np.float32)
+    for width in (1, 7, 8):
+        powers = [float((samples[i : i + width] ** 2).sum()) for i in range(60 - width + 1)]
+        assert hearing.quietest(samples, width) == int(np.argmin(powers)) + width // 2
+    samples[10:20] = samples[30:45] = 0
+    assert hearing.quietest(samples, 8) == 45 - 8 + 4
 
 
 # -- under a spectrogram
@@ -349,6 +379,7 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
         for size in (317, 5000, 10**6):
             assert af.tasks.transcribe(folder, {"audio": (chunks(size), rate)}, **options) == whole
     exact = hearing.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
+    assert hearing.Windows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, "which a file tells at once"
     taken = [exact.take(start)[1] for start in (0, 100)]
     assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
 

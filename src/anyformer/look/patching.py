@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anyformer.look.roles import attending, body, short, steps
-from anyformer.look.trace import Change, Trace, addresses, main_tensor, matches, trace
+from anyformer.look.trace import Change, ChangeByPass, Trace, addresses, main_tensor, matches, trace
 from anyformer.messages import quote
 from anyformer.part import nearest
 
@@ -65,17 +65,13 @@ def pasted(
     address: str, theirs: list[Tensor] | None, positions: Sequence[int] | None, heads: Sequence[int] | None,
     number: int | None, scale: float,
 ) -> Change:  # fmt: skip
-    time = -1
-
-    def change(value: Tensor, _: str) -> Tensor:
-        nonlocal time
-        time += 1
+    def change(value: Tensor, _: str, index: int) -> Tensor:
         if theirs is None:
             source = value * scale
-        elif time >= len(theirs):
+        elif index >= len(theirs):
             raise ValueError(f"{address}: the other run has no value there")
         else:
-            source = theirs[time]
+            source = theirs[index]
         if positions is None and source.shape != value.shape:
             raise ValueError(f"{address}: the other run's value is {tuple(source.shape)} and this one's "
                              f"{tuple(value.shape)}: texts of other lengths, give positions")  # fmt: skip
@@ -92,7 +88,7 @@ def pasted(
             new[:, place, columns] = source[:, place, columns]
         return new
 
-    return change
+    return ChangeByPass(change)
 
 
 def head_columns(width: int, number: int | None, heads: Sequence[int] | None) -> Tensor:
@@ -195,11 +191,11 @@ def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: floa
     changes: dict[str, Change] = {}
     for address in {cell.address for cell in cells}:
 
-        def change(value: Tensor, name: str) -> Tensor:
+        def change(value: Tensor, name: str, index: int) -> Tensor:
             new = value.clone()
             for row, cell in enumerate(cells):
                 if cell.address == name:
-                    mine = value[row] * scale if theirs is None else theirs.kept[name][0][0]
+                    mine = value[row] * scale if theirs is None else theirs.kept[name][index][0]
                     if mine.shape[-2] != value.shape[-2] and cell.positions is None:
                         raise ValueError("the two texts have other lengths, so heads and sublayers cannot be pasted")
                     columns = torch.arange(value.shape[-1]) if cell.columns is None else cell.columns
@@ -209,7 +205,7 @@ def _tried(run: Trace, theirs: Trace | None, cells: Sequence[_Cell], scale: floa
                         new[row, place, columns] = mine[place, columns]
             return new
 
-        changes[address] = change
+        changes[address] = ChangeByPass(change)
     with torch.no_grad():
         out = trace(run.model, change={**run.change, **changes}, **inputs).output
     said = main_tensor(dict(out))[0]

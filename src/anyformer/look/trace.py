@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,16 @@ from anyformer.model import TransformerModule
 from anyformer.part import nearest
 from anyformer.parts.moe import Routing
 
-Change = Callable[[Tensor, str], Tensor]
+
+@dataclasses.dataclass(frozen=True)
+class ChangeByPass:
+    """A change that depends on the pass through a layer that runs several times: a function of (value, address, index
+    of the pass in this run)."""
+
+    function: Callable[[Tensor, str, int], Tensor]
+
+
+Change = Callable[[Tensor, str], Tensor] | ChangeByPass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +123,15 @@ class Tracer:
             for address in known
         }
         self.kept: dict[str, list[Tensor]] = {}
+        self.passes: Counter[str] = Counter()
 
     def wants(self, address: str) -> bool:
         return address in self.keeping or bool(self.changes.get(address))
 
     def __call__(self, address: str, value: Tensor) -> Tensor:
         for function in self.changes.get(address, ()):
-            value = changed(function, value, address)
+            value = changed(function, value, address, self.passes[address])
+        self.passes[address] += 1
         if address in self.keeping:
             self.kept.setdefault(address, []).append(value)
         return value
@@ -135,8 +147,8 @@ class Tracer:
         return listen
 
 
-def changed(function: Change, value: Tensor, address: str) -> Tensor:
-    new = function(value, address)
+def changed(change: Change, value: Tensor, address: str, index: int) -> Tensor:
+    new = change.function(value, address, index) if isinstance(change, ChangeByPass) else change(value, address)
     if not isinstance(new, Tensor) or new.shape != value.shape:
         found = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
         raise ValueError(f"change of {address}: it is {tuple(value.shape)}, and the function gave {found}")

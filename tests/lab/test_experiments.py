@@ -1,0 +1,253 @@
+"""What experiments measure, claim and draw, from rows that are made up."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anyformer.construct import build
+from anyformer.data import PythonDocs
+from anyformer.lab.experiments import (
+    efficient_attention,
+    emergence,
+    experts,
+    few_shot,
+    in_context_regression,
+    induction_heads,
+    modifications,
+    next_sentence,
+    norm_placement,
+    positions,
+)
+from anyformer.lab.experiments._runs import held_out
+from anyformer.lab.modifications import ROWS, row_named
+from anyformer.lab.trials import Place
+from anyformer.look.trace import trace
+
+Curves = dict[str, list[tuple[float, float]]]
+
+
+def curves(figure: Any) -> dict[str, Curves]:
+    """title -> label -> the points of a curve"""
+    return {axis.get_title(): {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axis.lines}
+            for axis in figure.axes}  # fmt: skip
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "length", "starts"), [(3, 10, [0, 45, 90]), (1, 10, [0]), (2, 300, [0, 0])])
+def test_rows_that_were_held_out_lie_evenly_over_the_texts(rows: int, length: int, starts: list[int]) -> None:
+    tokens = np.arange(100, dtype=np.uint16)
+    column = SimpleNamespace(ends=np.array([30, 100]), read=lambda begin, end: tokens[begin:end])
+    split = SimpleNamespace(valid=SimpleNamespace(fields={"input_ids": column}))
+    found = held_out(SimpleNamespace(splits=split, device="cpu"), rows, length)
+    size = min(length, 100)
+    assert found.dtype == torch.int64 and found.tolist() == [[*range(start, start + size)] for start in starts]
+
+
+def test_texts_of_trials_share_a_folder_that_is_made(tmp_path: Path) -> None:
+    place = Place(tmp_path / "a/trial", tmp_path / "far/away/shared", "cpu")
+    made: list[str] = []
+    for _ in range(2):
+        source = place.texts("lines", lambda: made.append("once") or ["one", "two"])
+        assert Path(source.path).read_text() == "one\ntwo\n"
+    assert made == ["once"]
+
+
+def test_a_row_of_few_shot_holds_four_texts() -> None:
+    """As many tokens as letters and spaces, and one for the end."""
+    assert {4 * (len(text) + 1) for text in few_shot.made(9, 4, 0)} == {few_shot.LENGTH}
+
+
+# what the scores of one attention over equal tokens tell: places apart, by distance, the same in a longer text, within
+# bounds, and of places that were never seen
+PROPERTIES = {
+    "none": (False, True, True, True, True), "learned": (True, False, False, False, False),
+    "alibi": (True, True, True, False, True), "rope": (True, True, True, True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", PROPERTIES)
+def test_properties_of_positions(scheme: str) -> None:
+    found = positions.properties(positions.placed(scheme, 32, 1, 16), 16)
+    assert tuple(found[name] for name in positions.PROPERTIES) == PROPERTIES[scheme]
+
+
+def test_far_places_share_a_bucket() -> None:
+    found = positions.properties(positions.placed("bucketed", 32, 1, 32), 32)
+    assert found["relative"] and not found["unique"]
+
+
+def test_the_first_layer_sees_a_token_and_the_one_before() -> None:
+    address = "decoder.layers.{}.attention.op.weights"
+    model = build(induction_heads.described(2, 16, near=True), seed=0)
+    with torch.no_grad():
+        run = trace(model, keep=[address.format("*")], input_ids=torch.arange(9)[None])
+    for layer, most in ((0, 2), (1, 9)):
+        seen = (run[address.format(layer)] > 0)[0].sum(-1)  # (H, T)
+        assert seen.tolist() == [[min(t, most) for t in range(1, 10)]] * induction_heads.HEADS
+
+
+def test_shots_are_counted_from_none() -> None:
+    """A model that knows the second letter of every pair but the first, and nothing else."""
+
+    def model(input_ids: Any) -> Any:
+        following = torch.nn.functional.one_hot(input_ids.roll(-1, 1), 300).float() * 9
+        following[:, 0], following[:, 1::3], following[:, 2::3] = 0, 0, 0
+        return SimpleNamespace(logits=following)
+
+    trainer = SimpleNamespace(
+        tokenizer=SimpleNamespace(encode=lambda text: [*text.encode()]), device="cpu", model=model,
+        evaluating=contextlib.nullcontext,
+    )  # fmt: skip
+    place: Any = SimpleNamespace(texts=lambda *given: PythonDocs(), train=lambda run: trainer, device="cpu")
+    rows = few_shot.work(few_shot.trials(**few_shot.FORMS["tiny"].values)[0].values, place)
+    assert [row["shots"] for row in rows] == [*range(few_shot.SHOTS)]
+    assert [row["accuracy"] for row in rows] == [0.0, *[1.0] * (few_shot.SHOTS - 1)]
+    assert rows[0]["loss"] == pytest.approx(math.log(300), abs=1e-4)
+    assert [row["loss"] for row in rows[1:]] == pytest.approx([math.log(1 + 299 * math.exp(-9))] * 11, abs=1e-4)
+
+
+def test_places_are_told_apart_where_one_head_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_flat_head(spec: Any, seed: int) -> Any:
+        model = build(spec, seed=seed)
+        table = next(p for name, p in model.named_parameters() if ".position." in name)
+        with torch.no_grad():
+            table[:, 0] = 0
+        return model
+
+    monkeypatch.setattr(positions, "build", with_a_flat_head)
+    assert positions.properties(positions.placed("bucketed", 32, 1, 8), 8)["unique"]
+
+
+def test_sentences_are_told_apart_in_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+
+    class Untrained(Place):
+        def train(self, run: Any, *callbacks: Any, name: str = "run") -> Any:
+            runs.append(run)
+            return SimpleNamespace(scores={"accuracy": 0.75})
+
+    monkeypatch.setattr(next_sentence, "asked", lambda trainer: 1.5)
+    trial = next_sentence.trials(**next_sentence.FORMS["tiny"].values)[0]
+    rows = next_sentence.work(trial.values, Untrained(tmp_path / "trial", tmp_path / "shared", "cpu"))
+    assert rows == [{"masked": 1.5, "accuracy": 0.75}]
+    pretrained, tuned = runs
+    keep = pretrained.keep  # the last checkpoint is the only one
+    assert (keep.every, keep.last, keep.best) == (pretrained.steps, 1, False)
+    assert tuned.objective.pair and tuned.objective.labels == next_sentence.LABELS
+    assert tuned.optimizer.lr == pytest.approx(pretrained.optimizer.lr / 3)
+    assert tuned.model.path == str(tmp_path / "trial/pretrained")
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(3, 1), (1500, 75)])
+def test_a_twentieth_of_the_steps_warms_up(steps: int, warmup: int, tmp_path: Path) -> None:
+    class Asked(Exception):
+        pass
+
+    class Untrained(Place):
+        def train(self, run: Any, *callbacks: Any, name: str = "run") -> Any:
+            assert (run.steps, run.schedule.warmup, run.evaluate.every, run.keep.every) == (steps, warmup, steps, steps)
+            assert run.precision == "fp32" and not run.compile
+            raise Asked
+
+    values = in_context_regression.trials(**in_context_regression.FORMS["tiny"].values | {"steps": steps})[0].values
+    with pytest.raises(Asked):
+        in_context_regression.work(values, Untrained(tmp_path, tmp_path, "cpu"))
+
+
+# -- what is claimed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answers", "losses", "holds"), [
+    ((0.0, 0.05, 0.7), (3.0, 2.0, 1.0), True), ((0.2, 0.25, 0.9), (3.0, 2.0, 1.0), False),  # there from the first
+    ((0.0, 0.7, 0.5), (3.0, 2.0, 1.0), False),  # not there at the last
+    ((0.0, 0.35, 0.7), (3.0, 2.9, 1.0), False),  # the loss falls as suddenly
+])  # fmt: skip
+def test_emergence_is_a_step_where_the_loss_has_none(
+    answers: tuple[float, ...], losses: tuple[float, ...], holds: bool
+) -> None:
+    rows = [
+        {"width": 4 * 2**i, "parameters": 10**i, "seed": seed, "answers": a + sign * 0.01, "loss": loss, "digit": a}
+        for i, (a, loss) in enumerate(zip(answers, losses, strict=True)) for seed, sign in ((0, 1), (1, -1))
+    ]  # fmt: skip
+    verdict = emergence.claim(rows)
+    assert verdict.holds is holds
+    assert verdict.figures["whole answers, width 8"] == pytest.approx(answers[1])
+    steps = [(b - a) / (answers[-1] - answers[0]) for a, b in pairwise(answers)]
+    assert verdict.figures["largest step in whole answers"] == pytest.approx(max(steps))
+
+
+def test_experts_may_cost_a_twentieth_more() -> None:
+    def rows(dearer: float) -> list[dict[str, Any]]:
+        return [{"experts": number, "seed": 0, "step": 1, "loss": 2.0 / number, "flops": flops, "busiest": 0.5}
+                for number, flops in ((1, 100.0), (4, 100.0 * (1 + dearer)))]  # fmt: skip
+
+    for dearer, holds in ((0.04, True), (0.06, False), (0.9, False)):
+        verdict = experts.claim(rows(dearer))
+        assert verdict.holds is holds and verdict.figures["a token costs more by"] == pytest.approx(dearer)
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_drawn_by_model() -> None:
+    rows = [{"model": name, "tokens": 64 * 2**i, "seconds": n + i + 1.0, "bytes": 8 * n + i + 1, "step": None}
+            for n, name in enumerate(efficient_attention.MODELS) for i in range(2)]  # fmt: skip
+    found = curves(efficient_attention.plot(rows))
+    for n, name in enumerate(efficient_attention.MODELS):
+        assert found["a forward pass, s"][name] == [(64, n + 1), (128, n + 2)]
+        assert found["its highest memory, bytes"][name] == [(64, 8 * n + 1), (128, 8 * n + 2)]
+    assert found["one step behind it, s"] == {}
+
+
+def test_errors_are_drawn_beside_those_of_bayes() -> None:
+    """A picture for each noise, and the ratios of all in the last."""
+    rows = [{"noise": noise, "pairs": pairs, "model": 3.0 / (pairs + 1), "bayes": 2.0 / (pairs + 1), "neighbours": 4.0,
+             "least squares": 5.0} for noise in (0.5, 1.0) for pairs in range(3)]  # fmt: skip
+    found = curves(in_context_regression.plot(rows))
+    assert [*found] == ["mean squared error, noise 0.5", "mean squared error, noise 1",
+                        "error of the model / of Bayes"]  # fmt: skip
+    assert found["mean squared error, noise 1"]["model"] == [(0, 3.0), (1, 1.5), (2, 1.0)]
+    last = found["error of the model / of Bayes"]
+    assert last["noise 0.5"] == last["noise 1"] == [(1, 1.5), (2, 1.5)]
+
+
+def test_ranks_are_drawn_from_the_first_on() -> None:
+    names = [row.name for row in ROWS[:4]]
+    rows = [{"row": name, "early": float(-i), "final": float(i)} for i, name in enumerate(names)]
+    early, final = modifications.plot(rows).axes
+    assert final.collections[0].get_offsets()[:, 1].tolist() == [1, 2, 3, 4]
+    assert early.collections[0].get_offsets()[:, 1].tolist() == [4, 3, 2, 1]
+    assert [text.get_text() for text in final.texts] == names
+    assert [text.xy for text in final.texts] == [tuple(at) for at in final.collections[0].get_offsets().tolist()]
+    papers = [row_named(name).final_loss for name in names]
+    ranks = [1 + sum(other < loss for other in papers) + (papers.count(loss) - 1) / 2 for loss in papers]
+    assert final.collections[0].get_offsets()[:, 0].tolist() == ranks
+
+
+def test_gradients_are_drawn_by_layer_and_losses_by_rate() -> None:
+    rows: list[dict[str, Any]] = []
+    for n, placement in enumerate(norm_placement.PLACEMENTS):
+        own = {"placement": placement, "lr": None, "warm": None}
+        rows += [own | {"layer": i, "gradient": math.exp(n + i)} for i in range(2)]
+        rows += [own | {"lr": lr, "warm": warm, "valid": n + 100 * lr + warm}
+                 for lr in (0.1, 0.2) for warm in (True, False)]  # fmt: skip
+    figure = norm_placement.plot(rows)
+    found = curves(figure)
+    for n, placement in enumerate(norm_placement.PLACEMENTS):
+        assert found["gradient before the first step"][placement] == [(0, math.exp(n)), (1, math.exp(n + 1))]
+        assert found["last loss with warm-up"][placement] == [(0.1, n + 11), (0.2, n + 21)]
+        assert found["last loss without warm-up"][placement] == [(0.1, n + 10), (0.2, n + 20)]
+    assert [(axis.get_xscale(), axis.get_yscale()) for axis in figure.axes] == [
+        ("linear", "log"), ("log", "linear"), ("log", "linear"),
+    ]  # fmt: skip
