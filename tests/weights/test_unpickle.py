@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import json
 import os
@@ -206,6 +207,15 @@ def test_hostile_pickles_are_refused(kind: str, tmp_path: Path) -> None:
     line = unpickle.reason(error.value)
     assert words in line and "\n" not in line and len(line) < 300
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), RuntimeError("std::bad_alloc"), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 17179869184 bytes."),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 17179869184 bytes."),
+], ids=str)  # fmt: skip
+def test_every_allocator_is_understood(error: Exception) -> None:
+    assert unpickle.reason(error) == "it claims more memory than a file of its size holds"
 
 
 class Measured(subprocess.Popen):  # type: ignore[type-arg]
