@@ -541,14 +541,14 @@ def test_decoding_step_by_step_equals_the_whole(scheme: dict[str, Any], capacity
     close(torch.cat(steps, dim=1), whole, 1e-12)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_one_graph(scheme: dict[str, Any]) -> None:
-    model = model_with(**scheme, depth=1, mask=Causal())
+def test_one_graph() -> None:
+    models = [model_with(**scheme, depth=1, mask=Causal()) for scheme in SCHEMES]
     mask = torch.ones(2, T, dtype=torch.long)
     mask[1, :3] = 0
 
-    def run(ids: Tensor) -> Tensor:
-        return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    def run(ids: Tensor) -> list[Tensor]:
+        given = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        return [model(**given).last_hidden_state for model in models]
 
     with torch.no_grad():
         compiled_equals_eager(run, torch.randint(0, 50, (2, T)), tolerance=1e-5)
@@ -556,13 +556,11 @@ def test_one_graph(scheme: dict[str, Any]) -> None:
 
 def test_trees_and_convolutions_in_one_graph() -> None:
     ids = torch.arange(7)[None]
-    for part in (DistanceBias(num_heads=H, before=4, tree=True), RelativeVectors(before=2, tree=True)):
-        model = model_with(part, depth=1)
-        with torch.no_grad():
-            compiled_equals_eager(lambda i, m=model: m(input_ids=i, tree_parents=PARENTS).last_hidden_state, ids)
-    model = model_with(absolute=Convolutional(kernel=4, groups=4), depth=1)
+    trees = (DistanceBias(num_heads=H, before=4, tree=True), RelativeVectors(before=2, tree=True))
+    models = [(model_with(part, depth=1), {"tree_parents": PARENTS}) for part in trees]
+    models.append((model_with(absolute=Convolutional(kernel=4, groups=4), depth=1), {}))
     with torch.no_grad():
-        compiled_equals_eager(lambda i: model(input_ids=i).last_hidden_state, ids)
+        compiled_equals_eager(lambda i: [m(input_ids=i, **given).last_hidden_state for m, given in models], ids)
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, {"absolute": Convolutional(kernel=4, groups=4)}], ids=repr)
