@@ -218,4 +218,5 @@ def test_the_table_of_names_is_that_of_the_catalogue() -> None:
     catalogue = [(name, family.name, size.published, family.about, size.note)
                  for family in families.catalogue().values() for name, size in family.sizes.items()]  # fmt: skip
     fields = ("name", "family", "published", "about", "note")
-    assert [tuple(row[field] for field in fields) for row in listing.listed()] == catalogue, "python -m anyformer.cli.listing writes it anew"
+    table = [tuple(row[field] for field in fields) for row in listing.listed()]
+    assert table == catalogue, "python -m anyformer.cli.listing writes it anew"
