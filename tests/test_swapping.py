@@ -34,7 +34,7 @@ def future_seen(model: Any) -> bool:
     for training in (True, False):
         model.train(training)
         plain = seen(model, ids)
-        for place in range(1, T):
+        for place in (1, T // 2, T - 1) if training else range(1, T):  # what differs in training is over all places
             other = ids.clone()
             other[:, place:] = other[:, place:] % (V - 1) + 1  # all of them are others
             if not torch.allclose(plain[:, :place], seen(model, other)[:, :place], atol=1e-5):
