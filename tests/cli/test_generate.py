@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +17,7 @@ import anyformer as af
 from anyformer import cli, families
 from anyformer.cli import generate as verb
 from anyformer.inputs.text import Tokenizer
+from terminals import terminal
 from vocabularies import gpt2, t5, write
 
 Run = Callable[..., tuple[int, str, str]]
@@ -154,23 +153,11 @@ def test_without_a_length_the_text_fits_the_model(run: Run, model: Path) -> None
     assert told["finish_reason"] == "stop" or len(told["tokens"]) == 33 - length
 
 
-def test_on_a_terminal_the_speed_is_told(model: Path) -> None:
+def test_on_a_terminal_the_speed_is_told(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """stderr is a terminal, stdout is not."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "anyformer", "generate", str(model), "The fox", "--max-new-tokens", "4"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, stdin=subprocess.DEVNULL)
-    os.close(follower)
-    told = b""
-    while chunk := _read(leader):
-        told += chunk
-    assert done.returncode == 0 and b"tokens/s" in told and b"tokens/s" not in done.stdout
-
-
-def _read(leader: int) -> bytes:
-    try:
-        return os.read(leader, 65536)
-    except OSError:  # the other end is closed and all is read
-        return b""
+    with terminal(monkeypatch, "stderr") as shown:
+        code, out, _ = run(model, "The fox", "--max-new-tokens", "4")
+    assert code == 0 and out and b"tokens/s" in b"".join(shown) and "tokens/s" not in out
 
 
 def test_a_model_may_not_steer_the_terminal() -> None:
