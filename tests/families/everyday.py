@@ -86,8 +86,8 @@ def features(spec: Any) -> frozenset[tuple[str, str]]:
 def states(spec: Any) -> frozenset[tuple[str, str]]:
     """The kinds of state that a description declares for decoding."""
     declared = [each for _, each in declarations(skeleton(spec))] if spec.left_to_right else []
-    windows = {each: " in a window" if getattr(each, "window", None) is not None else "" for each in declared}
-    return frozenset(("state", f"{type(each).__name__}{window}") for each, window in windows.items())
+    windows = [" in a window" if getattr(each, "window", None) is not None else "" for each in declared]
+    return frozenset(("state", f"{type(each).__name__}{window}") for each, window in zip(declared, windows))
 
 
 def enough(news: Mapping[str, Collection[Any]]) -> set[str]:
