@@ -231,7 +231,6 @@ def test_attention_of_blocks_in_any_stack() -> None:
             close(found["eager"], found["sdpa"])
 
 
-@pytest.mark.slow
 @pytest.mark.slow  # every day: a forward pass (N9), and a training step of another model (train/test_trainer.py)
 def test_compiled_training_step() -> None:
     model = ours(BY_ID["BigBirdModel-sparse"]).train()
