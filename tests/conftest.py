@@ -66,9 +66,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 # What takes a worker longest begins first, and the many short groups of families come last: then no worker waits long
 # for another at the end. Seconds of the processor are in docs/results/quickstart.md.
-LONGEST = (
-    "tests/train/test_parallel.py", "tests/test_docs.py",
-)  # fmt: skip
+LONGEST = tuple(f"tests/{name}.py" for name in (
+    "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
+    "lab/test_modifications", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_unpickle",
+    "tasks/test_transcribe", "hostile/test_files",
+))  # fmt: skip
 
 
 def turn(item: pytest.Item) -> int:
