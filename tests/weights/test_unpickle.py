@@ -195,6 +195,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
 
 # what only a process of its own survives
 ALONE = ["16 GB in a file of 2019", "100 GB of bytes", "a key that never ends", "200,000 levels"]
+EVERYDAY = [kind for kind in ALONE if kind != "100 GB of bytes"]  # another way to too much memory
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind not in ALONE])
@@ -239,7 +240,7 @@ def usual() -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in ALONE else pytest.mark.slow) for kind in HOSTILE]
+    "kind", [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.slow) for kind in HOSTILE]
 )
 def test_hostile_pickles_end_a_process_alone(kind: str, tmp_path: Path, capsys, monkeypatch, usual: int) -> None:
     make, words = HOSTILE[kind]
