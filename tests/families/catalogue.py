@@ -408,15 +408,6 @@ def one_each(chosen: list[Case], kind: Callable[[Case], Any]) -> list[Case]:
     return list({kind(case): case for case in reversed(chosen)}.values())[::-1]
 
 
-def published_class(case: Case) -> tuple[str]:
-    return (case.architecture,)
-
-
-def class_and_settings(case: Case) -> tuple[Any, ...]:
-    """For what depends on what a class calls its tensors and fields, and on what there is to be called so."""
-    return (case.architecture, *settings(case))
-
-
 def family(case: Case) -> tuple[str]:
     return (case.model_type,)
 
@@ -425,6 +416,10 @@ def family(case: Case) -> tuple[str]:
 def structure(case: Case) -> frozenset[tuple[str, str]]:
     """For what depends on the kinds of Parts: the mixers, the norms and where they stand, positions, the head."""
     return features(spec_of(case))
+
+
+def family_and_structure(case: Case) -> tuple[Any, ...]:
+    return case.model_type, *structure(case)
 
 
 def shape(case: Case) -> tuple[Any, ...]:

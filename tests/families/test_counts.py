@@ -9,7 +9,6 @@ import torch
 from catalogue import (
     Case,
     cases,
-    class_and_settings,
     make_inputs,
     over,
     over_catalogue,
@@ -27,7 +26,7 @@ from anyformer.construct import skeleton
 from anyformer.state import State, declarations
 
 
-@over_catalogue("", class_and_settings, run=True)
+@over_catalogue("", settings, run=True)
 def test_count_of_every_case(case: Case) -> None:
     model, _ = published(case)
     assert af.count(spec_of(case)).parameters == sum(p.numel() for p in model.parameters())

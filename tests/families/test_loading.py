@@ -15,10 +15,10 @@ import torch
 from catalogue import (
     Case,
     cases,
-    class_and_settings,
     close,
     every_case,
     family,
+    family_and_structure,
     folder,
     is_encoder_decoder,
     is_text,
@@ -70,7 +70,7 @@ def compare(theirs, mine, real: Tensor | None = None) -> None:
 ALL = ("output_hidden_states", "output_attentions")
 
 
-@over_catalogue("L1", class_and_settings, run=True)
+@over_catalogue("L1", settings, run=True)
 def test_l1_outputs_equal_published(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     for labels in (False, True):
@@ -137,7 +137,7 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
         assert re.search(rf"wrong shape {re.escape(bent)} \(here [^;]*; {re.escape(shapes)}", text)
 
 
-@over_catalogue("L3", class_and_settings)
+@over_catalogue("L3", settings)
 def test_l3_everything_is_filled(case: Case) -> None:
     for name, tensor in shared(case).state_dict().items():
         assert tensor.device.type == "cpu", name
@@ -190,7 +190,7 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
 OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.library == "transformers"]
 
 
-@over(OF_TRANSFORMERS, settings)  # others: test_dit.py, test_mvit.py
+@over(OF_TRANSFORMERS, family_and_structure)  # others: test_dit.py, test_mvit.py
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 
@@ -249,7 +249,7 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
         assert torch.equal(tensor, expected[name]), name
 
 
-@over_catalogue("L7", class_and_settings)
+@over_catalogue("L7", settings)
 def test_l7_a_wrong_value_is_refused(case: Case) -> None:
     config = json.loads((folder(case) / "config.json").read_text())
     family = families.find(case.model_type)
@@ -286,7 +286,7 @@ def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_pa
     assert model.spec.replace(source={}) == shared(case).spec.replace(source={})
 
 
-@over_catalogue("", class_and_settings)
+@over_catalogue("", settings)
 def test_description_survives_json(case: Case) -> None:
     spec = shared(case).spec
     assert from_json(json.loads(to_json(spec))) == spec
