@@ -60,7 +60,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return self.groups.get(nodeid) or nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False  # the order below, not that of how many tests a file has
     return ByGroupOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+# What takes a worker longest begins first, and the many short groups of families come last: then no worker waits long
+# for another at the end. Seconds of the processor are in docs/results/quickstart.md.
+LONGEST = tuple(f"tests/{name}.py" for name in (
+    "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
+    "lab/test_modifications", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_unpickle",
+    "tasks/test_transcribe", "hostile/test_files",
+))  # fmt: skip
+
+
+def turn(item: pytest.Item) -> int:
+    file, group = item.nodeid.partition("::")[0], item.get_closest_marker("xdist_group")
+    if file in LONGEST or (group is not None and group.args[0] == "inductor"):
+        return 0
+    return 1 if group is None else 2
 
 
 def pytest_unconfigure() -> None:
@@ -91,7 +108,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 values[:] = [value for value, later in zip(values, slow, strict=True) if not later]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=turn)
     for name, there, reason in (
         ("gpu", torch.cuda.is_available, "needs a CUDA GPU"),
         ("compiler", lambda: machine.has("compiler"), "needs a C++ compiler"),

@@ -37,9 +37,9 @@ def python(code: str) -> str:
 
 CLOCK = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import anyformer
-taken = time.perf_counter() - start
+taken = time.process_time() - start
 heavy = {"torch", "numpy", "rich", "huggingface_hub", "safetensors", "anyformer.part"} & set(sys.modules)
 print(taken, sorted(heavy))
 """

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,19 @@ def test_groups_and_files_stay_together(tmp_path: Path) -> None:
         group, worker = line.split()
         workers[group].add(worker)
     assert len(workers) == 7 and all(len(each) == 1 for each in workers.values()), workers
+
+
+def test_what_takes_longest_begins_first() -> None:
+    """Then whole files, and the short groups of families last; and every file in the list is there."""
+    import conftest
+
+    def item(file: str, group: str = "") -> Any:
+        mark = SimpleNamespace(args=(group,)) if group else None
+        return SimpleNamespace(nodeid=f"{file}::test_it", get_closest_marker=lambda name: mark)
+
+    assert all((conftest.REPO / file).is_file() for file in conftest.LONGEST)
+    order = [item("a.py", "GPT2LMHeadModel"), item("b.py"), item(conftest.LONGEST[0]), item("c.py", "inductor")]
+    assert [conftest.turn(each) for each in order] == [2, 1, 0, 0]
 
 
 SLOW = """

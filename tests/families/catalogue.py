@@ -16,20 +16,27 @@ import os
 import pkgutil
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from everyday import STANDS_FOR, enough, features
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Stack
+from anyformer.block import Stack, Steps
+from anyformer.funnel import Funnel
+from anyformer.model import Model
 from anyformer.parts import answers, audio, contrast, detect, image, similarity, speaker, subsample, summary, vectors
 from anyformer.parts import head as heads
+from anyformer.parts.embed import Embedding
+from anyformer.parts.op import Op
 from anyformer.parts.pooling import PooledAttention
+from anyformer.perceiver import Perceiver
+from anyformer.stages import Stages
 
 # the environment's own folder: models are built once a worker and thrown away with it
 FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
@@ -37,6 +44,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 RUN = ("transformers", "diffusers")
+FAST = bool(os.environ.get("ANYFORMER_FAST"))  # of every test over cases, those alone that stand for others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +84,9 @@ def every_case() -> list[Case]:
 
 @functools.cache
 def cases() -> list[Case]:
-    """What the suite runs over: all of them, or with ANYFORMER_FAST the first of each class."""
-    if not os.environ.get("ANYFORMER_FAST"):
-        return every_case()
-    return list({case.architecture: case for case in reversed(every_case())}.values())
+    """What the suite runs over: all of them, or in a hurry the first of each class and those that stand for others."""
+    first = {case.architecture: case.id for case in reversed(every_case())}
+    return [case for case in every_case() if not FAST or case.id == first[case.architecture] or case.id in STANDS_FOR]
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
@@ -373,7 +380,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
 
 
-def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] | None = None, run: bool = False) -> Any:
+def over_catalogue(line: str = "", everyday: Callable[[Case], Collection[Any]] | None = None, run: bool = False) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
     checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
     over those of libraries in RUN: a family of another one has a test of its own against what that gave."""
@@ -381,19 +388,18 @@ def over_catalogue(line: str = "", everyday: Callable[[Case], tuple[Any, ...]] |
     return over(chosen, everyday)
 
 
-def over(chosen: list[Case], everyday: Callable[[Case], tuple[Any, ...]] | None = None, group: str = "") -> Any:
-    """Parametrises a test over cases. Where `everyday` says what of a case matters here, a case with anything new is an
-    everyday matter, and the others are for `make test-all`. What is dear and of no case is made once in a `group`."""
+def over(chosen: list[Case], everyday: Callable[[Case], Collection[Any]] | None = None, group: str = "") -> Any:
+    """Parametrises a test over cases. Where `everyday` says what of a case matters here, enough cases to show all of
+    that are an everyday matter, and the others are for `make test-all`. What is dear and of no case is made once in
+    a `group`."""
     import pytest
 
-    seen: set[Any] = set()
+    needed = enough({case.id: frozenset(everyday(case)) if everyday else {case.id} for case in chosen})
+    needed = needed & STANDS_FOR.keys() if FAST else needed
     parameters = []
     for case in chosen:
-        news = set(everyday(case)) if everyday is not None else {case.id}
-        later = news <= seen
-        seen |= news
         marks = [pytest.mark.xdist_group(group or case.id)]  # one worker makes the published model of a case, once
-        parameters.append(pytest.param(case, marks=marks + [pytest.mark.slow] * later, id=case.id))
+        parameters.append(pytest.param(case, marks=marks + [pytest.mark.slow] * (case.id not in needed), id=case.id))
     return pytest.mark.parametrize("case", parameters)
 
 
@@ -402,28 +408,31 @@ def one_each(chosen: list[Case], kind: Callable[[Case], Any]) -> list[Case]:
     return list({kind(case): case for case in reversed(chosen)}.values())[::-1]
 
 
-def published_class(case: Case) -> tuple[str]:
-    return (case.architecture,)
-
-
-def class_and_body(case: Case) -> tuple[Any, ...]:
-    """For what depends on what a class calls its tensors and fields, and on every field of a body."""
-    return (case.architecture, *body_and_head(case))
-
-
-def class_and_settings(case: Case) -> tuple[Any, ...]:
-    """For what depends on what a class calls its tensors and fields, and on what there is to be called so."""
-    return (case.architecture, *settings(case))
-
-
 def family(case: Case) -> tuple[str]:
     return (case.model_type,)
 
 
-def family_and_head(case: Case) -> tuple[str, Any]:
-    """For what is dear and depends on the graph of a whole family: one model of it, and one of every kind of head."""
-    spec = spec_of(case)
-    return case.model_type, (type(spec), type(spec.head))
+@functools.cache
+def structure(case: Case) -> frozenset[tuple[str, str]]:
+    """For what depends on the kinds of Parts: the mixers, the norms and where they stand, positions, the head."""
+    return features(spec_of(case))
+
+
+def family_and_structure(case: Case) -> tuple[Any, ...]:
+    return case.model_type, *structure(case)
+
+
+def shape(case: Case) -> tuple[Any, ...]:
+    """For what is the same code in all models of one shape."""
+    return type(spec_of(case)), spec_of(case).target, case.library
+
+
+@functools.cache
+def graph(case: Case) -> frozenset[Any]:
+    """For what is compiled: the kinds of model, embedding, mixers, feed-forwards, and of what holds layers. Masks,
+    positions and norms have graphs of their own (test_mask.py, parts/test_position.py, test_block.py)."""
+    kinds = (Model, Embedding, Op, Steps, Stack, Stages, Funnel, Perceiver)
+    return frozenset(type(part) for _, part in af_walk(spec_of(case)) if isinstance(part, kinds))
 
 
 @functools.cache

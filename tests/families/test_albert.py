@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import anyformer as af
 from anyformer import families
 from anyformer.codec import override
-from anyformer.families.family import UnknownFieldWarning
 
 BY_ID = {case.id: case for case in CASES}
 # config.json of albert/albert-base-v2
@@ -93,19 +92,3 @@ def test_published_config() -> None:
 def test_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=[*bad][-1]):
         families.find("albert").read({**SMALL, **bad})
-
-
-def test_dropout_is_where_the_published_classes_have_it() -> None:
-    spec = spec_of(BY_ID["AlbertForSequenceClassification-odd"])
-    layer = spec.encoder.layer(0).steps
-    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.2, 0.3)
-    assert (layer["attention"].dropout, layer["feedforward"].dropout, layer["attention"].op.dropout) == (0.3, 0.0, 0.1)
-    assert spec_of(BY_ID["AlbertForPreTraining-odd"]).head.pool.dropout == 0.2
-    assert spec_of(BY_ID["AlbertForTokenClassification-odd"]).head.dropout == 0.2
-    assert spec_of(BY_ID["AlbertModel-odd"]).head.pool.dropout == 0
-
-@pytest.mark.parametrize("gone", [{"gap_size": 1}, {"num_memory_blocks": 2}, {"is_decoder": True}], ids=json.dumps)
-def test_fields_that_the_class_no_longer_knows_are_named(gone: dict[str, Any]) -> None:
-    family = families.find("albert")
-    with pytest.warns(UnknownFieldWarning, match=next(iter(gone))):
-        assert family.read({**BASE, **gone}).replace(source={}) == family.read(BASE).replace(source={})

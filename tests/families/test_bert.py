@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import UnknownFieldWarning
 
 BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias")
 BY_ID = {case.id: case for case in CASES}
@@ -105,22 +104,3 @@ def test_the_first_token_is_found_behind_pads(id: str) -> None:
         plain = model(input_ids=ids)[field]
         padded = torch.cat((torch.zeros_like(ids), ids), dim=1)
         close(model(input_ids=padded, attention_mask=torch.cat((mask * 0, mask), dim=1))[field], plain)
-
-
-def test_dropout_is_where_the_published_classes_have_it() -> None:
-    spec = ours(BY_ID["BertForSequenceClassification-odd"]).spec
-    layer = spec.encoder.layers.steps
-    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.2, 0.3)
-    assert layer["attention"].dropout == layer["feedforward"].dropout == 0.3 and layer["attention"].op.dropout == 0
-    assert ours(BY_ID["BertForTokenClassification-odd"]).spec.head.dropout == 0.2
-    assert ours(BY_ID["BertForTokenClassification"]).spec.head.dropout == 0.1  # hidden_dropout_prob stands in
-    assert all(ours(BY_ID[id]).spec.head.pool.dropout == 0 for id in ("BertModel", "BertForPreTraining"))
-
-
-@pytest.mark.parametrize(
-    "gone", [{"position_embedding_type": "relative_key_query"}, {"pooler_type": "mean"}], ids=json.dumps
-)
-def test_fields_that_the_class_no_longer_knows_are_named(gone: dict[str, Any]) -> None:
-    family = families.find("bert")
-    with pytest.warns(UnknownFieldWarning, match=next(iter(gone))):
-        assert family.read({**UNCASED, **gone}).replace(source={}) == family.read(UNCASED).replace(source={})

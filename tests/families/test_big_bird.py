@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import UnknownFieldWarning
 from anyformer.model import EncoderModel
 from anyformer.parts.embed import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
@@ -232,7 +231,7 @@ def test_attention_of_blocks_in_any_stack() -> None:
             close(found["eager"], found["sdpa"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every day: a forward pass (N9), and a training step of another model (train/test_trainer.py)
 def test_compiled_training_step() -> None:
     model = ours(BY_ID["BigBirdModel-sparse"]).train()
     for module in model.modules():
@@ -291,9 +290,3 @@ def test_dropout_is_where_the_published_classes_have_it() -> None:
         x, _ = model.embedding({"input_ids": torch.full((1, 500), 7), "position_ids": torch.zeros(1, 500).long()})
     # normed after the dropout: no value is exactly zero, and each vector has mean 0
     assert bool((x != 0).all()) and float(x.mean(-1).abs().max()) < 1e-4
-
-@pytest.mark.parametrize("gone", [{"position_embedding_type": "relative_key"}], ids=json.dumps)
-def test_fields_that_the_class_no_longer_knows_are_named(gone: dict[str, Any]) -> None:
-    family = families.find("big_bird")
-    with pytest.warns(UnknownFieldWarning, match=next(iter(gone))):
-        assert family.read({**BASE, **gone}).replace(source={}) == family.read(BASE).replace(source={})

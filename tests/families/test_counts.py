@@ -9,7 +9,6 @@ import torch
 from catalogue import (
     Case,
     cases,
-    class_and_body,
     make_inputs,
     over,
     over_catalogue,
@@ -22,12 +21,13 @@ from catalogue import (
 import anyformer as af
 from anyformer import families
 from anyformer.block import Block
+from anyformer.cli.listing import listed
 from anyformer.construct import skeleton
 from anyformer.parts.init import computed
 from anyformer.state import State, declarations
 
 
-@over_catalogue("", class_and_body, run=True)
+@over_catalogue("", settings, run=True)
 def test_count_of_every_case(case: Case) -> None:
     counted, (model, _) = af.count(spec_of(case)), published(case)
     learned = trained_by_transformers(model)
@@ -43,6 +43,7 @@ def trained_by_transformers(model: torch.nn.Module) -> int:
 
 
 FIRST = {next(iter(family.sizes)) for _, family in families.names()}  # of each family; the others in `make test-all`
+LISTED = {row["name"]: row["parameters"] for row in listed()}
 over_names = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name, _ in families.names()]
 )
@@ -54,6 +55,7 @@ def test_count_of_every_named_description(name: str) -> None:
     family = dict(families.names())[name]
     spec = af.spec(name)
     ours = af.count(spec).parameters
+    assert ours == LISTED[name], "python -m anyformer.cli.listing writes the table of names anew"
     size = family.sizes[name]
     if size.published is not None:
         print(f"{name}: {ours:,} parameters, published {size.published:,.0f}, ratio {ours / size.published:.3f}")

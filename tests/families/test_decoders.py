@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import bloom, ctrl, deepseek, gpt2, gpt_neox, llama, mixtral, opt
-from catalogue import Case, cases, class_and_settings, close, make_inputs, over, published, shared, spec_of
+from catalogue import Case, cases, close, make_inputs, over, published, settings, shared, spec_of
 
 import anyformer as af
 from anyformer import families
@@ -95,7 +95,7 @@ def test_bart_finds_the_end_of_each_text() -> None:
     close(model(input_ids=ids, attention_mask=mask).logits[:1], model(input_ids=ids[:1, :4]).logits)
 
 
-@over(CASES, class_and_settings)
+@over(CASES, settings)
 def test_weights_start_as_published(case: Case) -> None:
     family, spec = families.find(case.model_type), spec_of(case)
     theirs = type(published(case)[0])(type(published(case)[0].config)(**case.config)).state_dict()

@@ -38,15 +38,6 @@ def test_published_config() -> None:
     assert af.count(family.read(BASE)).parameters == 66_985_530
 
 
-def test_dropout_is_where_the_published_classes_have_it() -> None:
-    spec = spec_of(BY_ID["DistilBertForSequenceClassification-odd"])
-    layer = spec.encoder.layers.steps
-    assert (spec.head.pool.dropout, spec.embedding.dropout) == (0.05, 0.3)
-    assert (layer["attention"].dropout, layer["feedforward"].dropout) == (0.0, 0.3)
-    assert spec_of(BY_ID["DistilBertForQuestionAnswering-odd"]).head.dropout == 0.15
-    assert spec_of(BY_ID["DistilBertForTokenClassification-odd"]).head.dropout == 0.3
-
-
 @pytest.mark.parametrize("id", ["DistilBertForQuestionAnswering-odd", "DistilBertForSequenceClassification-odd"])
 def test_a_head_drops_in_training_alone(id: str) -> None:
     head = shared(BY_ID[id]).head

@@ -17,7 +17,7 @@ from catalogue import (
     mask_for,
     over,
     published,
-    published_class,
+    settings,
     shared,
     spec_of,
 )
@@ -27,7 +27,7 @@ import anyformer as af
 from anyformer.parts.head import ClassifyHead, LMHead
 
 PAIRS = [case for case in cases() if is_encoder_decoder(spec_of(case))]
-over_pairs = over(PAIRS, published_class)
+over_pairs = over(PAIRS, settings)
 
 
 @over_pairs

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases.funnel import CASES, SMALL
-from catalogue import Case, close, folder, make_inputs, ours, published, results, shared
+from catalogue import Case, close, folder, make_inputs, ours, over, published, results, settings, shared
 from safetensors.torch import load_file
 from test_loading import compare
 
@@ -15,10 +15,9 @@ from anyformer import families
 from anyformer.parts.shorten import Halve
 
 BY_ID = {case.id: case for case in CASES}
-over = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
 
-@over
+@over(CASES, settings)
 def test_pads_on_the_left_equal_pads_on_the_right(case: Case) -> None:
     model, inputs, pads = shared(case), make_inputs(case), 5
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

@@ -13,8 +13,7 @@ from catalogue import (
     Case,
     cases,
     close,
-    family,
-    family_and_head,
+    graph,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -22,10 +21,10 @@ from catalogue import (
     ours,
     over,
     published,
-    settings,
     shallow,
     shared,
     spec_of,
+    structure,
 )
 from torch import Tensor
 
@@ -48,7 +47,7 @@ WRITERS = [case for case in cases() if writes(case)]
 LENGTHS = (7, 3, 5)  # of the prompts in a batch
 NEW = 9
 ONE_WRITER_PER_KIND = ("GPT2LMHeadModel", "T5ForConditionalGeneration", "MambaForCausalLM")
-over_writers = over(WRITERS, family)
+over_writers = over(WRITERS, structure)
 
 
 def in_ways(name: str, ways: dict[str, Any], everyday: str, writers: Any = over_writers) -> Any:
@@ -216,7 +215,7 @@ GOING_ON = {
 }
 
 
-@in_ways("how", GOING_ON, "greedy-growing sampled-static", over(WRITERS, settings))
+@in_ways("how", GOING_ON, "greedy-growing sampled-static")
 def test_g2_three_and_one_are_four(case: Case, how: tuple[bool, bool]) -> None:
     spec, inputs, model, (sampled, static) = spec_of(case), prompts(case), shared(case), how
     options = {"eos_token_id": [], "forced_eos_token_id": [], "do_sample": sampled, "seed": 3}
@@ -389,7 +388,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(again, state), "the returned state goes on"
 
 
-@over(WRITERS, family_and_head)
+@over(WRITERS, graph)
 def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: dict[str, Any] = {"greedy": {}}
     if case.id in ONE_WRITER_PER_KIND:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, close, family, family_and_head, make_inputs, over_catalogue, shared
+from catalogue import Case, close, make_inputs, over_catalogue, shared, structure
 from torch import Tensor
 
 import anyformer as af
@@ -33,7 +33,7 @@ def said(trace: Any) -> Tensor:
     return value
 
 
-@over_catalogue("I1", everyday=family)
+@over_catalogue("I1", everyday=structure)
 def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
     mixers = attending(shared(case))
     if not mixers:
@@ -45,7 +45,7 @@ def test_attention_of_every_mixer_or_why_there_is_none(case: Case) -> None:
     assert all(each.weights.dim() == 4 for each in found.maps)
 
 
-@over_catalogue("I1", everyday=family)
+@over_catalogue("I1", everyday=structure)
 def test_the_lens_after_the_last_layer_is_the_model(case: Case) -> None:
     traced, model = run(case, batch=2), shared(case)
     if model.spec.towers or isinstance(model, AutoencoderModule):
@@ -70,7 +70,7 @@ def one_line_without_a_stream(traced: Any) -> None:
             function(traced)
 
 
-@over_catalogue("I1", everyday=family_and_head)
+@over_catalogue("I1", everyday=structure)
 def test_contributions_add_up_to_the_score(case: Case) -> None:
     traced, spec = run(case), shared(case).spec
     streams = not spec.towers and not isinstance(shared(case), AutoencoderModule)

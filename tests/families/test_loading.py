@@ -15,10 +15,10 @@ import torch
 from catalogue import (
     Case,
     cases,
-    class_and_body,
-    class_and_settings,
     close,
-    family_and_head,
+    every_case,
+    family,
+    family_and_structure,
     folder,
     is_encoder_decoder,
     is_text,
@@ -28,10 +28,12 @@ from catalogue import (
     over,
     over_catalogue,
     published,
-    published_class,
+    settings,
+    shape,
     shared,
     shown,
     spec_of,
+    structure,
     weights,
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
@@ -68,7 +70,7 @@ def compare(theirs, mine, real: Tensor | None = None) -> None:
 ALL = ("output_hidden_states", "output_attentions")
 
 
-@over_catalogue("L1", class_and_body, run=True)
+@over_catalogue("L1", settings, run=True)
 def test_l1_outputs_equal_published(case: Case) -> None:
     theirs, mine = published(case)[0], shared(case)
     for labels in (False, True):
@@ -80,7 +82,7 @@ def test_l1_outputs_equal_published(case: Case) -> None:
         compare({k: v for k, v in expected.items() if k in fast and isinstance(v, Tensor)}, fast)
 
 
-@over_catalogue("L1", class_and_body, run=True)
+@over_catalogue("L1", settings, run=True)
 def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, batch=3)
     mask = mask_for(spec, inputs)
@@ -102,7 +104,7 @@ def test_l1_outputs_equal_published_with_padding(case: Case) -> None:
     return compare(expected, mine)
 
 
-@over_catalogue("L2", family_and_head)
+@over_catalogue("L2", family)
 def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     file = tmp_path / "m" / weights(case)
@@ -135,14 +137,18 @@ def test_l2_misfits_are_named(case: Case, tmp_path) -> None:
         assert re.search(rf"wrong shape {re.escape(bent)} \(here [^;]*; {re.escape(shapes)}", text)
 
 
-@over_catalogue("L3", class_and_body)
+@over_catalogue("L3", settings)
 def test_l3_everything_is_filled(case: Case) -> None:
     for name, tensor in shared(case).state_dict().items():
         assert tensor.device.type == "cpu", name
         assert not tensor.is_floating_point() or tensor.isfinite().all(), name
 
 
-@over_catalogue("L4", published_class)
+def family_and_ties(case: Case) -> set[tuple[str, bool]]:
+    return {(case.model_type, bool(spec_of(case).ties))}
+
+
+@over_catalogue("L4", family_and_ties)
 def test_l4_ties_hold(case: Case, tmp_path) -> None:
     spec = spec_of(case)
     if not spec.ties:
@@ -184,7 +190,7 @@ def undated(config: dict[str, Any]) -> dict[str, Any]:
 OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.library == "transformers"]
 
 
-@over(OF_TRANSFORMERS, class_and_settings)  # others: test_dit.py, test_mvit.py
+@over(OF_TRANSFORMERS, family_and_structure)  # others: test_dit.py, test_mvit.py
 def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     import transformers
 
@@ -222,7 +228,7 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     assert stored.keys() == loaded.keys()
 
 
-@over_catalogue("L6", family_and_head)
+@over_catalogue("L6", shape)
 def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatch) -> None:
     def refuse(*args, **kwargs):
         raise AssertionError("a socket was opened")
@@ -243,7 +249,7 @@ def test_l6_no_socket_offline_and_shards_stream(case: Case, tmp_path, monkeypatc
         assert torch.equal(tensor, expected[name]), name
 
 
-@over_catalogue("L7", published_class)
+@over_catalogue("L7", settings)
 def test_l7_a_wrong_value_is_refused(case: Case) -> None:
     config = json.loads((folder(case) / "config.json").read_text())
     family = families.find(case.model_type)
@@ -260,7 +266,7 @@ def test_l7_a_wrong_value_is_refused(case: Case) -> None:
             family.read({**config, name: "gelv"})
 
 
-@over_catalogue("L7", family_and_head)
+@over_catalogue("L7", family)
 def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_path) -> None:
     shutil.copytree(folder(case), tmp_path / "m")
     config = json.loads((folder(case) / "config.json").read_text())
@@ -280,14 +286,14 @@ def test_l7_an_unknown_field_is_kept_and_named_in_one_warning(case: Case, tmp_pa
     assert model.spec.replace(source={}) == shared(case).spec.replace(source={})
 
 
-@over_catalogue("", class_and_body)
+@over_catalogue("", settings)
 def test_description_survives_json(case: Case) -> None:
     spec = shared(case).spec
     assert from_json(json.loads(to_json(spec))) == spec
     assert hash(from_json(json.loads(to_json(spec)))) == hash(spec)
 
 
-@over_catalogue("L1", family_and_head)
+@over_catalogue("L1", structure)
 def test_dtype_on_load(case: Case) -> None:
     for dtype in ("bfloat16", torch.float16):
         model = ours(case, dtype=dtype)
@@ -297,6 +303,6 @@ def test_dtype_on_load(case: Case) -> None:
 
 
 def test_every_class_has_a_case() -> None:
-    seen = {case.architecture for case in cases()}
-    for family in families.catalogue().values():
-        assert set(family.architectures) <= seen, f"{family.name}: {set(family.architectures) - seen}"
+    seen = {case.architecture for case in every_case()}
+    for each in families.catalogue().values():
+        assert set(each.architectures) <= seen, f"{each.name}: {set(each.architectures) - seen}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.longformer import CASES, SMALL
-from catalogue import Case, close, folder, make_inputs, ours, published, shared, spec_of
+from catalogue import close, folder, make_inputs, ours, published, shared
 from test_loading import compare
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -153,13 +153,3 @@ def test_a_two_in_the_attention_mask_is_a_global_token() -> None:
         found = shared(case)(**inputs, attention_mask=merged)
         compare(published(case)[0](**inputs, attention_mask=merged), found)
         assert torch.equal(found.logits, shared(case)(**inputs, **given).logits)
-
-
-def test_dropout_is_where_the_published_classes_have_it() -> None:
-    def head(case: Case) -> Any:
-        return spec_of(case).head
-
-    pool = head(BY_ID["LongformerForSequenceClassification-odd"]).pool
-    assert (pool.input_dropout, pool.dropout) == (0.3, 0.3)
-    assert head(BY_ID["LongformerForMultipleChoice-odd"]).pool.dropout == 0.3
-    assert head(BY_ID["LongformerForTokenClassification-odd"]).dropout == 0.3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, close, family, make_inputs, ours, over_catalogue, settings, shared
+from catalogue import Case, close, make_inputs, ours, over_catalogue, shared, structure
 from torch import Tensor, nn
 
 import anyformer as af
@@ -62,7 +62,7 @@ def layers(model: Any) -> list[str]:
     return [name for name, _ in model.named_modules() if name.endswith("layers.0") and ".op." not in name]
 
 
-@over_catalogue("I1", everyday=settings)
+@over_catalogue("I1", everyday=structure)
 def test_i1_everything_can_be_kept_and_nothing_changes(case: Case) -> None:
     traced = run(case, keep="*")
     equal(plain(case), traced.output)
@@ -70,7 +70,7 @@ def test_i1_everything_can_be_kept_and_nothing_changes(case: Case) -> None:
     assert silent == [], f"no value at {silent}"
 
 
-@over_catalogue("I1", everyday=family)
+@over_catalogue("I1", everyday=structure)
 def test_i1_on_every_kernel_and_fused(case: Case) -> None:
     inputs = make_inputs(case)
     for change in ({"kernel": "eager"}, {"kernel": "sdpa"}, {"fused": True}):
@@ -82,7 +82,7 @@ def test_i1_on_every_kernel_and_fused(case: Case) -> None:
             equal(model(**inputs), af.trace(model, keep="**", **inputs).output)
 
 
-@over_catalogue("I1", everyday=family)
+@over_catalogue("I1", everyday=structure)
 def test_i1_a_change_does_what_a_hook_does(case: Case) -> None:
     model = shared(case)
     other = run(case, keep=layers(model))
@@ -105,7 +105,7 @@ def mixers(model: Any) -> list[str]:
                    and address.endswith(".weights")})  # fmt: skip
 
 
-@over_catalogue("I1", everyday=settings)
+@over_catalogue("I1", everyday=structure)
 def test_i1_changed_weights_are_used(case: Case) -> None:
     model = shared(case)
     for address in mixers(model)[:1]:
@@ -122,7 +122,7 @@ def test_i1_changed_weights_are_used(case: Case) -> None:
         assert float((value[0] if isinstance(value, tuple) else value).abs().max()) == 0.0
 
 
-@over_catalogue("I2", everyday=settings)
+@over_catalogue("I2", everyday=structure)
 def test_i2_rows_of_weights_add_up_to_one(case: Case) -> None:
     model, inputs = shared(case), make_inputs(case)
     asked = [address for address in mixers(model) if not isinstance(model.get_submodule(address), tuple(OTHER_WEIGHTS))]

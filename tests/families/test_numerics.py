@@ -14,7 +14,7 @@ from catalogue import (
     cases,
     close,
     family,
-    family_and_head,
+    graph,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -25,10 +25,11 @@ from catalogue import (
     over,
     over_catalogue,
     results,
-    settings,
     shallow,
+    shape,
     shared,
     spec_of,
+    structure,
 )  # fmt: skip
 from torch import Tensor
 
@@ -81,7 +82,7 @@ STEPS = ("states", "actions", "rewards", "returns_to_go", "input_features", "inp
 TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
 
 
-@over_catalogue("N1", settings)
+@over_catalogue("N1", structure)
 def test_n1_causality(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -113,12 +114,12 @@ def not_causal(case: Case) -> None:
     assert both == (read.encoder.sees != "past")
 
 
-@over_catalogue("N2", settings)
+@over_catalogue("N2", structure)
 def test_n2_kernels_agree(case: Case) -> None:
     kernels_agree(case, torch.float32)
 
 
-@over_catalogue("N2", family)
+@over_catalogue("N2", structure)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_n2_kernels_agree_in_half_precision(case: Case, dtype: torch.dtype) -> None:
     kernels_agree(case, dtype)
@@ -145,7 +146,7 @@ def kernels_agree(case: Case, dtype: torch.dtype) -> None:
                 close(found, value, tolerance)
 
 
-@over_catalogue("N3", settings)
+@over_catalogue("N3", structure)
 def test_n3_a_batch_is_its_rows(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     inputs = make_inputs(case, batch=3)
@@ -158,7 +159,7 @@ def test_n3_a_batch_is_its_rows(case: Case) -> None:
                 assert torch.equal(whole[key][0][row].argmax(-1), value[0].argmax(-1))
 
 
-@over_catalogue("N4", settings)
+@over_catalogue("N4", structure)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
     spec, model = spec_of(case), shared(case)
@@ -188,7 +189,7 @@ def test_n4_padding_changes_nothing(case: Case, where: str) -> None:
                 close(found, value)
 
 
-@over_catalogue("N5", settings)
+@over_catalogue("N5", structure)
 def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
     spec = spec_of(case)
     if "attention_mask" not in spec.embedding.inputs:
@@ -208,7 +209,7 @@ def test_n5_a_row_that_sees_nothing_is_finite(case: Case) -> None:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@over_catalogue("N6", family_and_head)
+@over_catalogue("N6", shape)
 def test_n6_nan_names_its_address(case: Case) -> None:
     model = ours(case, dtype=torch.float16)
     inputs = {k: v.half() if v.is_floating_point() else v for k, v in make_inputs(case).items()}
@@ -231,7 +232,7 @@ def test_n6_nan_names_its_address(case: Case) -> None:
             assert not any(bool(v.isnan().any()) for v in out.values() if isinstance(v, Tensor))
 
 
-@over_catalogue("N7", settings)
+@over_catalogue("N7", structure)
 def test_n7_packed_documents_equal_separate_ones(case: Case) -> None:
     spec = spec_of(case)
     if "document_ids" not in spec.embedding.inputs or isinstance(spec.head, MultipleChoiceHead):
@@ -285,7 +286,7 @@ def train_step(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Te
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@over_catalogue("N8", settings)
+@over_catalogue("N8", structure)
 def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
     spec, inputs = spec_of(case), make_inputs(case, labels=True)
     with filled_with_nan():
@@ -318,7 +319,7 @@ def test_n8_seeds_recomputation_and_gradients(case: Case) -> None:
         close(recomputed[name], grad, 1e-6)
 
 
-@over_catalogue("G1", settings)
+@over_catalogue("G1", structure)
 def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
     spec, model = spec_of(case), shared(case)
     if not is_causal(spec):
@@ -338,7 +339,7 @@ def test_g1_cached_decoding_equals_no_cache(case: Case) -> None:
                     close(step[key][0], value[:, start * each : end * each])
 
 
-@over_catalogue("G1", settings)
+@over_catalogue("G1", structure)
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
     """N4 for states: a padded prompt leaves behind what the prompt alone does."""
@@ -365,8 +366,8 @@ def test_g1_decoding_goes_on_after_padding(case: Case, where: str) -> None:
         close(run(model, step, past_key_values=state)["logits"][0][:, 0], plain[:, t])
 
 
-# A forward pass. The cached step is compiled and compared every day by G5, for every family that writes
-# (test_generation.py); here it is for `make test-all`, and so are all layers of a model and inductor for every family.
+# A forward pass, for every kind of graph. The cached step is compiled and compared every day by G5
+# (test_generation.py); here it is for `make test-all`, and so are every family, all layers, and inductor for all.
 COMPILED = [case for case in cases() if "N9" not in case.skip]
 
 
@@ -374,12 +375,12 @@ def writes(spec: Any) -> bool:
     return is_causal(spec) and isinstance(spec.head, LMHead)
 
 
-@over_catalogue("N9", family)
+@over_catalogue("N9", graph)
 def test_n9_compiled_equals_eager(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "aot_eager")
 
 
-ONE_PER_KIND = {"GPT2LMHeadModel", "ViTForImageClassification", "MambaForCausalLM"}
+ONE_PER_KIND = {"ViTForImageClassification", "MambaForCausalLM"}  # of decoders G5 has one (test_generation.py)
 
 
 @pytest.mark.timeout(1200)  # a cold compiler on a busy machine

@@ -113,7 +113,7 @@ def test_n8_gradients_and_recomputation() -> None:
         close(a, b, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every day: a decoder with one tower (N9 of LLaVA)
 def test_n9_compiled() -> None:
     spec = af.override(description(), {f"{at}.depth": 1 for at in ("decoder", "image.model.encoder",
                                                                  "audio.model.encoder")})  # fmt: skip

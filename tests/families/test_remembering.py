@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from catalogue import RUN, Case, cases, make_inputs, over, published, published_class, shared, spec_of
+from catalogue import RUN, Case, cases, family, make_inputs, over, published, shared, spec_of
 
 # a Reformer that writes remembers nothing where it sorts: see docs/design.md
 WRITERS = [case for case in cases() if spec_of(case).left_to_right and case.library in RUN
            and case.model_type != "reformer"]  # fmt: skip
 
 
-@over(WRITERS, published_class)
+@over(WRITERS, family)
 @torch.no_grad()
 def test_a_memory_is_returned_where_the_published_class_returns_one(case: Case) -> None:
     name = spec_of(case).state_name

@@ -133,15 +133,6 @@ def test_refused(bad: dict[str, Any]) -> None:
         families.find("roberta").read({**BASE, **bad})
 
 
-def test_dropout_is_where_the_published_classes_have_it() -> None:
-    head = spec_of(BY_ID["RobertaForSequenceClassification-odd"]).head
-    assert (head.pool.input_dropout, head.pool.dropout) == (0.2, 0.2)
-    assert spec_of(BY_ID["RobertaForMultipleChoice-odd"]).head.pool.dropout == 0.3
-    assert spec_of(BY_ID["RobertaForTokenClassification-odd"]).head.dropout == 0.2
-    assert spec_of(BY_ID["RobertaForTokenClassification"]).head.dropout == 0.1
-    assert spec_of(BY_ID["RobertaModel-odd"]).head.pool.dropout == 0
-
-
 # -- the families that are RoBERTa with other values -------------------------------------------------------------------
 
 # config.json of almanach/camembert-base: the first ids are those of its own dictionary

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, cases, family_and_head, make_inputs, make_labels, ours, over, spec_of
+from catalogue import Case, cases, make_inputs, make_labels, ours, over, spec_of, structure
 
 # the first case of every published class that has a head; what differs between variants is not how they learn
 FIRST = {case.architecture: case for case in reversed(cases()) if "T5" not in case.skip and spec_of(case).head}
 RATES = {1e-2: 60, 2e-3: 120}  # the second for what is trained with care (post-norm, shared layers)
 
 
-@over(list(FIRST.values())[::-1], family_and_head)
+@over(list(FIRST.values())[::-1], structure)
 def test_t5_one_batch_is_learnt_by_heart(case: Case) -> None:
     """The loss falls to a half; without dropout, so that nothing but the weights changes."""
     inputs = make_inputs(case, batch=2, labels=True)

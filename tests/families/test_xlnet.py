@@ -85,6 +85,7 @@ def test_the_loss_of_tokens_asked_for() -> None:
     close(mine.embedding.tokens.weight.grad, theirs.transformer.word_embedding.weight.grad)
 
 
+@pytest.mark.slow  # every day: a forward pass (N9), recomputed (N8)
 def test_compiled_and_run_again_in_the_backward_pass() -> None:
     inputs = {**make_inputs(LM), **order(2, 17), "labels": torch.randint(5, 99, (2, 4))}
     model, again = ours(LM), recompute(ours(LM))

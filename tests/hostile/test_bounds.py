@@ -31,7 +31,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(NAMES)), ANYTHING, min_size=1, max_size=4))
 def test_settings_of_generation_are_judged_whatever_they_are(given: dict[str, Any]) -> None:
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ def folder(request: Any, folders: Folders) -> Path:
     return folders(CLASSES[request.param], **({"forced_eos_token_id": None} if pair else TOKENS))
 
 
+@functools.cache
 def theirs(folder: Path) -> tuple[Any, Any]:
     bart = json.loads((folder / "config.json").read_text())["model_type"] == "bart"
     cls = transformers.AutoModelForSeq2SeqLM if bart else transformers.AutoModelForCausalLM

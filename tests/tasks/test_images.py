@@ -78,7 +78,8 @@ def test_labels_are_those_of_the_published_class(architecture: str, models: Any,
         assert [each["score"] for each in row] == sorted((each["score"] for each in row), reverse=True)
     reader = af.tasks.open_model(folder)
     one = af.tasks.classify_image(reader, str(files[0]))
-    assert one == [{key: value for key, value in found[0][0].items() if key != "file"}]
+    # alone and among others: the products of a batch add up in another order
+    assert one == [{"label": found[0][0]["label"], "score": pytest.approx(found[0][0]["score"])}]
     image = Image.open(files[0])
     many = af.tasks.classify_image(reader, [image, np.asarray(image), {"image": files[0]}, files[0]], labels=names)
     assert all(each["score"] == pytest.approx(one[0]["score"]) and len(row) == 1 for row in many for each in row)

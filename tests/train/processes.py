@@ -31,7 +31,7 @@ from anyformer.train.checkpoint import gathered
 from anyformer.train.optim import Adafactor, AdamW, Cosine
 from anyformer.train.parallel import Mesh
 from anyformer.train.progress import Metrics
-from anyformer.train.run import Batch, Evaluate, Keep, Run, read_run
+from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer
 from anyformer.transforms.lora import LoRA
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 
 STEPS = 4
-Case = list  # a name, a family and the meshes that train it one after another, the last to the end; or a run.json
+Case = list  # a name, a family and the meshes that train it one after another, the last to the end
 SPECIAL = {"eos_token": "<|end|>", "pad_token": "<|pad|>", "mask_token": "<|mask|>"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -167,9 +167,8 @@ def every_case(folder: Path, cases: list[Case]) -> None:
         if family == "troubles":
             found[case] = troubles(folder, Mesh(**meshes[0]))
             continue
-        wanted = [run_of(family, folder, Mesh(**mesh), steps=STEPS * i // len(meshes)) for i, mesh in
-                  enumerate(meshes, 1)] or [read_run(folder / family)]  # fmt: skip
-        for run in wanted:
+        for i, mesh in enumerate(meshes, 1):
+            run = run_of(family, folder, Mesh(**mesh), steps=STEPS * i // len(meshes))
             found[case] = trained(run, folder / case)
     if parallel.rank() == 0:
         torch.save(found, folder / f"found-{parallel.world_size()}.pt")

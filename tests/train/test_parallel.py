@@ -40,8 +40,8 @@ EVERYDAY = {
     2: [*([f"{name}-shard", name, SHARD] for name in FAMILIES), ["llama-copies", "llama", COPIES],
         ["t5-tensor", "t5", TENSOR], ["bert-tensor", "bert", TENSOR],
         ["llama-to-pieces", "llama", COPIES, TENSOR], ["llama-from-pieces", "llama", SHARD, COPIES],
-        ["killed-whole", "killed.json"], ["troubles", "troubles", TENSOR]],
-    4: [["llama-both", "llama", BOTH], ["mixtral-both", "mixtral", BOTH]],
+        ["troubles", "troubles", TENSOR]],
+    4: [["llama-both", "llama", BOTH]],
 }  # fmt: skip
 SLOW = {
     2: [[f"{name}-every-{kind}", name, mesh] for name in FAMILIES
@@ -62,7 +62,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     alone = {name: processes.trained(processes.run_of(name, folder, Mesh()), folder / name) for name in FAMILIES}
     torch.save(alone, folder / "alone.pt")
-    (folder / "killed.json").write_text(to_json(elastic_run(folder, SHARD)))
     return folder
 
 
@@ -88,7 +87,7 @@ def compare(found: dict[str, Any], alone: dict[str, Any], case: str) -> None:
 
 def check_all(place: Path, found: dict[str, Any]) -> None:
     found = {case: results for case, results in found.items() if case.split("-")[0] in FAMILIES}
-    assert len(found) >= 2
+    assert found
     alone = torch.load(place / "alone.pt")
     start = {name: af.build(processes.run_of(name, place, Mesh()).model, seed=0).state_dict() for name in FAMILIES}
     for case, results in found.items():
@@ -211,7 +210,8 @@ def elastic_run(place: Path, mesh: dict[str, int], **changes: Any) -> Any:
     return override(run, {"steps": 16, "batch": Batch(examples=6, length=32), **changes})
 
 
-def test_t2_a_killed_worker_under_torchrun_changes_nothing(place: Path, by_two: dict[str, Any]) -> None:
+@pytest.mark.slow  # every day: one process killed and resumed (test_resume.py), and going on in other layouts (above)
+def test_t2_a_killed_worker_under_torchrun_changes_nothing(place: Path) -> None:
     elastic(place, place / "killed", [(7, 1)], elastic_run(place, SHARD))
 
 

@@ -26,6 +26,8 @@ from anyformer.train.run import Batch, Run
 for library in ("sklearn", "seqeval", "sacrebleu"):
     pytest.importorskip(library)
 
+# every day test_recipes.py learns from the same data for a few steps, and evaluate/test_eval.py scores every objective
+pytestmark = pytest.mark.slow
 WIDTH = 64
 
 
@@ -86,7 +88,6 @@ def test_films(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[
     assert 0.5 < baseline < 0.55 and found["accuracy"] > baseline + 0.08, (baseline, found)
 
 
-@pytest.mark.slow  # learns as the films do, from other columns
 def test_pairs_of_sentences(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("matthews", "accuracy", "f1")
     run = small("mrpc-scratch", shared_data, 2000, 32, train=4000, valid=500, steps=110, **{"evaluate.metrics": names})
@@ -124,7 +125,6 @@ def test_answers_to_questions(tmp_path: Path, shared_data: Path, capsys: pytest.
     assert 1 < baseline < 20 and found["f1"] > baseline + 20, (baseline, found)
 
 
-@pytest.mark.slow  # learns as in test_recipes.py, and is scored as in evaluate/test_eval.py
 def test_translations(tmp_path: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = {"evaluate.num_beams": 2, "optimizer": AdamW(lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0)}
     run = small("multi30k-en-de", shared_data, 800, 32, train=4000, valid=60, steps=260, **fast)

@@ -201,7 +201,8 @@ def is_weights(value: object) -> bool:
 def reason(error: Exception) -> str:
     """Why a file was refused, in one line: torch explains at length how to trust it."""
     text = str(error)
-    if isinstance(error, MemoryError) or "allocate memory" in text or "Cannot allocate" in text:
+    # allocators differ by machine: "can't allocate memory", "not enough memory: you tried to allocate", "bad_alloc"
+    if isinstance(error, MemoryError) or re.search(r"(?i)alloc|(enough|out of) memory", text):
         return "it claims more memory than a file of its size holds"
     if found := re.search(r"(?i)unsupported global:? (?:GLOBAL )?(\S+)", text):
         return f"its pickle names {found[1][:200]}, which is no tensor; nothing of it was run"
