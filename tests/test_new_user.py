@@ -1,0 +1,185 @@
+"""A new user's hour with their own data: no traceback, nothing lost silently, results next to inputs.
+
+Every command is a process of its own in one folder, as a person types them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anyformer as af
+
+REPO = Path(__file__).resolve().parents[1]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+Shell = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """Runs `anyformer ...` in the user's folder, and holds that a mistake is never a traceback or called a bug."""
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+
+    def run(*words: object, code: int = 0) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "anyformer", *map(str, words)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+        said = done.stdout + done.stderr
+        assert "Traceback" not in said and "a bug in anyformer" not in said, said
+        assert done.returncode == code, f"{' '.join(command[2:])}: {said}"
+        return done
+
+    return run
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    who, does, what = ["The fox", "A crow", "My aunt", "The sea"], ["sees", "keeps", "sings to"], ["a lamp", "the moon"]
+    return [f"{draw.choice(who)} {draw.choice(does)} {draw.choice(what)} at {draw.randrange(24)} o'clock."
+            for _ in range(count)]  # fmt: skip
+
+
+def test_three_texts(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        (tmp_path / "texts" / f"{number}.txt").write_text("\n".join(sentences(500, number)))
+    (tmp_path / "texts" / "photo.jpg").write_bytes(b"\xff\xd8 not a text")
+    log = shell("train", "--text", "texts", "--set", "steps=60")
+    said = log.stdout + log.stderr
+    assert "photo.jpg" in said, "a file that is not read is named"
+    assert "baseline" in said.lower() or "beats" in said.lower(), "the run says whether it beat the baselines"
+    assert shell("generate", "runs/texts", "The fox", "--max-new-tokens", 8).stdout.strip()
+    assert "did you mean runs/texts?" in shell("generate", "runs/text", "The fox", code=2).stderr
+    shell("eval", "runs/texts")
+    read, model = af.processor(tmp_path / "runs" / "texts"), af.load(tmp_path / "runs" / "texts")
+    written = model.generate(**read("The fox sees", return_tensors="pt"), max_new_tokens=8)
+    assert read.decode(written[0]).startswith("The fox sees")
+
+
+def test_a_messy_table(shell: Shell, tmp_path: Path) -> None:
+    """Semicolons, Windows' letters, ragged rows, empty labels, labels that alternate, and one text that is too long."""
+    good, bad = ["Sehr schön, wirklich", "Ein Genuß für alle"], ["Öde und lang", "Nie wieder, kläglich"]
+    lines = ["Nummer;Text;Stimmung"]
+    for number in range(60):
+        text, label = (good if number % 2 else bad)[number // 2 % 2], "gut" if number % 2 else "übel"
+        lines.append(f'{number};"{text} {number}";{label}')
+    lines[7] = "6;zu wenig"
+    lines[9] = '8;"ohne Stimmung";'
+    lines[11] = f'10;"{"sehr " * 600}lang";übel'
+    (tmp_path / "reviews.csv").write_bytes("\n".join(lines).encode("cp1252"))
+    log = shell("train", "--csv", "reviews.csv", "--label", "Stimmung", "--column", "Text", "--set", "steps=80")
+    said = log.stdout + log.stderr
+    assert "skipped 2 of 60 rows" in said and "too long, and cut" in said, said
+    validation = next(line for line in said.splitlines() if "valid" in line and "gut" in line)
+    assert "übel" in validation.split("valid")[-1], "both classes are in the validation rows"
+    shell("run", "classify", "runs/reviews", "--csv", "reviews.csv", "--column", "Text", "--out", "answers.csv", code=1)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text(encoding="utf-8-sig"))))
+    assert len(rows) == 60 and [row["error"] != "" for row in rows].count(True) == 1
+    sure = [row for row in rows if row["Stimmung"] in ("gut", "übel") and not row["error"]]
+    right = sum(row["label"] == row["Stimmung"] for row in sure)
+    assert right >= 0.9 * len(sure), f"{right} of {len(sure)}"
+    assert {row["Nummer"] for row in sure} <= set(map(str, range(60))), "the user's columns stay"
+    before = (tmp_path / "answers.csv").read_bytes()
+    again = ("run", "classify", "runs/reviews", "--csv", "reviews.csv", "--column", "Text", "--out", "answers.csv")
+    assert "--overwrite" in shell(*again, code=2).stderr
+    assert (tmp_path / "answers.csv").read_bytes() == before
+    (tmp_path / "lines.txt").write_text("Sehr schön\n\nÖde\n")
+    answers = shell("run", "classify", "runs/reviews", "--file", "lines.txt", "--json", code=1).stdout.splitlines()
+    assert len(answers) == 3 and "error" in json.loads(answers[1]) and "error" not in json.loads(answers[2])
+
+
+def test_tagged_words(shell: Shell, tmp_path: Path) -> None:
+    people, places = ["Ada", "Grace", "Rosalind", "Emmy"], ["Cambridge", "Zanzibar", "Ljubljana"]
+    draw, lines = random.Random(0), []
+    for _ in range(120):
+        lines += [f"{draw.choice(people)} B-PER", "lives O", "in O", f"{draw.choice(places)} B-LOC", ". O", ""]
+    (tmp_path / "names.conll").write_text("\n".join(lines))
+    shell("train", "--tags", "names.conll", "--set", "steps=150")
+    (answer,) = shell("run", "tag", "runs/names", "Rosalind lives in Ljubljana.", "--json").stdout.splitlines()
+    words = {each["word"]: each["entity_group"] for each in json.loads(answer)}
+    assert words == {"Rosalind": "PER", "Ljubljana": "LOC"}, "whole words, each with its label"
+
+
+def test_images_with_a_broken_one(shell: Shell, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for colour in ("red", "blue"):
+        (tmp_path / "photos" / colour).mkdir(parents=True)
+        for number in range(20):
+            tint = (200 + number, 20, 20) if colour == "red" else (20, 20, 200 + number)
+            image.new("RGB", (24, 24), tint).save(tmp_path / "photos" / colour / f"{number}.png")
+    (tmp_path / "photos" / "red" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    log = shell("train", "--images", "photos", "--set", "steps=40")
+    assert "1 broken" in log.stdout + log.stderr
+    answers = [json.loads(line) for line in shell("run", "classify-image", "runs/photos", "photos/red/0.png",
+               "photos/red/broken.png", "photos/blue/3.png", "--json", code=1).stdout.splitlines()]  # fmt: skip
+    assert len(answers) == 3 and "broken.png" in str(answers[1]["error"])
+    assert [answers[0][0]["label"], answers[2][0]["label"]] == ["red", "blue"]
+    shell("eval", "runs/photos")
+
+
+def test_a_recording(shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(REPO / "tests" / "tasks"))
+    from test_transcribe import speller
+
+    (tmp_path / "speech").mkdir()
+    speller(tmp_path / "speech")
+    with wave.open(str(tmp_path / "talk.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(random.Random(0).randbytes(32000))
+    (tmp_path / "half.wav").write_bytes((tmp_path / "talk.wav").read_bytes()[:30])
+    command = ("run", "transcribe", "speech", "talk.wav", "half.wav", "--json")
+    first, second = map(json.loads, shell(*command, code=1).stdout.splitlines())
+    assert isinstance(first, str) and first, "what was heard"
+    assert "half.wav: " in second["error"] and "too early" in second["error"]
+    assert "half.wav: " in shell("run", "transcribe", "speech", "half.wav", code=2).stderr
+
+
+def test_a_description_from_scratch(shell: Shell, tmp_path: Path) -> None:
+    p = af.parts
+
+    def layer(mixer: Any) -> Any:
+        return p.Block(
+            mixer=p.Sublayer(pre_norm=p.RMSNorm(), op=mixer),
+            feedforward=p.Sublayer(pre_norm=p.RMSNorm(), op=p.GatedMLP(width=64)),
+        )
+
+    hybrid = p.DecoderModel(
+        width=32, length=128, embedding=p.TextEmbedding(tokens=p.Tokens(vocab_size=400)),
+        decoder=p.Stack(
+            layers={"mamba": layer(p.SelectiveState(width=64)),
+                    "attention": layer(p.Attention(num_heads=4, mask=p.Causal() & p.Window(16), position=p.Rope))},
+            pattern=("mamba", "attention"), depth=4, norm=p.RMSNorm(),
+        ),
+        head=p.LMHead(vocab_size=400), init={"*": p.Normal(std=0.02)},
+    )  # fmt: skip
+    af.save(af.build(hybrid, seed=0), tmp_path / "hybrid")
+    (tmp_path / "text.txt").write_text("\n".join(sentences(400, 0)))
+    for name in ("hybrid", "hybrid/spec.json"):
+        shell("train", "--text", "text.txt", "--model", name, "--out", "trained", "--set", "steps=20")
+        assert shell("generate", "trained", "The fox", "--max-new-tokens", 4).stdout.strip()
+        shutil.rmtree(tmp_path / "trained")
+    with pytest.raises(ValueError, match="overwrite=True"):
+        af.save(af.build(hybrid), tmp_path)  # a folder with other things in it
+    assert (tmp_path / "text.txt").is_file()
+
+
+def test_a_part_of_their_own(shell: Shell, tmp_path: Path) -> None:
+    shutil.copy(REPO / "examples" / "moving_average.py", tmp_path / "moving_average.py")
+    table = shell("check", "moving_average.py").stdout
+    assert "causality" in table and "failed" not in table
+    broken = (tmp_path / "moving_average.py").read_text().replace("rows.unpack(", "rows.unpack(x.nonsense + ")
+    (tmp_path / "broken_average.py").write_text(broken)
+    assert "broken_average.py" in shell("check", "broken_average.py", code=1).stdout
