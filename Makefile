@@ -50,7 +50,7 @@ test: lint types $(STAMP)  ## lint, types and every test that is not slow (what 
 # The core: Parts, kernels and masks, descriptions, and of every line about families (with ANYFORMER_FAST=1) the cases
 # that stand for others in tests/families/everyday.py. Nothing that compiles or starts other processes.
 FAST := tests/parts tests/kernels tests/generation tests/weights/test_rules.py $(addprefix tests/test_,block.py mask.py \
-        model.py spec.py) $(addprefix tests/families/test_,counts.py everyday.py loading.py numerics.py)
+        model.py spec.py) $(addprefix tests/families/test_,loading.py numerics.py)
 test-fast: $(STAMP)  ## the core in under 90 seconds
 	$(TEST_ENV) ANYFORMER_FAST=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 $(FAST) \
 	    -m "not slow and not real" -k "not n9 and not one_graph and not compil" $(ARGS)
