@@ -17,7 +17,7 @@ NOT_INSTALLED = {"dev", "docs"}  # extras that `make test-lowest` does not need
 
 
 def requirements(extras: set[str]) -> list[Requirement]:
-    lines = [*PROJECT["dependencies"], *(line for name in extras for line in PROJECT["optional-dependencies"][name])]
+    lines = [*PROJECT["dependencies"], *(line for name in sorted(extras) for line in PROJECT["optional-dependencies"][name])]
     return [each for each in map(Requirement, lines) if each.name != PROJECT["name"]]
 
 

@@ -51,6 +51,6 @@ def test_every_family_runs_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"a": "", "GPT2LMHeadModel": ""}, set()),
     ({"a": "vwx", "b": "xyz", "c": "yz", "d": "vw"}, {"a", "b"}),
     ({}, set()),
-], ids=str)  # fmt: skip
+], ids=lambda value: "-".join(sorted(value)) or "none")  # fmt: skip
 def test_few_cases_show_everything(news: dict[str, str], expected: set[str]) -> None:
     assert enough(news) == expected
