@@ -17,7 +17,8 @@ NOT_INSTALLED = {"dev", "docs"}  # extras that `make test-lowest` does not need
 
 
 def requirements(extras: set[str]) -> list[Requirement]:
-    lines = [*PROJECT["dependencies"], *(line for name in sorted(extras) for line in PROJECT["optional-dependencies"][name])]
+    optional = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for name in sorted(extras) for line in optional[name])]
     return [each for each in map(Requirement, lines) if each.name != PROJECT["name"]]
 
 

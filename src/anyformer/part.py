@@ -55,7 +55,9 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest valid name, or all of them where nothing is close."""
     known = sorted(map(str, known))
     # below 0.6, "qwen2" is like "swinv2"
-    close = difflib.get_close_matches(str(name)[:100], known, n=1, cutoff=0.6)
+    name = str(name)[:100]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = close or [each for each in known if len(name) > 2 and name.lower() in each.lower()]
     if close:
         return f"did you mean {quote(close[0])}?"
     more = f" and {len(known) - 40} more" if len(known) > 40 else ""

@@ -85,7 +85,7 @@ def test_rows_that_are_left_out_are_counted_in_one_line(tmp_path: Path, capsys: 
     assert cli.main(["eval", str(tmp_path / "run"), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["examples"] == 4 and err.count("\n") == 1
-    assert err.startswith(f"left out: 26 rows that cannot be used; the first: {tmp_path / 'bad.npz'}:3: ")
+    assert err.startswith(f"skipped 26 of 30 rows (valid 26): {tmp_path / 'bad.npz'}:3: ")
 
 
 def test_a_run_with_words_still_asks_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

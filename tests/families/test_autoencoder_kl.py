@@ -128,7 +128,7 @@ def test_pipelines_that_do_otherwise_are_told(tmp_path: Path) -> None:
     pipeline(tmp_path)
     index, scheduler = tmp_path / "model_index.json", tmp_path / "scheduler" / "scheduler_config.json"
     for path, change, told in (
-        (index, {"_class_name": "StableDiffusionPipeline"}, "'StableDiffusionPipeline' is not supported; did you"),
+        (index, {"_class_name": "StableDiffusionPipeline"}, "'StableDiffusionPipeline' is not supported; valid: DiT"),
         (scheduler, {"clip_sample": True}, "clip_sample=True is not supported"),
         (scheduler, {"prediction_type": "v_prediction"}, "prediction_type='v_prediction' is not supported"),
         (scheduler, {"timestep_spacing": "linspace"}, "spacing"),

@@ -136,7 +136,7 @@ def test_no_optimiser_and_no_checkpoint_sees_the_autoencoder(pairs: Captions, va
     (last / "vae" / "spec.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="vae/spec.json: not as long as it was written"):
         af.load(folder)
-    af.save(af.load(vae), last / "vae")
+    af.save(af.load(vae), last / "vae", overwrite=True)
 
 
 def test_what_is_asked_for_is_drawn(pairs: Captions, folder: Path, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     q.weight.fill_(127)  # the largest products there are: their sums in 16 bits must not overflow
     q.bias.zero_()
     close(q(torch.ones(1, 64)), 127 * 64 * q.scale[None], 1e-5)
-    monkeypatch.setenv(machine.HIDING, "int8")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setenv(machine.HIDING, "int8")  # plain products, which any CPU has
     fine = (Int8Linear.of(layer())(x) - exact).abs().max()
     assert fine < rough < 8 * fine
 
@@ -100,7 +101,7 @@ def test_without_an_engine_the_numbers_are_the_same(
     without = q(x)
     if torch.cpu._is_vnni_supported():
         assert torch.equal(without, with_engine)
-    else:  # there the engine keeps seven bits
+    else:  # between two of 63 steps the engine may take the other one
         close(without.float(), with_engine.float(), 0.02 * float(with_engine.abs().max()))
     assert not machine.has("int8")
 

@@ -71,7 +71,8 @@ def import_file(path: Path) -> str:
     """Imports a file as the module of its name, and gives that name."""
     name = path.stem
     if (loaded := sys.modules.get(name)) is not None:
-        if Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+        known = Path(getattr(loaded, "__file__", None) or "")
+        if known.is_file() and known.read_bytes() == path.read_bytes():  # the same file, or a copy of it
             return name
         name = f"{name}_parts"  # a module of this name is another one, and stays
     source = importlib.util.spec_from_file_location(name, path)

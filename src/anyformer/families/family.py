@@ -259,7 +259,7 @@ class Family:
         if strange := [each for name, value in config.items() for each in self._strange(name, value)]:
             names = ", ".join(map(repr, strange))
             warnings.warn(
-                f"{self.name} config: the published class does not know {shorten(names)}; kept, and without effect",
+                f"{self.name} config: the published class does not know {shorten(names, 4000)}; kept, without effect",
                 UnknownFieldWarning, stacklevel=3,
             )  # fmt: skip
         return self._read(config, architecture)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,9 @@ def setup(
         tell(described_data(splits, labels_of(objective), rate))
         if tokenizer is not None and tokenizer.folder is not None:
             model.folder = tokenizer.folder  # its files go into every checkpoint
-        limit = None if tokenizer is None or objective.truncates == tokenizer.max_length else objective.truncates
-        model.folder = parallel.from_first(lambda: read_by(model, objective, folder / "inputs", limit)) or model.folder
+        settings = {} if tokenizer is None else read_as_trained(model, objective, tokenizer)
+        inputs = parallel.from_first(lambda: read_by(model, objective, folder / "inputs", settings))
+        model.folder = inputs or model.folder
         identity = {
             "data": splits.digest,
             "tokenizer": tokenizer_digest(tokenizer),
@@ -223,18 +224,27 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
     return None
 
 
-def read_by(
-    model: TransformerModule, objective: Objective, folder: Path, max_length: int | None = None
-) -> Path | None:
-    """A folder with what the objective's examples are read by, the tokenizer's files beside it; None where those are
-    all there is. With `max_length` the tokenizer there says that longer texts are cut (model_max_length)."""
-    if objective.write_settings(folder) is None and max_length is None:
+def read_as_trained(model: TransformerModule, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the tokenizer's settings must say so that texts are read as in training: where they are cut, and that the
+    texts of a pair are told apart."""
+    settings: dict[str, Any] = {}
+    if objective.truncates is not None and objective.truncates != tokenizer.max_length:
+        settings["model_max_length"] = objective.truncates
+    if getattr(model.spec.embedding, "segments", 0) > 1 and "token_type_ids" not in tokenizer.input_names:
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    return settings
+
+
+def read_by(model: TransformerModule, objective: Objective, folder: Path, settings: Mapping[str, Any]) -> Path | None:
+    """A folder with what the objective's examples are read by, the tokenizer's files beside it, with these settings in
+    tokenizer_config.json; None where the tokenizer's own files are all there is."""
+    if objective.write_settings(folder) is None and not settings:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(model, folder)
-    if max_length is not None:
+    if settings:
         path = folder / "tokenizer_config.json"
-        write_json(path, {**(read_json(path) if path.is_file() else {}), "model_max_length": max_length})
+        write_json(path, {**(read_json(path) if path.is_file() else {}), **settings})
     objective.write_settings(folder)  # again, for a pretrained model's folder may have brought others
     return folder
 

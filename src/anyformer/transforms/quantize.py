@@ -113,14 +113,14 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     wide = x.float()
     top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
     wide = wide / top  # with each row in [-1, 1], one step size is right for all of them
+    levels = activation_levels()
     if machine.has("int8"):
-        levels = activation_levels()
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         out = multiply(wide, 1 / levels, levels + 1, PACKED.of(weight, lambda: pack(weight, scale)))
     else:
         # as the engine has it, whose bytes begin at 0: x times 127 and 128 more, rounded to fp32 once, then whole
-        whole = wide.double().mul_(127).add_(128).float().round_().sub_(128)
-        out = plainly(whole, weight) * (scale * (1 / 127))
+        whole = wide.double().mul_(levels).add_(levels + 1).float().round_().sub_(levels + 1)
+        out = plainly(whole, weight) * (scale * (1 / levels))
     out = out * top if bias is None else torch.addcmul(bias, out, top)
     return out.to(x.dtype)
 
@@ -128,7 +128,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
 def activation_levels() -> int:
     """Steps from 0 to the largest activation of a row. CPUs without VNNI add pairs of products in 16 bits, so their
     bytes stay below 128: 7 bits with a zero at 64, where others have 8 bits with a zero at 128."""
-    return 63 if machine.has("int8") and not torch.cpu._is_vnni_supported() else 127
+    return 63 if machine.int8() and not torch.cpu._is_vnni_supported() else 127
 
 
 def plainly(x: Tensor, weight: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from anyformer.weights.rules import match as fits
 
 Match = Callable[[Model, list[str], list[str]], Matched]  # of a description, stored names and our addresses
 
-SHOWN = 8  # tensors that a report tells by name
+SHOWN = 100  # tensors that a report tells by name
 ABSENT = 2**28  # numbers that a model may have beyond as many as its file
 
 
@@ -44,7 +44,7 @@ class Report:
         lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
         lines += [f"NaN or infinity in {name}" for name in self.nonfinite]
         more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-        return "; ".join([shorten(line) for line in lines[:SHOWN]] + more) or "every tensor fits"
+        return "; ".join([shorten(line, 600) for line in lines[:SHOWN]] + more) or "every tensor fits"
 
     def _by_published_name(self, found: dict[str, str]) -> list[str]:
         """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
