@@ -96,6 +96,7 @@ def test_two_thousand_random_descriptions(number: int, tmp_path: Path, record_pr
     record_property("tally", dict(search(number, 100, tmp_path)))
 
 
+@pytest.mark.slow  # 90 seconds: it asks the generator, and no part of the package
 def test_every_kind_of_part_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new Part is put into random descriptions as soon as it is there: some slot offers it, or it stands there."""
     wanted = {name for name, kind in Part.kinds.items() if concrete(kind) and kind.__module__.startswith(PARTS)}
