@@ -64,7 +64,7 @@ def test_three_texts(shell: Shell, tmp_path: Path) -> None:
     assert "did you mean runs/texts?" in shell("generate", "runs/text", "The fox", code=2).stderr
     shell("eval", "runs/texts")
     read, model = af.processor(tmp_path / "runs" / "texts"), af.load(tmp_path / "runs" / "texts")
-    written = model.generate(**read("The fox sees", return_tensors="pt"), max_new_tokens=8)
+    written = model.generate(**read("The fox sees"), max_new_tokens=8)
     assert read.decode(written[0]).startswith("The fox sees")
 
 
