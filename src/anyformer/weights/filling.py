@@ -19,7 +19,7 @@ from anyformer.weights.rules import match as fits
 
 Match = Callable[[Model, list[str], list[str]], Matched]  # of a description, stored names and our addresses
 
-SHOWN = 100  # tensors that a report tells by name
+SHOWN = 4  # tensors of each kind that a report names
 ABSENT = 2**28  # numbers that a model may have beyond as many as its file
 
 
@@ -27,7 +27,7 @@ ABSENT = 2**28  # numbers that a model may have beyond as many as its file
 class Report:
     """What a load with strict=False met: every tensor that did not fit, and what was done about it."""
 
-    missing: dict[str, str]  # our address -> how it was initialised
+    missing: dict[str, str]  # our address -> how it was initialised, if it was
     unexpected: tuple[str, ...]  # published tensors that nothing takes
     mismatched: dict[str, str]  # our address -> the two shapes, as published
     dropped: tuple[str, ...]  # published tensors that hold nothing to learn
@@ -39,22 +39,28 @@ class Report:
         return not (self.missing or self.unexpected or self.mismatched or self.nonfinite)
 
     def __str__(self) -> str:
-        lines = [f"missing {line}" for line in self._by_published_name(self.missing)]
-        lines += [f"unexpected {name}" for name in self.unexpected]
-        lines += [f"wrong shape {line}" for line in self._by_published_name(self.mismatched)]
-        lines += [f"NaN or infinity in {name}" for name in self.nonfinite]
-        more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-        return "; ".join([shorten(line, 600) for line in lines[:SHOWN]] + more) or "every tensor fits"
+        kinds = {
+            "missing": self._by_published_name(self.missing),
+            "unexpected": self.unexpected,
+            "wrong shape": self._by_published_name(self.mismatched),
+            "NaN or infinity in": self.nonfinite,
+        }
+        lines = []
+        for kind, found in kinds.items():
+            lines += [f"{kind} {shorten(line, 600)}" for line in found[:SHOWN]]
+            lines += [f"{kind} {len(found) - SHOWN:,} more"] * (len(found) > SHOWN)
+        return "; ".join(lines) or "every tensor fits"
 
     def _by_published_name(self, found: dict[str, str]) -> list[str]:
         """A line for each published name, with our addresses where they differ: one tensor may be several of ours."""
         addresses: dict[tuple[str, str], list[str]] = {}
         for address, text in found.items():
             addresses.setdefault((self.published[address], text), []).append(address)
-        return [
-            f"{name} ({'' if ours == [name] else 'here ' + ', '.join(ours) + '; '}{text})"
-            for (name, text), ours in addresses.items()
-        ]
+        lines = []
+        for (name, text), ours in addresses.items():
+            notes = [f"here {', '.join(ours)}"] * (ours != [name]) + [text] * bool(text)
+            lines.append(f"{name} ({'; '.join(notes)})" if notes else name)
+        return lines
 
 
 class Stored(Protocol):
@@ -139,7 +145,7 @@ def fill(
     # a tensor without a number in it (shared experts, of which there are none) holds nothing to learn either
     full = [name for name in left if 0 not in stored.shape(names[name])]
     unexpected = dict.fromkeys(name for name in full if all(fits(template, name) is None for template in dropped))
-    how = "initialised as its description says"
+    how = "" if strict else "initialised as its description says"
     known = tuple(name for name in left if name not in unexpected)
     published = {name: published[name] for name in (*missing, *mismatched)}
     report = Report(

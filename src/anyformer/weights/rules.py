@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anyformer.messages import quote
+
 
 @functools.cache
 def _regex(template: str) -> re.Pattern[str]:
@@ -75,7 +77,8 @@ class Rule:
         does."""
         whole = self.save([torch.empty(shape, device="meta") for shape in shapes])
         pairs = [(tuple(found.shape), tuple(needed.shape)) for found, needed in zip(tensors, whole)]
-        return ["" if has == needs else f"the checkpoint has {has}, the model needs {needs}" for has, needs in pairs]
+        reason = "the checkpoint has {}, the model needs {}"
+        return ["" if has == needs else reason.format(quote(has, 80), needs) for has, needs in pairs]
 
     def bind(self, name: str) -> tuple[list[str], list[str]] | None:
         """(sources, targets) of the instance of this rule that makes our tensor `name`."""
