@@ -3,7 +3,6 @@ data/test_prepare.py.)"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -53,14 +52,15 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_trainings_end_with_their_parent(end: signal.Signals, tmp_path: Path) -> None:
-    parent = multiprocessing.get_context("fork").Process(target=two_trainings, args=(tmp_path,))
-    parent.start()
+    program = "import pathlib, sys, test_processes; test_processes.two_trainings(pathlib.Path(sys.argv[1]))"
+    path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), *filter(None, sys.path)))}
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, **path})
     found: list[int] = []
     try:
-        assert until(lambda: len([*children(parent.pid or 0)]) >= 3, 60)  # two workers and Python's resource tracker
-        found = [*children(parent.pid or 0)]
-        os.kill(parent.pid or 0, end)
-        parent.join(10)
+        assert until(lambda: len([*children(parent.pid)]) >= 3, 60)  # two workers and Python's resource tracker
+        found = [*children(parent.pid)]
+        parent.send_signal(end)
+        parent.wait(10)
         assert until(lambda: not any(map(running, found)), 15), "processes are left"
     finally:
         parent.kill()

@@ -141,6 +141,11 @@ class Part:
         for name in hints(type(self)):
             yield name, getattr(self, name)
 
+    @functools.cached_property
+    def subtree(self) -> tuple[tuple[str, Part], ...]:
+        """(address, Part) of this Part and every Part in it: `walk` asks for it again and again."""
+        return ("", self), *_subtrees(self)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with other fields; unknown names raise."""
         values = dict(self.items())
@@ -413,11 +418,15 @@ PLAIN = frozenset((str, int, float, bool, type(None)))  # what most fields hold,
 
 def walk(spec: Any, path: str = "") -> Iterator[tuple[str, Part]]:
     """(address, Part) of a description and every Part in it, outermost first."""
-    if isinstance(spec, Part):
-        yield path, spec
-    for address, child in values_in(spec, path):
+    for address, part in spec.subtree if isinstance(spec, Part) else _subtrees(spec):
+        yield f"{path}.{address}" if path and address else path or address, part
+
+
+def _subtrees(node: Any) -> Iterator[tuple[str, Part]]:
+    """(address, Part) of every Part inside a Part, a Table or a tuple."""
+    for name, child in values_in(node, ""):
         if type(child) not in PLAIN:
-            yield from walk(child, address)
+            yield from walk(child, name)
 
 
 def values_in(node: Any, path: str) -> Iterator[tuple[str, Any]]:

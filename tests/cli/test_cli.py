@@ -534,7 +534,7 @@ SPOILED: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickled weights": (pickled, "pickled weights can run code and are refused"),
     "index that leaves the folder": (index_that_leaves, "outside.safetensors"),
     "missing tensor": (change_weights(lambda held: held.pop("transformer.h.1.mlp.c_fc.weight")),
-                       "missing transformer.h.1.mlp.c_fc.weight (here decoder.layers.1.feedforward.op.up.weight; "),
+                       "missing transformer.h.1.mlp.c_fc.weight (here decoder.layers.1.feedforward.op.up.weight)"),
     "surplus tensor": (change_weights(lambda held: held.update(extra=torch.zeros(2))), "unexpected extra"),
     "wrong shape": (change_weights(lambda held: held.update({"transformer.h.0.ln_1.weight": torch.ones(7)})),
                     "wrong shape transformer.h.0.ln_1.weight (here decoder.layers.0.attention.pre_norm.weight; "),

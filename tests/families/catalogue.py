@@ -6,22 +6,24 @@ A family adds a file to `cases/` and nothing else: a list of `Case`, each a tiny
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import dataclasses
 import functools
 import importlib
 import json
+import logging
 import math
 import os
 import pkgutil
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from everyday import STANDS_FOR, enough, features
+from everyday import STANDS_FOR, enough, features, states
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -380,6 +382,23 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
     assert worst <= tolerance * scale, f"off by {worst:.2e} on values up to {scale:.2f}"
 
 
+@contextlib.contextmanager
+def warnings_of(library: str) -> Iterator[list[str]]:
+    """What a library logs meanwhile, from warnings on. (pytest's own plugin for this costs a millisecond a test.)"""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(library)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def over_catalogue(line: str = "", everyday: Callable[[Case], Collection[Any]] | None = None, run: bool = False) -> Any:
     """Parametrises a test over all cases; cases that a reason of their mathematics keeps out of `line` are left out and
     checked by `test_declared_exceptions`. `everyday` as in `over`. Where the test runs the published class (`run`),
@@ -433,6 +452,14 @@ def graph(case: Case) -> frozenset[Any]:
     positions and norms have graphs of their own (test_mask.py, parts/test_position.py, test_block.py)."""
     kinds = (Model, Embedding, Op, Steps, Stack, Stages, Funnel, Perceiver)
     return frozenset(type(part) for _, part in af_walk(spec_of(case)) if isinstance(part, kinds))
+
+
+@functools.cache
+def coarse_graph(case: Case) -> frozenset[Any]:
+    """For what takes seconds to compile: the kinds of model, of what holds layers, and of state."""
+    kinds = (Model, Steps, Stack, Stages, Funnel, Perceiver)
+    spec = spec_of(case)
+    return states(spec) | {type(part) for _, part in af_walk(spec) if isinstance(part, kinds)}
 
 
 @functools.cache

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, folder, make_inputs, published, shared
+from catalogue import Case, folder, make_inputs, published, shared, warnings_of
 from safetensors.torch import load_file
 
 import anyformer as af
@@ -18,18 +17,16 @@ diffusers = pytest.importorskip("diffusers")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
-def round_trips(case: Case, kind: Any, at: Path, caplog: Any) -> None:
+def round_trips(case: Case, kind: Any, at: Path) -> None:
     """L5: through our form and back into diffusers' `kind`, with no warning, the same weights, outputs and fields."""
     model = shared(case)
     af.save(model, at / "ours")
     again = af.load(at / "ours")
     assert again.spec.replace(source={}) == model.spec.replace(source={})
     af.save(again, at / "hf", format="hf")
-    with caplog.at_level(logging.WARNING, logger="diffusers"):
-        diffusers.utils.logging.enable_propagation()
+    with warnings_of("diffusers") as warnings_seen:
         opened, info = kind.from_pretrained(at / "hf", output_loading_info=True)
-        diffusers.utils.logging.disable_propagation()
-    assert not caplog.records and not any(info.values()), (caplog.records, info)
+    assert not warnings_seen and not any(info.values()), (warnings_seen, info)
     stored = [load_file(each / WEIGHTS) for each in (folder(case), at / "hf")]
     assert stored[0].keys() == stored[1].keys() and all(torch.equal(stored[0][n], stored[1][n]) for n in stored[0])
     with torch.no_grad():

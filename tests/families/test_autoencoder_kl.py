@@ -41,8 +41,8 @@ def test_both_halves_equal_published(case: Case) -> None:
 
 
 @over(CASES)
-def test_l5_round_trips(case: Case, tmp_path: Path, caplog: Any) -> None:
-    round_trips(case, diffusers.AutoencoderKL, tmp_path, caplog)
+def test_l5_round_trips(case: Case, tmp_path: Path) -> None:
+    round_trips(case, diffusers.AutoencoderKL, tmp_path)
 
 
 def test_every_config_field_is_accounted_for() -> None:

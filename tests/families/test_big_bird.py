@@ -54,10 +54,14 @@ def text(length: int, batch: int = 2, pads: int = 0, seed: int = 0) -> dict[str,
     return {"input_ids": ids, "attention_mask": mask}
 
 
+SIZES = [(1024, 64, 3, 4096), (1024, 32, 2, 1024), (1000, 64, 2, 2048)]
+LONG = [pytest.param(*sizes, marks=pytest.mark.slow) for sizes in SIZES]
+
+
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
     ("length", "block_size", "random", "longest"),
-    [(61, 4, 2, 64), (200, 8, 3, 256), (131, 2, 1, 140), (1024, 64, 3, 4096), (1024, 32, 2, 1024), (1000, 64, 2, 2048)],
+    [(61, 4, 2, 64), (200, 8, 3, 256), (131, 2, 1, 140), *LONG],
 )
 def test_random_blocks_are_the_published_ones(
     train: bool, length: int, block_size: int, random: int, longest: int, tmp_path

@@ -139,6 +139,7 @@ def test_unsupported_values_are_refused(family: Any) -> None:
                 family.read({name: "something"})
 
 
+@pytest.mark.slow
 def test_inert_fields_change_no_output() -> None:
     """The declared list is checked too: transformers' own models give the same outputs with another value."""
     import torch

@@ -122,6 +122,7 @@ def test_one_layer_of_each_kind_counts_for_all_in_every_case(case: Case) -> None
     assert counted(spec_of(case)) == built(spec_of(case))
 
 
+@pytest.mark.slow
 @over_names
 def test_one_layer_of_each_kind_counts_for_all_in_every_name(name: str) -> None:
     assert counted(af.spec(name)) == built(af.spec(name))

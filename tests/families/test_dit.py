@@ -22,9 +22,9 @@ CASES = [case for case in every_case() if case.model_type == "dit"]
 
 
 @over(CASES)
-def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
+def test_l5_round_trips(case: Case, tmp_path) -> None:
     model = shared(case)
-    round_trips(case, diffusers.DiTTransformer2DModel, tmp_path, caplog)
+    round_trips(case, diffusers.DiTTransformer2DModel, tmp_path)
     af.save(model, tmp_path / "hf", overwrite=True)  # what is read then is what was written last
     assert [each.name for each in sorted((tmp_path / "hf").glob("*.safetensors"))] == ["model.safetensors"]
     assert torch.equal(af.load(tmp_path / "hf").head.out.weight, model.head.out.weight)

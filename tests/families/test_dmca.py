@@ -253,6 +253,7 @@ def test_generation_is_the_same_with_every_state() -> None:
             assert torch.equal(af.generate(made, **given, past_key_values=static), expected)
 
 
+@pytest.mark.slow
 def test_n9_compiled_equals_eager() -> None:
     made, ids = model(layers="LM"), text()  # every layer is traced anew
     torch._dynamo.reset()

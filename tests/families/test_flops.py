@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import Case, cases, graph, make_inputs, over, spec_of, time_axis
+from catalogue import Case, cases, coarse_graph, graph, make_inputs, over, spec_of, time_axis
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -67,7 +67,7 @@ def test_flops_are_those_torch_counts(case: Case) -> None:
     assert counted.flops(length, 3, source_length=source) == 3 * counted.flops(length, source_length=source)
 
 
-@over(cases(), graph)
+@over(cases(), coarse_graph)
 def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
     """What the others would do is what the second did: products, the causal part of them, and bytes kept."""
     spec = spec_of(case)

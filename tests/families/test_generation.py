@@ -13,7 +13,7 @@ from catalogue import (
     Case,
     cases,
     close,
-    graph,
+    coarse_graph,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -388,7 +388,7 @@ def compiled_equals_eager(case: Case, backend: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(again, state), "the returned state goes on"
 
 
-@over(WRITERS, graph)
+@over(WRITERS, coarse_graph)
 def test_g5_compiled_equals_eager(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: dict[str, Any] = {"greedy": {}}
     if case.id in ONE_WRITER_PER_KIND:

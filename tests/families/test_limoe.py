@@ -159,6 +159,7 @@ def test_n8_gradients_and_recomputation() -> None:
     assert all(torch.equal(tensor, same[1][name]) for name, tensor in same[0].items())
 
 
+@pytest.mark.slow
 def test_half_precision_and_compiled() -> None:
     made, given = model(num_hidden_layers=2, num_expert_layers=1), pairs()
     torch._dynamo.reset()

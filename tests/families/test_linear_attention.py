@@ -214,6 +214,7 @@ def test_n8_gradients_and_recomputation(features: Features) -> None:
         close(grads[2][name], grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [FEATURES["softmax"], pytest.param(FEATURES["elu"], marks=pytest.mark.slow)])
 def test_n9_compiled_equals_eager(features: Features) -> None:
     model, ids = decoder(features, n_layer=1), text()

@@ -137,6 +137,7 @@ def test_half_precision(sharing: str, dtype: torch.dtype) -> None:
         close(found["eager"], found["sdpa"], 4e-2)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     models = [model(sharing, num_hidden_layers=2) for sharing in SHARING]  # as many layers as share
     with torch.no_grad():

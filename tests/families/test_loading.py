@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
 import socket
@@ -34,6 +33,7 @@ from catalogue import (
     shown,
     spec_of,
     structure,
+    warnings_of,
     weights,
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
@@ -144,11 +144,12 @@ def test_l3_everything_is_filled(case: Case) -> None:
         assert not tensor.is_floating_point() or tensor.isfinite().all(), name
 
 
-def family_and_ties(case: Case) -> set[tuple[str, bool]]:
-    return {(case.model_type, bool(spec_of(case).ties))}
+def ties(case: Case) -> tuple[tuple[str, str], ...]:
+    """Which Parts are one: the same in many families."""
+    return spec_of(case).ties
 
 
-@over_catalogue("L4", family_and_ties)
+@over_catalogue("L4", ties)
 def test_l4_ties_hold(case: Case, tmp_path) -> None:
     spec = spec_of(case)
     if not spec.ties:
@@ -191,7 +192,7 @@ OF_TRANSFORMERS = [case for case in cases() if "L5" not in case.skip and case.li
 
 
 @over(OF_TRANSFORMERS, family_and_structure)  # others: test_dit.py, test_mvit.py
-def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
+def test_l5_round_trips(case: Case, tmp_path) -> None:
     import transformers
 
     model = shared(case)
@@ -202,15 +203,13 @@ def test_l5_round_trips(case: Case, tmp_path, caplog) -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, read[name]), name
     af.save(again, tmp_path / "hf", format="hf")
-    with caplog.at_level(logging.WARNING, logger="transformers"):
-        transformers.logging.enable_propagation()
+    with warnings_of("transformers") as warnings_seen:
         opened = getattr(transformers, case.architecture)
         theirs, info = opened.from_pretrained(tmp_path / "hf", output_loading_info=True)
-        transformers.logging.disable_propagation()
     expected, inputs = published(case)[0], make_inputs(case)
     usual = ("must be `None` or an integer", "We set the attention implementation for the sub-config",
              "The explicitly set RoPE scaling factor")  # fmt: skip
-    noise = [r.getMessage() for r in caplog.records if not any(words in r.getMessage() for words in usual)]
+    noise = [message for message in warnings_seen if not any(words in message for words in usual)]
     assert not noise and not any(info.values()), (noise, info)
     with torch.device("meta"):
         fresh = opened(type(expected.config).from_pretrained(folder(case)))  # making a model may edit its config

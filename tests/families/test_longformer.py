@@ -90,6 +90,7 @@ def test_nothing_grows_with_the_square_of_the_length(capture: bool) -> None:
     assert found[4096][0] < 4096 * 4096 / 8
 
 
+@pytest.mark.slow
 def test_compiled_with_global_tokens_known_beforehand_is_linear_too() -> None:
     case = BY_ID["LongformerForSequenceClassification"]
     model, inputs = shared(case), make_inputs(case, length=70)

@@ -13,8 +13,8 @@ from catalogue import (
     belonging,
     cases,
     close,
+    coarse_graph,
     family,
-    graph,
     is_causal,
     is_encoder_decoder,
     is_text,
@@ -375,7 +375,7 @@ def writes(spec: Any) -> bool:
     return is_causal(spec) and isinstance(spec.head, LMHead)
 
 
-@over_catalogue("N9", graph)
+@over_catalogue("N9", coarse_graph)
 def test_n9_compiled_equals_eager(case: Case) -> None:
     compiled_equals_eager(case, shallow(case), "aot_eager")
 

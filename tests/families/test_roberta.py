@@ -193,6 +193,7 @@ def test_labels_of_pads(name: str) -> None:
     theirs.zero_grad()
 
 
+@pytest.mark.slow
 def test_an_old_folder_of_either_is_roberta_unless_named(tmp_path) -> None:
     """The tensors of a folder that names nothing cannot say which of them it is; what it computes is the same."""
     case = BY_ID["CamembertForMaskedLM"]

@@ -86,7 +86,11 @@ class Prompts:
         close(scores, torch.stack(alone), 1e-5)
 
 
-@pytest.mark.parametrize(("slot", "kind"), [*SWAPS, *((None, name) for name in MORE)])
+@pytest.mark.parametrize(("slot", "kind"), [
+    *(pytest.param(slot, kind, marks=pytest.mark.slow if slot in (POSITION, ABSOLUTE, ROUTER) else ())
+      for slot, kind in SWAPS),  # every position stands with a window among the others
+    *((None, name) for name in MORE),
+])  # fmt: skip
 def test_a_batch_of_prompts_goes_on_as_each_alone(slot: str | None, kind: str) -> None:
     """Token by token under the mask of the whole row, and several at once without one; also once it is static."""
     spec = writer(slot, kind) if slot else af.override(plain(), MORE[kind])

@@ -84,6 +84,7 @@ def rewritten(path: Path, header: dict[str, Any], data: bytes) -> None:
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
 
 
+@pytest.mark.slow
 def test_many_empty_tensors_are_passed_over_quickly(tmp_path: Path) -> None:
     tiny(tmp_path)
     header, data = header_of(tmp_path / "model.safetensors")

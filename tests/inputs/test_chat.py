@@ -166,25 +166,26 @@ HOSTILE = [
 
 def test_hostile_templates_end_soon_and_stay_small() -> None:
     """In a process of 3 GB: one that makes a value of gigabytes dies there."""
-    program = f"""
+    program = """
 import json, resource, sys, time
-from anyformer.inputs import chat
+from anyformer.inputs import chat, sandbox
 import jinja2
+sandbox.SECONDS = 1.0
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 for template in json.loads(sys.stdin.read()):
     start = time.monotonic()
     try:
-        print("MADE", len(chat.run(template, {{"messages": []}})), template[:60])
+        print("MADE", len(chat.run(template, {"messages": []})), template[:60])
     except ValueError as error:
         assert "\\n" not in str(error) and "Memory" not in str(error), error
     took = time.monotonic() - start
-    if took > {2 * 10.0}:
+    if took > 10:
         print("LONG", took, template[:60])
 """
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], input=json.dumps(HOSTILE), capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
-    assert time.monotonic() - start < 200
+    assert time.monotonic() - start < 100
 
 
 def test_long_conversations_are_within_the_budget(tmp_path: Path) -> None:

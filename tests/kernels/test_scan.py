@@ -114,6 +114,7 @@ def test_equals_the_published_slow_path() -> None:
         close(a, b)
 
 
+@pytest.mark.slow
 def test_twenty_times_faster_than_the_published_loop() -> None:
     """A training step over 1024 tokens, in processor time so that a busy machine does not matter."""
     pytest.importorskip("transformers")

@@ -251,9 +251,19 @@ def test_forms(name: str) -> None:
         for form, cost in zip(forms, costs):
             assert forms[chosen(name, kind, cost)].minutes(kind) == forms[form].minutes(kind)
     assert forms[chosen(name, "cpu")].cpu <= 2 and forms[chosen(name, "cuda")].cuda <= 4
-    for form in forms.values():
-        trials = experiment(name).trials(**form.values)
-        assert trials and len({trial.name for trial in trials}) == len(trials)
+    check_trials(name, "tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(experiments()))
+def test_trials_of_larger_forms(name: str) -> None:
+    for form in ("small", "full"):
+        check_trials(name, form)
+
+
+def check_trials(name: str, form: str) -> None:
+    trials = experiment(name).trials(**experiment(name).FORMS[form].values)
+    assert trials and len({trial.name for trial in trials}) == len(trials)
 
 
 def test_circles_of_letters() -> None:

@@ -50,7 +50,10 @@ def test_operations_are_the_papers(name: str) -> None:
     assert counted(row)[1] / 1e12 == pytest.approx(row.operations, rel=0.01)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in OWN], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [
+    pytest.param(row, id=row.name, marks=pytest.mark.slow if row.name in ACTIVATIONS - {"GeLU", "SwiGLU"} else ())
+    for row in ROWS if row.name not in OWN
+])  # fmt: skip
 def test_every_row_learns(row: Row, tmp_path: Path) -> None:
     """Its loss falls (T5) and every parameter gets a gradient (N8); of the others among all lines, below."""
     spec = row.describe(SMALL)

@@ -35,6 +35,7 @@ def test_counts(name: str, width: int, published: int) -> None:
     assert (30522 * D + sides) // 10**6 == published
 
 
+@pytest.mark.slow
 def test_fragments_are_learnt(words: Any) -> None:
     objective = MASS(mask=1.0, random=0.0).ready(words)
     records = [objective.encode({"text": text}, words) for text in TEXTS]

@@ -126,6 +126,7 @@ def test_the_loss_is_that_of_the_model() -> None:
     close(loss / weight, model(**batch).loss, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     spec = families.find("xlnet").read({**OTHERS["xlnet"], "dropout": 0.0, "initializer_range": 0.2})
     model, objective, random = af.build(spec, seed=0), Permuted(known=KNOWN), rng()

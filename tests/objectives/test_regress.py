@@ -126,6 +126,7 @@ def test_dice_are_those_of_the_place(tmp_path: Path) -> None:
     assert valid["number"].tolist() == list(range(8, 16)) and not set(first) & set(seeds_of(valid).tolist())
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_from_context(tmp_path: Path) -> None:
     """The recipe in its smallest form: two hundred steps bring a model from what is known without a context to the
     neighbourhood of Bayes, after each number of pairs."""

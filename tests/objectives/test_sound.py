@@ -303,6 +303,7 @@ def test_tones_are_learnt_by_heart_and_transcribed(
     assert len(found) > 2 and sum(map(len, found)) == model.spec.embedding.vectors(len(long) // read.hop_length)
 
 
+@pytest.mark.slow
 def test_a_decoder_writes_what_a_conformer_hears(
     source: Recordings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_pads_and_other_documents_are_nothing(module: Any) -> None:
     close(module(torch.cat((a, noise), 1), context(7, padding=real.flip(1)))[:, :4], first)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     for module in (light(dynamic=True), evolved(causal=True)):
         compiled_equals_eager(lambda x, module=module: module(x, context(T)), torch.randn(2, T, D))

@@ -118,6 +118,7 @@ def test_pads_and_documents(fields: dict[str, Any]) -> None:
             module(torch.cat((a, b), 1), packed)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     ways = [(module_of(own_bucket=own), kernel) for own, kernel in ((False, "auto"), (True, "auto"), (True, "eager"))]
     compiled_equals_eager(lambda x: [m(x, context(14, kernel=kernel)) for m, kernel in ways], numbers(2, 14, D))

@@ -162,6 +162,7 @@ def test_gradients_recomputation_and_nothing_to_see(op: Any) -> None:
         close(found[1][name], grad)
 
 
+@pytest.mark.slow
 def test_compiled_and_half() -> None:
     wholes, ids = [model(op, depth=2) for op in OPS.values()], text()
     compiled_equals_eager(lambda ids: [whole(input_ids=ids).last_hidden_state for whole in wholes], ids)

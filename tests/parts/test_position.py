@@ -554,6 +554,7 @@ def test_one_graph() -> None:
         compiled_equals_eager(run, torch.randint(0, 50, (2, T)), tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_trees_and_convolutions_in_one_graph() -> None:
     ids = torch.arange(7)[None]
     trees = (DistanceBias(num_heads=H, before=4, tree=True), RelativeVectors(before=2, tree=True))

@@ -108,6 +108,7 @@ def test_pads_and_documents(kind: str) -> None:
     close(module(torch.cat((a, b), 1), packed), torch.cat((module(a, context(5)), alone), 1), 1e-5)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     module = made(PARTS["mean"], D)
     compiled_equals_eager(lambda x: module(x, context(9)), numbers(2, 9, D))

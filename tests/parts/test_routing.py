@@ -106,6 +106,7 @@ def test_pads_and_documents(causal: bool, window: int) -> None:
             module(torch.cat((a, b), 1), packed)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     """Also in training, where the centres move."""
     module, x = module_of(decay=0.5), numbers(2, T, D)

@@ -82,6 +82,7 @@ def test_pads_documents_and_length() -> None:
         module(numbers(1, 25, D), context(25))
 
 
+@pytest.mark.slow
 def test_compiled_and_learnt() -> None:
     module = module_of()
     compiled_equals_eager(lambda x: module(x, context(14)), numbers(2, 14, D))

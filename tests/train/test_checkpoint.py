@@ -199,6 +199,7 @@ def test_t3_killed_while_saving(tmp_path: Path, nursery: runs.Nursery) -> None:
     assert halves, "no kill fell into a save: the test shows nothing"
 
 
+@pytest.mark.slow
 def test_t3_disk_full(tmp_path: Path, nursery: runs.Nursery) -> None:
     nursery.start("save", tmp_path, 1, 100_000)  # the model alone is longer
     assert nursery.wait() == 1

@@ -189,6 +189,7 @@ def test_the_score_is_the_one_of_the_leaderboard() -> None:
     assert round(score(row), 1) == 80.5
 
 
+@pytest.mark.slow
 def test_some_tasks_several_rates_and_going_on(
     glue: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,10 +21,10 @@ from anyformer.transforms.lora import LoRA
 from anyformer.weights.io import Checkpoint
 
 SCRATCH: list[Any] = ["multi30k-en-de", "shakespeare"]
-SCRATCH += ["fashion-mnist", "fashion-mnist-resnet", "fashion-dit"]
+SCRATCH += ["fashion-mnist", "fashion-dit"]
 # every day the same objectives go on from a published model (below), and the same data is classified by others
 SCRATCH += [pytest.param(name, marks=pytest.mark.slow) for name in (
-    "squad-scratch", "sst2-scratch", "wnut17-scratch", "fashion-mnist-swin")]  # fmt: skip
+    "squad-scratch", "sst2-scratch", "wnut17-scratch", "fashion-mnist-swin", "fashion-mnist-resnet")]  # fmt: skip
 PARTS = ("train", "test")
 
 
@@ -75,7 +75,7 @@ def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
     return override(run, changes)
 
 
-@pytest.mark.parametrize("name", ["digits", "digits-seq2seq"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("digits-seq2seq", marks=pytest.mark.slow)])
 def test_a_conformer_hears_a_handful_of_spoken_digits(name: str, tmp_path: Path, shared_data: Path) -> None:
     """A few strings are learnt by heart, and heard in a file as they were learnt."""
     torch.set_num_threads(1)
@@ -91,6 +91,7 @@ def test_a_conformer_hears_a_handful_of_spoken_digits(name: str, tmp_path: Path,
     assert said == [row["text"] for row in rows] and all(len(text.split()) == 3 for text in said)
 
 
+@pytest.mark.slow
 def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from anyformer.recipes import digits_wav2vec
 
@@ -116,6 +117,7 @@ def test_sound_alone_and_then_words(tmp_path: Path, shared_data: Path, monkeypat
     assert not known[0] & test, "nothing of the official test is learnt from, with labels or without"
 
 
+@pytest.mark.slow
 def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
     narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
@@ -135,6 +137,7 @@ def test_garments_are_squeezed_into_codes_and_drawn_by_captions(tmp_path: Path, 
     assert first["label"] == 9 and first["text"][2] == "a picture of an ankle boot"
 
 
+@pytest.mark.slow
 def test_garments_are_squeezed_into_numbers_and_drawn_out_of_noise(tmp_path: Path, shared_data: Path) -> None:
     torch.set_num_threads(1)
     narrow = {"model.embedding.widths": (8, 8, 16), "model.painter.widths": (16, 8, 8)}
@@ -212,6 +215,7 @@ def test_further_on_real_data(name: str, published: Path, tmp_path: Path, shared
     assert trainer.tokenizer is not None and (tmp_path / "checkpoints/step-00000012/tokenizer.json").is_file()
 
 
+@pytest.mark.slow
 def test_summaries_of_real_abstracts(tmp_path: Path, shared_data: Path) -> None:
     """Of two abstracts, learnt by heart: what is written is near what was learnt, and each is scored with ROUGE."""
     transformers = pytest.importorskip("transformers")

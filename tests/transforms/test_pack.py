@@ -110,6 +110,7 @@ def test_mistakes() -> None:
         pack(model_of("gpt2"), "decoder.q")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_packed_layers_compile() -> None:
     """Few rows go through the packed weights there too, and weights that change are packed again."""

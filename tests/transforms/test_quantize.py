@@ -152,6 +152,7 @@ def test_patterns_and_mistakes() -> None:
         quantize(model_of("llama").train())
 
 
+@pytest.mark.slow
 def test_real_weights_on_real_text(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """stories260K: a fluent story stays one, and its own text about as likely."""
     monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
