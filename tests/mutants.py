@@ -108,7 +108,7 @@ FEW = " and ".join((
 ))  # fmt: skip
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
 KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs, and what was tried
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "100"}
 TOLD = os.fdopen(os.dup(2), "w", buffering=1)  # stderr, also where tests run
 
 # -- tests, in forks --------------------------------------------------------------------------------------------------
