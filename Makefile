@@ -42,15 +42,15 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)  ## make .venv with everything in it
 
 quickstart: $(STAMP)  ## a short tour that runs
-	$(BIN)/python -m anyformer.quickstart $(ARGS)
+	$(BIN)/python -m anyformer.cli.quickstart $(ARGS)
 
 test: lint types $(STAMP)  ## lint, types and every test that is not slow (what CI runs)
 	$(TEST_ENV) $(PYTEST) -m "not slow and not real" $(ARGS)
 
 # The core: Parts, kernels and masks, descriptions, and of every line about families the first twelve cases that stand
 # for others in tests/families/everyday.py. Nothing that compiles or starts other processes.
-FAST := tests/parts tests/kernels tests/generation tests/weights/test_rules.py $(addprefix tests/test_,block.py mask.py \
-        model.py spec.py) $(addprefix tests/families/test_,loading.py numerics.py)
+FAST := tests/specs tests/runtime tests/kernels tests/parts tests/stacks tests/models tests/generation \
+        tests/weights/test_rules.py $(addprefix tests/families/test_,loading.py numerics.py)
 DEAR := n9 or one_graph or compil or record or every_family or padded_prompts or writes_alone
 test-fast: $(STAMP)  ## the core in under 90 seconds
 	$(TEST_ENV) ANYFORMER_FAST=12 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 300 $(FAST) \

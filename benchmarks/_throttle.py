@@ -1,6 +1,6 @@
 """Runs a command as on a slower machine: it gets one core, and of that a share.
 
-    python benchmarks/_throttle.py 0.1 python -m anyformer.quickstart
+    python benchmarks/_throttle.py 0.1 python -m anyformer.cli.quickstart
 
 Stopped and let go on (SIGSTOP, SIGCONT) twenty times a second, by the processor time it has used. Says in the end how
 much it got, which is less than asked for on a machine that others use too.

@@ -32,9 +32,9 @@ import torch
 from memory_gpu import CASES, Case, tensors
 
 import anyformer as af
-from anyformer.codec import decode, encode, override
 from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import Ready
+from anyformer.specs.codec import decode, encode, override
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Callback, Done, Trainer
 

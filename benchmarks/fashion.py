@@ -23,9 +23,9 @@ import torch
 
 from anyformer import count
 from anyformer.cli.settings import setting
-from anyformer.codec import override
 from anyformer.data import First
 from anyformer.recipes import recipe
+from anyformer.specs.codec import override
 from anyformer.train.deadline import Deadline
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Done, Trainer

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.data import Arrays
-from anyformer.inputs.sheet import write_sheet
-from anyformer.parts.autoencoder import GumbelCodes
+from anyformer.inputs.contact_sheet import write_sheet
+from anyformer.parts.grid.dvae import GumbelCodes
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS
 from anyformer.recipes.fashion_vae import MEAN, STD
+from anyformer.specs.codec import override
 from anyformer.train.deadline import Deadline
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run

@@ -28,13 +28,13 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.cli.settings import setting
-from anyformer.codec import override
 from anyformer.data import Ready
-from anyformer.inputs.sheet import drawn as to_bytes
-from anyformer.inputs.sheet import write_sheet
+from anyformer.inputs.contact_sheet import drawn as to_bytes
+from anyformer.inputs.contact_sheet import write_sheet
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS
+from anyformer.specs.codec import override
 from anyformer.tasks.task import Reader
 from anyformer.train.deadline import Deadline
 from anyformer.train.progress import Metrics, read_metrics

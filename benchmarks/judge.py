@@ -21,14 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.model import EncoderModel
-from anyformer.parts.attention import Attention
-from anyformer.parts.autoencoder import ConvEmbedding
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, Pool
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.dvae import ConvEmbedding
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming
 from anyformer.parts.norm import LayerNorm
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 MEAN, STD = 0.2860, 0.3530
 RATE = 1.5e-3

@@ -13,8 +13,8 @@ import torch
 from playwright.sync_api import sync_playwright
 
 import anyformer as af
-from anyformer.look.inside import Scene
 from anyformer.look.serve import Server
+from anyformer.look.views import Scene
 
 
 def main(lengths: list[int]) -> None:

@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.data import Data, PythonDocs
 from anyformer.data.loader import Ready
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.ctc import CTC
+from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Batch as Tensors
 from anyformer.objectives.objective import Objective
-from anyformer.objectives.picture import ClassifyImage
-from anyformer.objectives.span import SpanCorruption
-from anyformer.parts.head import CTCHead
+from anyformer.objectives.span_corruption import SpanCorruption
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.specs.codec import override
 from anyformer.train import trainer as training
 from anyformer.train.run import Batch, Run
 from anyformer.train.trainer import Trainer

@@ -22,7 +22,7 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.attention import Attention
+from anyformer.parts.attention.attention import Attention
 
 WIDTH, HEADS, WINDOW, FROM = 64, 2, 7, 28
 SIDES = {"all": (14, 28, 56, 84, 112), "windows": (14, 28, 56, 84, 112, 168, 224)}

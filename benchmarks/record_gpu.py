@@ -18,14 +18,14 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from anyformer.codec import override
 from anyformer.data import Data, Held, PythonDocs
 from anyformer.lab.experiments import modifications
 from anyformer.lab.experiments._runs import READER, reader, texts, training, writer
-from anyformer.lab.modifications import row_named
+from anyformer.lab.narang_table import row_named
 from anyformer.lab.trials import Place
 from anyformer.objectives.masked import Masked
-from anyformer.objectives.span import SpanCorruption
+from anyformer.objectives.span_corruption import SpanCorruption
+from anyformer.specs.codec import override
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup

@@ -91,7 +91,7 @@ def learn(run: Any, folder: Path, seconds: float | None, curve: Path, device: st
 
 def transcribed(run: Any, out: Path, name: str, seconds: float | None, device: str) -> int:
     """Trains, and writes what the model makes of the test strings, and the share of wrong words; the steps it had."""
-    from anyformer.train.alone import write_predictions
+    from anyformer.train.evaluate_split import write_predictions
 
     trainer, ask = learn(run, out / "runs" / name, seconds, out / f"curve-{name}.jsonl", device)
     found = ask(run.data.test, trainer.model, trainer.tokenizer)
@@ -117,8 +117,8 @@ def prepared(run: Any, folder: Path, shared: Path) -> Any:
 
 
 def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
-    from anyformer.codec import override
     from anyformer.recipes import recipe
+    from anyformer.specs.codec import override
 
     given = dict(pair.split("=", 1) for pair in options.set)
     given = {path: json.loads(value) for path, value in given.items()}
@@ -129,7 +129,7 @@ def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
 
 def applies(run: Any, path: str) -> bool:
     """Whether a run has such a place: one that begins from a pretrained model has no description."""
-    from anyformer.part import at
+    from anyformer.specs.part import at
 
     try:
         at(run, path)
@@ -209,7 +209,7 @@ def finish(out: Path) -> None:
 def score(options: argparse.Namespace) -> None:
     import jiwer
 
-    from anyformer.train.alone import read_predictions
+    from anyformer.train.evaluate_split import read_predictions
 
     out = Path(options.out)
     for file in sorted(out.glob("digits*.jsonl")):

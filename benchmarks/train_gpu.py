@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from anyformer.cli.settings import setting
-from anyformer.codec import override
 from anyformer.data import Data, PythonDocs
+from anyformer.specs.codec import override
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Done, Trainer
 

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import anyformer as af
-from anyformer.objectives.picture import ClassifyImage
+from anyformer.objectives.images import ClassifyImage
 from anyformer.train.optim import AdamW
 from anyformer.train.trainer import LossStep
 from anyformer.transforms.fuse import fuse

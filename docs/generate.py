@@ -126,7 +126,7 @@ def families() -> Iterator[tuple[str, str]]:
 
 
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
-    from anyformer.families.family import Field, Only
+    from anyformer.families.base.family import Field, Only
 
     spec: Any = family.named(sizes[0]["name"]) if sizes else family.read({})
     module = sys.modules[family.describe.__module__]
@@ -160,8 +160,8 @@ def drawing(what: Any) -> str:
 
 
 def parts() -> Iterator[tuple[str, str]]:
-    from anyformer.part import abstract
-    from anyformer.slots import about
+    from anyformer.specs.part import abstract
+    from anyformer.specs.slots import about
     from anyformer.train.run import every_kind
 
     groups: dict[str, list[Any]] = {}

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.context import Context
 from anyformer.kernels.scan import scan
-from anyformer.part import Site
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
-from anyformer.parts.ssm import PackedRows
-from anyformer.ranges import at_least, positive
-from anyformer.state import PerRow
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import PerRow
+from anyformer.specs.checks import at_least, positive
+from anyformer.specs.part import Site
 
 
 class MovingAverage(Op, sees="past"):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import anyformer as af
-from anyformer.context import Context
-from anyformer.part import Site
 from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
 
 
 class Shift(Op, sees="past"):

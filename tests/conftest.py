@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from anyformer import machine
+from anyformer.kernels import hardware
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # for another at the end. Seconds of the processor are in docs/results/quickstart.md.
 LONGEST = tuple(f"tests/{name}.py" for name in (
     "train/test_parallel", "test_docs", "train/test_recipes", "train/test_resume", "train/test_trainer", "lab/test_lab",
-    "lab/test_modifications", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_unpickle",
+    "lab/test_narang_table", "test_swapping", "families/test_config", "cli/test_cli", "weights/test_unpickle",
     "tasks/test_transcribe", "hostile/test_files",
 ))  # fmt: skip
 
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=turn)
     for name, there, reason in (
         ("gpu", torch.cuda.is_available, "needs a CUDA GPU"),
-        ("compiler", lambda: machine.has("compiler"), "needs a C++ compiler"),
+        ("compiler", lambda: hardware.has("compiler"), "needs a C++ compiler"),
     ):
         marked = [item for item in items if item.get_closest_marker(name)]
         for item in marked if marked and not there() else ():

@@ -2,7 +2,7 @@
 
     python tests/mutants.py --number 150 --seed 0 --jobs 2
     python tests/mutants.py --only generation/beams.py --number 20
-    python tests/mutants.py --only state.py:171            every mistake on that line
+    python tests/mutants.py --only runtime/state.py:171            every mistake on that line
     python tests/mutants.py --areas media --seed 2         other sources, with their own tests
 
 First every test runs as it is, once, and the lines that it runs are written down. A mistake is then tried by the tests
@@ -49,13 +49,13 @@ REPO = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/anyformer")
 MEDIA_FAMILIES = (
     "autoencoder_kl", "clip", "conformer", "deit", "dit", "limoe", "llava", "mvit", "mvitv2", "parakeet", "perceiver",
-    "reka", "reserve", "resnet", "speech", "swin", "swinv2", "vatt", "vision", "vit", "wav2vec2", "wav2vec2_conformer",
-    "whisper",
+    "reka", "reserve", "resnet", "shared/speech", "shared/vision", "swin", "swinv2", "vatt", "vit",
+    "wav2vec2", "wav2vec2_conformer", "whisper",
 )  # fmt: skip
 # for each area: what files of src/anyformer begin with, and the tests that are run
 AREAS = {
     "core": (
-        ("generation/", "train/", "objectives/", "state.py", "weights/rules.py"),
+        ("generation/", "train/", "objectives/", "runtime/state.py", "weights/rules.py"),
         (
             *(f"tests/{area}/test_*.py" for area in ("generation", "objectives", "data", "train", "weights")),
             "tests/cli/test_generate.py", "tests/evaluate/test_eval.py", "tests/families/test_generation.py",
@@ -65,30 +65,33 @@ AREAS = {
     "media": (  # vision, speech, towers, tasks, look and lab
         (
             "tasks/", "look/", "lab/", "data/captions.py", "data/media.py", "generation/ctc.py",
-            "generation/diffusion.py", "inputs/audio.py", "inputs/image.py", "inputs/sheet.py", "inputs/sound.py",
+            "generation/diffusion.py", "parts/grid/", "parts/condition.py", "parts/diffusion.py",
+            *(f"inputs/{name}.py" for name in ("audio_features", "contact_sheet", "image", "recordings")),
             *(f"families/{name}.py" for name in MEDIA_FAMILIES),
-            *(f"model/{name}.py" for name in ("autoencoder", "spans", "tower_decoder", "towers")),
+            *(f"models/{name}.py" for name in ("autoencoder", "decoder_with_towers", "hidden_spans", "towers")),
             *(f"objectives/{name}.py" for name in (
-                "contrast", "ctc", "diffuse", "draw", "match", "picture", "sound", "spans", "squeezed", "transcribe",
-                "video",
+                "contrast", "ctc", "diffuse", "draw", "hidden_spans", "images", "latents", "match", "recordings",
+                "transcribe", "video",
             )),
-            *(f"parts/{name}.py" for name in (
-                "adaptive", "audio", "autoencoder", "condition", "contrast", "convolving", "grid", "image", "kl",
-                "noise", "pixels", "similarity", "subsample", "waveform", "window",
+            *(f"parts/embedding/{name}.py" for name in (
+                "adaptive", "patches", "spectrogram", "subsampling", "waveform",
             )),
+            "parts/convolution/tokens.py", "parts/head/contrastive.py", "parts/head/similarity.py",
         ),
         (
             *(f"tests/{area}/test_*.py" for area in ("tasks", "look", "lab")),
             *(f"tests/families/test_{name}.py" for name in (
                 *MEDIA_FAMILIES, "config", "counts", "fields", "loading", "other_values",
             )),
-            *(f"tests/inputs/test_{name}.py" for name in ("audio", "image", "processor")),
+            *(f"tests/inputs/test_{name}.py" for name in ("audio_features", "image", "processor")),
             *(f"tests/objectives/test_{name}.py" for name in (
-                "diffuse", "draw", "match", "picture", "sound", "spans", "squeezed", "video",
+                "diffuse", "draw", "hidden_spans", "images", "latents", "match", "recordings", "video",
             )),
-            *(f"tests/parts/test_{name}.py" for name in ("adaptive", "convolving", "grid")),
+            *(f"tests/parts/{name}.py" for name in (
+                "embedding/test_adaptive", "convolution/test_tokens", "grid/test_layout",
+            )),
             "tests/cli/test_look.py", "tests/generation/test_ctc.py",
-            "tests/generation/test_diffusion.py", "tests/test_autoencoder.py", "tests/test_perceiver.py",
+            "tests/generation/test_diffusion.py", "tests/models/test_autoencoder.py", "tests/stacks/test_perceiver.py",
         ),
     ),
 }  # fmt: skip
@@ -108,7 +111,7 @@ FEW = " and ".join((
 ))  # fmt: skip
 IMPORTED = ("torch", "torch._dynamo", "transformers", "transformers.generation", "tokenizers", "numpy", "matplotlib")
 KEPT = Path(tempfile.gettempdir()) / "anyformer-mutants"  # which lines each test runs, and what was tried
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "100"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ANYFORMER_FAST": "99"}
 TOLD = os.fdopen(os.dup(2), "w", buffering=1)  # stderr, also where tests run
 
 # -- tests, in forks --------------------------------------------------------------------------------------------------

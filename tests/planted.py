@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.mask import Causal
-from anyformer.model import DecoderModel
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import LMHead
+from anyformer.models import DecoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.mask import Causal
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 WORDS, PLACES, HEADS = 11, 24, 2
 SHARP = 40.0

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.context import Context
-from anyformer.part import Part, Site
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Part, Site
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:

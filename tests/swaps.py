@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.codec import decode, kinds
-from anyformer.mask import Causal
-from anyformer.model import DecoderModel, Model
-from anyformer.part import Part
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.models import DecoderModel, Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.runtime.mask import Causal
+from anyformer.specs.codec import decode, kinds
+from anyformer.specs.part import Part
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 T, V = 12, 40
 kinds()
 # the kinds that models are made of; runs and data are described by Parts too, where another test imported them
-MODELS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-          "anyformer.perceiver", "anyformer.reversible", "anyformer.streams", "anyformer.mask",
-          "anyformer.model")
+MODELS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
 OURS = {name: kind for name, kind in Part.kinds.items() if kind.__module__.startswith(MODELS)}
 TEXT = {"kind": "TextEmbedding", "tokens": {"kind": "Tokens", "vocab_size": V}}
 ATTENTION = {"kind": "Attention", "num_heads": 4, "mask": {"kind": "Causal"}}

@@ -20,8 +20,8 @@ import anyformer as af
 import vocabularies
 from anyformer import cli, families
 from anyformer.cli.listing import listed
-from anyformer.part import Part, fitting
-from anyformer.slots import about
+from anyformer.specs.part import Part, fitting
+from anyformer.specs.slots import about
 from pages import SMALLER, Reader, Wrong, command
 
 ROOT = Path(__file__).resolve().parents[1]

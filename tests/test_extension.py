@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import kinds, to_json
-from anyformer.part import Part
+from anyformer.specs.codec import kinds, to_json
+from anyformer.specs.part import Part
 
 REPO = Path(__file__).resolve().parents[1]
 EXAMPLE = REPO / "examples" / "moving_average.py"
@@ -185,9 +185,9 @@ def test_lora_finds_its_layers(spec: Any, ids: torch.Tensor) -> None:
 
 
 def test_two_kinds_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two kinds of Part are called MLP, in anyformer.parts.feedforward and in t"):
+    with pytest.raises(ValueError, match="two kinds of Part are called MLP, in anyformer.parts.feedforward.mlp"):
         type("MLP", (Part,), {"__module__": "test_elsewhere"})
-    assert kinds()["MLP"].__module__ == "anyformer.parts.feedforward"
+    assert kinds()["MLP"].__module__ == "anyformer.parts.feedforward.mlp"
 
 
 # -- in programs of their own
@@ -209,11 +209,11 @@ def install(site: Path, package: str, module: str, code: str, value: str | None 
     (information / "entry_points.txt").write_text(f"[anyformer.parts]\n{module} = {value or module}\n")
 
 
-CLASH = "from anyformer.part import Part\nclass Half(Part): pass\nclass MLP(Part): pass\n"
+CLASH = "from anyformer.specs.part import Part\nclass Half(Part): pass\nclass MLP(Part): pass\n"
 INSTALLED = """
 import json, sys, warnings
 import anyformer as af
-from anyformer.codec import kinds
+from anyformer.specs.codec import kinds
 assert "moving_average" not in sys.modules
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -237,7 +237,7 @@ def test_an_installed_package_brings_its_parts_and_a_broken_one_is_a_line(model:
     assert done.returncode == 0, done.stderr
     told, length, size, listed, half, mlp = json.loads(done.stdout)
     assert length == 7 and size == sum(p.numel() for p in model.parameters()) and listed
-    assert not half and mlp == "anyformer.parts.feedforward"  # nothing of a package that is left out stays
+    assert not half and mlp == "anyformer.parts.feedforward.mlp"  # nothing of a package that is left out stays
     assert len(told) == 3 and all("\n" not in line for line in told)
     said = " ".join(sorted(told))
     assert "broken_parts of broken is left out (ModuleNotFoundError: No module named 'nothing_of_this_name')" in said

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import anyformer as af
 from anyformer import families
-from anyformer.model import Output
+from anyformer.models import Output
 
 TINY = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 16, "resid_pdrop": 0.0,
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.codec import to_json
+from anyformer.specs.codec import to_json
 
 SMALL = {
     "width": 16, "decoder.depth": 2, "embedding.tokens.vocab_size": 30, "head.vocab_size": 30,
@@ -40,7 +40,7 @@ import sys, time
 start = time.process_time()
 import anyformer
 taken = time.process_time() - start
-heavy = {"torch", "numpy", "rich", "huggingface_hub", "safetensors", "anyformer.part"} & set(sys.modules)
+heavy = {"torch", "numpy", "rich", "huggingface_hub", "safetensors", "anyformer.specs.part"} & set(sys.modules)
 print(taken, sorted(heavy))
 """
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import anyformer as af
-from anyformer.part import Part
 from anyformer.recipes._own import from_text
+from anyformer.specs.part import Part
 from anyformer.train import start
 from conftest import REPO
 

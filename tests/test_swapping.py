@@ -14,16 +14,19 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer import families
-from anyformer.checking import TOLERANCE, future_difference, packing_difference
-from anyformer.context import Context
-from anyformer.funnel import Funnel
-from anyformer.mask import Causal, Mask, Rows, Window
-from anyformer.model import EncoderModel, Model
+from anyformer.evaluate.part_checks import TOLERANCE, future_difference, packing_difference
+from anyformer.models import EncoderModel, Model
 from anyformer.objectives.causal import NextToken
-from anyformer.part import Part, Site, looking_ahead, walk
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Initializer, Normal
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import Causal, Mask, Rows, Window
+from anyformer.specs.part import Part, Site, looking_ahead, walk
+from anyformer.stacks.funnel import Funnel
 from small import close
 from swaps import GROUND, MASKS, NOT_FOR_TEXT, OPS, OURS, SLOTS, SWAPS, T, V, part_of, plain, stirred, swapped, text
 from tiny import CONFIGS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import anyformer as af
-from anyformer.codec import override
+from anyformer.specs.codec import override
 
 V = 40
 SIZES = {"width": 32, "decoder.depth": 2, "decoder.layers.attention.op.num_heads": 4,

@@ -15,33 +15,31 @@ from anyformer._version import __version__
 
 if TYPE_CHECKING:
     from anyformer import look, parts, tasks
-    from anyformer.checking import check
-    from anyformer.checkpoint import load, save
-    from anyformer.codec import override
-    from anyformer.construct import build
+    from anyformer.checkpoint import load, save, spec
     from anyformer.counting import count
     from anyformer.drawing import draw
+    from anyformer.evaluate.part_checks import check
     from anyformer.generation import generate
     from anyformer.inputs.processor import processor
     from anyformer.look.trace import trace
-    from anyformer.names import spec
+    from anyformer.models.construct import build
+    from anyformer.specs.codec import override
     from anyformer.transforms import lora
 
 # public name -> the module it lives in (or is), imported on first use: `import anyformer` itself does not import torch
 _PUBLIC = {
-    "spec": "anyformer.names",
-    "override": "anyformer.codec",
-    "build": "anyformer.construct",
+    "spec": "anyformer.checkpoint",
+    "override": "anyformer.specs.codec",
+    "build": "anyformer.models.construct",
     "load": "anyformer.checkpoint",
     "save": "anyformer.checkpoint",
     "count": "anyformer.counting",
-    "check": "anyformer.checking",
+    "check": "anyformer.evaluate.part_checks",
     "draw": "anyformer.drawing",
     "generate": "anyformer.generation",
     "processor": "anyformer.inputs.processor",
     "tasks": "anyformer.tasks",
     "parts": "anyformer.parts",
-    "every_kind": "anyformer.train.run",
     "trace": "anyformer.look.trace",
     "look": "anyformer.look",
     "lora": "anyformer.transforms.lora",
@@ -57,6 +55,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "parts":  # objectives, data and optimisers are Parts too
+        importlib.import_module("anyformer.train.run")
     module = importlib.import_module(_PUBLIC[name])
     return globals().setdefault(name, getattr(module, name, module))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from anyformer import families, machine
-from anyformer.codec import FORMAT, encode, from_json
-from anyformer.construct import skeleton
-from anyformer.families import pipeline, recognise
-from anyformer.families.family import Family
-from anyformer.messages import quote, shorten
-from anyformer.model import Model, TransformerModule
-from anyformer.part import nearest, public, thaw, walk
+from anyformer import families
+from anyformer.families.base import class_detection
+from anyformer.families.base.family import Family
+from anyformer.families.shared import diffusers_pipeline
+from anyformer.kernels import hardware
+from anyformer.models import Model, TransformerModule
+from anyformer.models.construct import skeleton
 from anyformer.parts.init import initialise
+from anyformer.specs.codec import FORMAT, encode, from_json
+from anyformer.specs.messages import quote, shorten
+from anyformer.specs.part import nearest, public, thaw, walk
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
@@ -45,19 +48,19 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
         if architecture not in (None, spec.architecture):
             raise ValueError(f"{folder}: spec.json describes {spec.architecture or 'no published class'}")
         return spec
-    path = next((folder / name for name in (*CONFIGS, pipeline.INDEX) if (folder / name).is_file()), None)
+    path = next((folder / name for name in (*CONFIGS, diffusers_pipeline.INDEX) if (folder / name).is_file()), None)
     if path is None:
         raise FileNotFoundError(f"{folder}: no spec.json and no config.json in this folder")
     config, weights = read_json(path), weights or body(folder)
-    if path.name == pipeline.INDEX:
+    if path.name == diffusers_pipeline.INDEX:
         with blaming(path):
-            pipeline.check(config)
-        scheduler = folder / pipeline.SCHEDULER
+            diffusers_pipeline.check(config)
+        scheduler = folder / diffusers_pipeline.SCHEDULER
         noise = read_json(scheduler) if scheduler.is_file() else {}
-        config = pipeline.whole(config, read_json(folder / pipeline.MODEL), noise)
+        config = diffusers_pipeline.whole(config, read_json(folder / diffusers_pipeline.MODEL), noise)
     with blaming(path):
-        config = config if "architecture" not in config else recognise.written_out(config)
-        left = recognise.choices(config, architecture)
+        config = config if "architecture" not in config else class_detection.written_out(config)
+        left = class_detection.choices(config, architecture)
     if len(left) == 1 or (config.get("model_type") and not has_weights(weights)):
         family, found = left[0]
     else:
@@ -66,21 +69,21 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
             def load(family: Family, spec: Model) -> Report:
                 return fill(skeleton(spec), Outline(checkpoint), family.match, torch.float32)
 
-            family, found = recognise.choose(left, config, checkpoint.names, load)
+            family, found = class_detection.choose(left, config, checkpoint.names, load)
     with blaming(path):
         spec = family.read(config, found)
     if not family.absent or not has_weights(weights):
         return spec
     with opened(weights) as checkpoint:
         told = family.told_by(checkpoint.names, spec.architecture)
-    other = recognise.described(family, found, {**config, **told}) or spec
+    other = class_detection.described(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 
 
 def body(folder: Path) -> Path:
     """Where the weights lie of the model in a folder: inside, where that is a pipeline of several."""
-    published = (folder / pipeline.INDEX).is_file() and not (folder / "spec.json").is_file()
-    return (folder / pipeline.MODEL).parent if published else folder
+    published = (folder / diffusers_pipeline.INDEX).is_file() and not (folder / "spec.json").is_file()
+    return (folder / diffusers_pipeline.MODEL).parent if published else folder
 
 
 def read_spec_file(path: Path) -> Model:
@@ -142,7 +145,7 @@ def load(
     folder of the weights, where that is another. A folder with an adapter alone is opened on its base model: the one
     that it names, or `base`.
     """
-    where = machine.device(device)
+    where = hardware.device(device)
     folder = hub.resolve(name, offline=offline, revision=revision)
     if (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors*")):
         options = {"dtype": dtype, "device": where, "offline": offline, "architecture": architecture}
@@ -304,3 +307,15 @@ def _exported(ours: dict[str, Tensor], family: Family, spec: Model) -> Iterator[
     assert not orphans, f"{family.name} has no rule for {orphans}"
     for step in (step for step in steps if step.rule.written):
         yield from zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=False)
+
+
+def spec(name: str | Path) -> Model:
+    """The description called `name` in the catalogue, in a spec.json, or of the folder of a model or run."""
+    if not isinstance(name, (str, Path)):
+        raise ValueError(f"a description is found by its name or its path, got {type(name).__name__}")
+    path, is_folder = Path(name), os.path.isdir(name)  # which, unlike Path's, knows names that are too long
+    if is_folder or path.suffix == ".json":
+        return read_spec(hub.resolve(path)) if is_folder else read_spec_file(path)
+    if "/" in str(name):
+        raise FileNotFoundError(hub.no_such_folder(str(name)))
+    return families.named(str(name))

@@ -15,22 +15,20 @@ from typing import Any, Literal
 
 import hypothesis.strategies as st
 
-from anyformer.codec import decode
-from anyformer.mask import Mask
-from anyformer.part import Part, default_values, hints
-from anyformer.parts.embed import STEPS, Embedding
-from anyformer.parts.head import Head
+from anyformer.parts.embedding.text import STEPS, Embedding
+from anyformer.parts.head.base import Head
 from anyformer.parts.init import Initializer
 from anyformer.parts.op import Op
-from anyformer.slots import kinds as every_kind
+from anyformer.runtime.mask import Mask
+from anyformer.specs.codec import decode
+from anyformer.specs.part import Part, default_values, hints
+from anyformer.specs.slots import kinds as every_kind
 from architectures import grids
 
 every_kind()
 
 # where the kinds that models are made of stand; other tests declare Parts of their own, and what runs are made of
-PARTS = ("anyformer.parts.", "anyformer.block", "anyformer.funnel", "anyformer.stages",
-         "anyformer.perceiver", "anyformer.reversible", "anyformer.streams", "anyformer.mask",
-         "anyformer.model")
+PARTS = ("anyformer.parts.", "anyformer.stacks.", "anyformer.runtime.mask", "anyformer.models")
 VOCABULARY, LENGTH, ROOM = 40, 12, 96  # tokens; of a text; of the longest text, pads and all
 SAMPLES, IMAGE = 120, (8, 12)
 
@@ -427,7 +425,7 @@ FIELDS: dict[str, Any] = {
     "ChunkAttention.ring": lambda draw, place: not place.writes and draw(st.booleans()),
     "Stack.shows": st.sampled_from(("inputs", "outputs", "stream")),
     "RoutingAttention.clusters": st.sampled_from((2, 4)), "RoutingAttention.window": st.sampled_from((2, 3, 16)),
-    # every pass of training moves the centres, and lines compare several: tests/parts/test_routing.py
+    # every pass of training moves the centres, and lines compare several: tests/parts/attention/test_routing.py
     "RoutingAttention.decay": st.just(1.0), "RoutingAttention.causal": causal,
     "SinkhornAttention.block": st.sampled_from((3, 4, 16)),
     "RecurrentAttention.segment": st.sampled_from((2, 4)), "RecurrentAttention.kept": st.sampled_from((0, 2)),
@@ -609,10 +607,10 @@ OPS = kinds(Op)
 SOURCES = sorted(set(map(source_of, kinds(Embedding))))
 
 OWN = "how a Part starts weights of its own: it comes with each one that is drawn"
-AGAIN = "of an autoencoder, a shape of its own without layers: tests/test_autoencoder.py"
+AGAIN = "of an autoencoder, a shape of its own without layers: tests/models/test_autoencoder.py"
 BOTH = "models, each of which is drawn by itself, and their cosine: the catalogue's suite has them, or their families'"
-SIDES = "widths that add up to that of the one place where it stands: tests/parts/test_position.py"
-ORDER = "a stack and the one embedding that it needs, for inputs of their own: test_streams.py, the catalogue's suite"
+SIDES = "widths that add up to that of the one place where it stands: tests/parts/position/test_absolute.py"
+ORDER = "a stack and the one embedding that it needs, for inputs of their own: test_two_streams.py, the catalogue"
 SPANS = "gives places, and as many of them as a text must have: test_xlnet.py, and the catalogue's suite"
 FED = "a decoder and towers, each of which is drawn by itself, and a place for the one in the other: as above"
 NEVER_DRAWN = {

@@ -19,19 +19,21 @@ from catalogue import close, is_causal, is_encoder_decoder, make_labels, randomi
 from torch import Tensor
 
 import anyformer as af
-from anyformer.codec import decode, encode
-from anyformer.funnel import Funnel
-from anyformer.model import position_limit
-from anyformer.part import walk
-from anyformer.parts.audio import FrameHead
-from anyformer.parts.contrast import ContrastHead
-from anyformer.parts.head import ClassifyHead, LMHead, MultipleChoiceHead, Pool
-from anyformer.parts.image import PixelHead
+from anyformer.models import position_limit
+from anyformer.parts.grid.pooled_attention import Skip
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.parts.head.contrastive import ContrastHead
+from anyformer.parts.head.image import PixelHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.question_span import QuestionHead
+from anyformer.parts.head.speech import FrameHead
 from anyformer.parts.norm import RowNorm
-from anyformer.parts.pooling import Skip
-from anyformer.parts.question import QuestionHead
-from anyformer.perceiver import Perceiver
-from anyformer.stages import Stages
+from anyformer.specs.codec import decode, encode
+from anyformer.specs.part import walk
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.perceiver import Perceiver
+from anyformer.stacks.stages import Stages
 from anyformer.transforms.recompute import recompute
 from architectures.generator import LENGTH, SAMPLES
 

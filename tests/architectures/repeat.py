@@ -8,8 +8,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from anyformer.codec import decode
-from anyformer.part import tree
+from anyformer.specs.codec import decode
+from anyformer.specs.part import tree
 from architectures.lines import LINES, check, excused
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from anyformer.codec import decode
-from anyformer.part import Part, hints
+from anyformer.specs.codec import decode
+from anyformer.specs.part import Part, hints
 from architectures import generator
 from architectures.generator import NEVER_DRAWN, PARTS, SOURCES, _mentioned, concrete, description, kinds
 from architectures.lines import EXCUSED, LINES, broken, explodes, learns, random_model

@@ -11,7 +11,7 @@ import pytest
 
 import anyformer as af
 from anyformer import cli
-from anyformer.codec import to_json
+from anyformer.specs.codec import to_json
 
 SMALL = {"decoder.depth": 2, "width": 24, "decoder.layers.attention.op.num_heads": 3,
          "decoder.layers.attention.op.head_width": 8}  # fmt: skip

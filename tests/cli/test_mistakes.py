@@ -12,9 +12,9 @@ import pytest
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.codec import to_json
 from anyformer.data import Bytes
 from anyformer.recipes import recipe
+from anyformer.specs.codec import to_json
 
 # what nobody has to know: classes of the inside, Python's own words for things
 INSIDE = re.compile(r"\b\w+(Error|Exception|Module|Warning)\b|NoneType|Traceback|<class|object at 0x|\bNone\b")

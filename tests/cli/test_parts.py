@@ -11,12 +11,13 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.part import Part, abstract, fits, fitting
-from anyformer.parts.bias import AttentionPosition
+from anyformer.models import Model
 from anyformer.parts.condition import AdaptiveNorm
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
-from anyformer.slots import about, slot_at
+from anyformer.parts.position.bias import AttentionPosition
+from anyformer.specs.part import Part, abstract, fits, fitting
+from anyformer.specs.slots import about, slot_at
 from anyformer.train.run import Run, every_kind
 
 Command = Callable[..., tuple[int, str, str]]
@@ -98,7 +99,7 @@ def test_slots_by_address_and_by_kind(run: Command) -> None:
         "decoder.layers.attention.op.position": AttentionPosition, "Attention.position": AttentionPosition,
         "encoder.stages.0.layers.attention.pre_norm": Norm | AdaptiveNorm,
     }.items():  # fmt: skip
-        assert fitting(slot_at(path)).keys() == fitting(wanted).keys(), path
+        assert fitting(slot_at(path, (Model,))).keys() == fitting(wanted).keys(), path
         assert {row["name"] for row in json.loads(run("parts", "--slot", path, "--json")[1])} == fitting(wanted).keys()
     assert "AdamW" in fitting(slot_at("optimizer", (Run,)))
     for wrong, said in {

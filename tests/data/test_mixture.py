@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyformer.codec import from_json, to_json
 from anyformer.data import First, Loader, Mixture, Share, TextFiles, TextToText, plan_of
 from anyformer.data.mixed import BLOCK, MixedPlan
 from anyformer.data.plan import Plan
@@ -20,7 +19,8 @@ from anyformer.data.source import Row, Source
 from anyformer.data.vocabulary import Bytes
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective, padded
-from anyformer.part import Table
+from anyformer.specs.codec import from_json, to_json
+from anyformer.specs.part import Table
 
 
 class NumberedRows(Source):

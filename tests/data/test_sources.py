@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from anyformer.codec import decode, encode
 from anyformer.data import (
     CSV,
     IDX,
@@ -39,7 +38,8 @@ from anyformer.data import (
 from anyformer.data.encode import encode_row
 from anyformer.data.source import detect_encoding
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.known import Known
+from anyformer.objectives.vocabulary import Known
+from anyformer.specs.codec import decode, encode
 
 
 def write(path, content):

@@ -16,7 +16,6 @@ from catalogue import every_case, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Parallel, Sublayer
 from anyformer.drawing import draw, outline
 from anyformer.drawing.compose import of_outline
 from anyformer.drawing.figure import Box, Figure, Line, Plus, Words, lines_of
@@ -24,11 +23,13 @@ from anyformer.drawing.outline import Card, Column, Outline, cards_in
 from anyformer.drawing.svg import MARGIN
 from anyformer.drawing.text import broken, width, wrapped
 from anyformer.kernels.recording import recorded
-from anyformer.part import Site
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.given import NUMBERS
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Scaled
+from anyformer.runtime.inputs import NUMBERS
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Parallel
+from anyformer.stacks.sublayer import Sublayer
 from tiny import model_of
 
 Bounds = tuple[float, float, float, float]

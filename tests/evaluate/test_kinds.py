@@ -12,9 +12,9 @@ import torch
 
 from anyformer import cli, families
 from anyformer.data import Arrays, Bytes, Data, Episodes, Recordings
-from anyformer.objectives.act import Act
 from anyformer.objectives.contrast import Contrast
-from anyformer.objectives.picture import ClassifyImage
+from anyformer.objectives.decision import Act
+from anyformer.objectives.images import ClassifyImage
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup
@@ -93,7 +93,7 @@ def test_a_run_with_words_still_asks_for_them(tmp_path: Path, capsys: pytest.Cap
     data = Data(train=given.pop("data"))
     run = Run(name="some", data=data, optimizer=AdamW(lr=1e-3), batch=Batch(examples=4), steps=1, **given)
     setup(run, tmp_path / "run", device="cpu").fit()
-    from anyformer.codec import to_json
+    from anyformer.specs.codec import to_json
 
     (tmp_path / "words.json").write_text(to_json(run.replace(vocabulary=Bytes())))
     capsys.readouterr()

@@ -29,16 +29,25 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Stack, Steps
-from anyformer.funnel import Funnel
-from anyformer.model import Model
-from anyformer.parts import answers, audio, contrast, detect, image, similarity, speaker, subsample, summary, vectors
-from anyformer.parts import head as heads
-from anyformer.parts.embed import Embedding
+from anyformer.models import Model
+from anyformer.parts.embedding import subsampling, vectors
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.grid.pooled_attention import PooledAttention
+from anyformer.parts.head import contrastive, double, likely_spans, replaced_tokens, similarity, xvector
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.image import DistilledHead, PixelHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.speech import FrameHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.op import Op
-from anyformer.parts.pooling import PooledAttention
-from anyformer.perceiver import Perceiver
-from anyformer.stages import Stages
+from anyformer.stacks.block import Steps
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.perceiver import Perceiver
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
 
 # the environment's own folder: models are built once a worker and thrown away with it
 FOLDER = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
@@ -225,7 +234,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 
     out: dict[str, Any] = {}
     if is_text(spec):
-        shape = (batch, 3, length) if isinstance(spec.head, heads.MultipleChoiceHead) else (batch, length)
+        shape = (batch, 3, length) if isinstance(spec.head, MultipleChoiceHead) else (batch, length)
         out["input_ids"] = ids(spec.embedding.tokens.vocab_size, *shape)
         for place, token in case.inputs.get("input_ids", {}).items():  # what a text must have
             out["input_ids"][..., place] = token
@@ -263,7 +272,7 @@ def make_inputs(case: Case, batch: int = 2, length: int = 17, seed: int = 0, lab
 
 def time_axis(spec: Any) -> int:
     """Along which axis of what is read first time goes."""
-    frames = isinstance(spec.embedding, subsample.SubsampledSpectrogram | vectors.Vectors)
+    frames = isinstance(spec.embedding, subsampling.SubsampledSpectrogram | vectors.Vectors)
     return 1 if frames or "time steps" in spec.embedding.gives else -1
 
 
@@ -291,7 +300,7 @@ def mask_for(spec: Any, inputs: dict[str, Any]) -> Tensor | None:
 
 
 def af_walk(spec: Any) -> Any:
-    from anyformer.part import walk
+    from anyformer.specs.part import walk
 
     return walk(spec)
 
@@ -302,53 +311,53 @@ def make_labels(spec: Any, batch: int, inputs: dict[str, Any], generator: torch.
 
     tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
     match spec.head:
-        case heads.LMHead():
+        case LMHead():
             labels = below(spec.head.vocab_size, *tokens.shape)
             labels[:, 1:2] = -100
             return {"labels": labels}
-        case heads.ClassifyHead(num_labels=n):
+        case ClassifyHead(num_labels=n):
             return {"labels": below(n, batch)}
-        case heads.TagHead(num_labels=n):
+        case TagHead(num_labels=n):
             return {"labels": below(n, *tokens.shape)}
-        case heads.NextSentenceHead():
+        case NextSentenceHead():
             return {"labels": below(2, batch)}
-        case heads.PretrainingHead():
+        case PretrainingHead():
             return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), spec.head.inputs[1]: below(2, batch)}
-        case heads.MultipleChoiceHead():
+        case MultipleChoiceHead():
             return {"labels": below(3, batch)}
-        case summary.DoubleHead():
+        case double.DoubleHead():
             # one score a text: the texts of a batch are the choices
             width = spec.head.summary.width or spec.width
             choice = below(batch, 1) if width == 1 else below(width, batch)
             return {"labels": below(spec.head.lm.vocab_size, *tokens.shape), "mc_labels": choice}
-        case detect.DetectHead():
+        case replaced_tokens.DetectHead():
             return {"labels": below(2, *tokens.shape)}
-        case heads.SpanHead():
+        case SpanHead():
             return {"start_positions": below(tokens.shape[1], batch), "end_positions": below(tokens.shape[1], batch)}
-        case answers.LikelySpans():
+        case likely_spans.LikelySpans():
             rows = {name: below(tokens.shape[1], batch) for name in ("start_positions", "end_positions", "cls_index")}
             return {**rows, "is_impossible": below(2, batch).float()}
-        case audio.FrameHead(num_labels=n):
+        case FrameHead(num_labels=n):
             frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
             return {"labels": torch.rand(batch, frames, n, generator=generator)}
-        case speaker.XVectorHead(num_labels=n):
+        case xvector.XVectorHead(num_labels=n):
             return {"labels": below(n, batch)}
-        case contrast.ContrastHead(negatives=n):
+        case contrastive.ContrastHead(negatives=n):
             frames = spec.embedding.stem.frames(inputs["input_values"].shape[-1])
             hidden = torch.rand(batch, frames, generator=generator) < 0.6
             torch.manual_seed(0)
-            return {"mask_time_indices": hidden, "sampled_negative_indices": contrast.draw_negatives(hidden, n)}
+            return {"mask_time_indices": hidden, "sampled_negative_indices": contrastive.draw_negatives(hidden, n)}
         case similarity.SimilarityHead():
             return {"return_loss": True}
-        case heads.CTCHead(vocab_size=n):
+        case CTCHead(vocab_size=n):
             known = 1 + below(n - 1, batch, 3) if spec.head.blank == 0 else below(n - 1, batch, 3)
             # the published Parakeet counts frames by a mask alone
-            mask = mask_for(spec, inputs) if isinstance(spec.embedding, subsample.SubsampledSpectrogram) else None
+            mask = mask_for(spec, inputs) if isinstance(spec.embedding, subsampling.SubsampledSpectrogram) else None
             return {"labels": known} if mask is None else {"labels": known, "attention_mask": mask}
-        case image.PixelHead(patch_size=patch):
+        case PixelHead(patch_size=patch):
             sides = inputs["pixel_values"].shape[2:]
-            patches = math.prod(-(-side // step) for side, step in zip(sides, patch, strict=True))
-            return {"bool_masked_pos": below(2, batch, patches).bool()}
+            count = math.prod(-(-side // step) for side, step in zip(sides, patch, strict=True))
+            return {"bool_masked_pos": below(2, batch, count).bool()}
     return {}
 
 
@@ -362,8 +371,8 @@ def results(spec: Any, out: Any) -> dict[str, tuple[Tensor, bool]]:
     """name -> (tensor, whether its second dimension is time) of what a model computes, without capture or memory, and
     without what depends on the other rows of a batch."""
     kinds = (
-        heads.ClassifyHead, heads.NextSentenceHead, heads.MultipleChoiceHead, image.DistilledHead,
-        speaker.XVectorHead,
+        ClassifyHead, NextSentenceHead, MultipleChoiceHead, DistilledHead,
+        xvector.XVectorHead,
     )  # fmt: skip
     found = {}
     for name, value in out.items():
@@ -451,7 +460,7 @@ def shape(case: Case) -> tuple[Any, ...]:
 @functools.cache
 def graph(case: Case) -> frozenset[Any]:
     """For what is compiled: the kinds of model, embedding, mixers, feed-forwards, and of what holds layers. Masks,
-    positions and norms have graphs of their own (test_mask.py, parts/test_position.py, test_block.py)."""
+    positions and norms have graphs of their own (test_mask.py, test_absolute.py, test_block.py)."""
     kinds = (Model, Embedding, Op, Steps, Stack, Stages, Funnel, Perceiver)
     return frozenset(type(part) for _, part in af_walk(spec_of(case)) if isinstance(part, kinds))
 

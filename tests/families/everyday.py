@@ -12,10 +12,10 @@ import heapq
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from anyformer.block import Sublayer
-from anyformer.construct import skeleton
-from anyformer.part import walk
-from anyformer.state import declarations
+from anyformer.models.construct import skeleton
+from anyformer.runtime.state import declarations
+from anyformer.specs.part import walk
+from anyformer.stacks.sublayer import Sublayer
 
 # case -> the features for which it was chosen
 STANDS_FOR: dict[str, str] = {

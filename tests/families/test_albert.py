@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import override
+from anyformer.specs.codec import override
 
 BY_ID = {case.id: case for case in CASES}
 # config.json of albert/albert-base-v2

@@ -17,11 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.model import EncoderModel
-from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.big_bird import BlockSparseAttention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.init import Normal
-from anyformer.parts.sparse import BlockSparseAttention
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 BY_ID = {case.id: case for case in CASES}
 # config.json of google/bigbird-roberta-base

@@ -15,7 +15,7 @@ from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning, words_of
+from anyformer.families.base.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning, words_of
 
 
 def other_values(value: Any) -> list[Any]:

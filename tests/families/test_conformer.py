@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.context import Context
-from anyformer.part import Site
-from anyformer.parts.conv import ConvolutionModule
+from anyformer.parts.convolution.conformer import ConvolutionModule
 from anyformer.parts.norm import RowNorm
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
 
 CASES = [case for case in every_case() if case.library == "torchaudio"]
 SMALL: dict[str, Any] = {

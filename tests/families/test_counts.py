@@ -20,11 +20,11 @@ from catalogue import (
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Block
 from anyformer.cli.listing import listed
-from anyformer.construct import skeleton
+from anyformer.models.construct import skeleton
 from anyformer.parts.init import computed
-from anyformer.state import State, declarations
+from anyformer.runtime.state import State, declarations
+from anyformer.stacks.block import Block
 
 
 @over_catalogue("", settings, run=True)

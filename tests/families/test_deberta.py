@@ -17,8 +17,8 @@ from test_loading import compare
 
 import anyformer as af
 from anyformer import families
-from anyformer.objectives.known import Known
 from anyformer.objectives.replaced import ReplacedTokens
+from anyformer.objectives.vocabulary import Known
 
 BY_ID = {case.id: case for case in (*deberta.CASES, *deberta_v2.CASES)}
 KINDS = [("deberta", deberta.SMALL), ("deberta-v2", deberta_v2.SMALL)]

@@ -14,8 +14,8 @@ from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import Field, Only, UnknownFieldWarning
-from anyformer.parts.noise import NoiseSchedule
+from anyformer.families.base.family import Field, Only, UnknownFieldWarning
+from anyformer.parts.diffusion import NoiseSchedule
 
 FAMILY = families.find("dit")
 CASES = [case for case in every_case() if case.model_type == "dit"]

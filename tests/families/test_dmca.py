@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.mask import CAUSAL, SameBlock
-from anyformer.parts.attention import Attention
-from anyformer.state import State
+from anyformer.parts.attention.attention import Attention
+from anyformer.runtime.mask import CAUSAL, SameBlock
+from anyformer.runtime.state import State
 from anyformer.transforms.recompute import recompute
 
 SMALL = {"vocab_size": 99, "d_model": 24, "num_heads": 3, "d_ff": 40, "block_size": 5}
@@ -74,7 +74,7 @@ def test_with_nothing_left_out_it_is_plain_attention(kernel: str) -> None:
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 3), (4, 2), (2, 3), (1, 1)])
 def test_the_formula(kernel: int, stride: int) -> None:
     """Token by token and head by head: a softmax over the compressed keys whose tokens are all there already."""
-    from anyformer.context import Context
+    from anyformer.runtime.context import Context
 
     made = model(layers="M", kernel_size=kernel, stride=stride)
     op, T = made.decoder.layers[0].attention.op, 11

@@ -24,7 +24,8 @@ from catalogue import (
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.parts.head import ClassifyHead, LMHead
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
 
 PAIRS = [case for case in cases() if is_encoder_decoder(spec_of(case))]
 over_pairs = over(PAIRS, settings)

@@ -13,16 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Stack
-from anyformer.construct import skeleton
 from anyformer.counting import work
 from anyformer.counting.lecture import parameter_formulas, shares, token_formulas
 from anyformer.counting.work import inputs_of, measure, visible_pairs
 from anyformer.kernels.recording import recorded
-from anyformer.mask import Causal, Fixed, Full, Global, Rows, Window
-from anyformer.part import walk
-from anyformer.parts.constant import Computed
-from anyformer.parts.moe import Switch
+from anyformer.models.construct import skeleton
+from anyformer.parts.computed import Computed
+from anyformer.parts.feedforward.moe import Switch
+from anyformer.runtime.mask import Causal, Fixed, Full, Global, Rows, Window
+from anyformer.specs.part import walk
+from anyformer.stacks.stack import Stack
 from tiny import CONFIGS
 
 

@@ -12,7 +12,7 @@ from test_loading import compare
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.shorten import Halve
+from anyformer.parts.halve import Halve
 
 BY_ID = {case.id: case for case in CASES}
 

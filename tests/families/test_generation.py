@@ -30,9 +30,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer.generation import fast
-from anyformer.parts.head import LMHead
-from anyformer.parts.numbering import WithoutToken
-from anyformer.state import State
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.position.numbering import WithoutToken
+from anyformer.runtime.state import State
 
 transformers = pytest.importorskip("transformers")
 

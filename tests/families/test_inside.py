@@ -10,14 +10,17 @@ from catalogue import Case, close, make_inputs, over_catalogue, shared, structur
 from torch import Tensor
 
 import anyformer as af
-from anyformer.funnel import FunnelModule
 from anyformer.look.roles import attending, between, body, last_stretch
 from anyformer.look.trace import main_tensor
-from anyformer.model import AutoencoderModule
-from anyformer.parts.audio import FrameHead
-from anyformer.parts.head import CTCHead, LMHead, PretrainingHead, TagHead, VocabularyOutput
-from anyformer.parts.summary import DoubleHead
-from anyformer.stages import StagesModule
+from anyformer.models import AutoencoderModule
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.double import DoubleHead
+from anyformer.parts.head.language import LMHead, VocabularyOutput
+from anyformer.parts.head.pretraining import PretrainingHead
+from anyformer.parts.head.speech import FrameHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.stacks.funnel import FunnelModule
+from anyformer.stacks.stages import StagesModule
 
 SCORES_TOKENS = (LMHead, VocabularyOutput, PretrainingHead, DoubleHead, TagHead, CTCHead, FrameHead)
 

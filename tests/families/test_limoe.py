@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.context import Context
 from anyformer.kernels.recording import recorded
-from anyformer.parts.balance import EntropyBalance
+from anyformer.parts.feedforward.balance import EntropyBalance
+from anyformer.runtime.context import Context
 from anyformer.transforms.lora import LoRA
 from anyformer.transforms.lora import apply as adapt
 from anyformer.transforms.recompute import recompute

@@ -15,12 +15,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import encode
-from anyformer.context import Context
-from anyformer.mask import CAUSAL, FULL, Window
-from anyformer.part import Site
-from anyformer.parts.efficient import CHUNK, EluFeatures, Features, LinearAttention, OrthogonalRows, SoftmaxFeatures
-from anyformer.state import PerRow
+from anyformer.parts.attention.linear import (
+    CHUNK,
+    EluFeatures,
+    Features,
+    LinearAttention,
+    OrthogonalRows,
+    SoftmaxFeatures,
+)
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import CAUSAL, FULL, Window
+from anyformer.runtime.state import PerRow
+from anyformer.specs.codec import encode
+from anyformer.specs.part import Site
 from anyformer.transforms.recompute import recompute
 
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 512, "vocab_size": 99, "initializer_range": 0.3,

@@ -10,13 +10,15 @@ from cases.llava import CONFIG, IMAGE, TEXT
 from catalogue import Case, close, ours, published, randomise
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.model import EncoderModel, Tower, TowerDecoderModel
-from anyformer.parts.attention import Attention
-from anyformer.parts.audio import SpectrogramEmbedding
-from anyformer.parts.feedforward import MLP
+from anyformer.models import EncoderModel, Tower, TowerDecoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.io import Checkpoint
 
 transformers = pytest.importorskip("transformers")

@@ -41,8 +41,8 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import from_json, to_json
-from anyformer.families.family import Field, UnknownFieldWarning
+from anyformer.families.base.family import Field, UnknownFieldWarning
+from anyformer.specs.codec import from_json, to_json
 
 
 def compare(theirs, mine, real: Tensor | None = None) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer.look.trace import addresses, main_tensor
-from anyformer.parts.local import LocalAttentionModule
-from anyformer.parts.nystrom import NystromAttentionModule
-from anyformer.parts.sparse import BlockSparseModule
+from anyformer.parts.attention.big_bird import BlockSparseModule
+from anyformer.parts.attention.longformer import LocalAttentionModule
+from anyformer.parts.attention.nystrom import NystromAttentionModule
 from anyformer.transforms.fuse import fuse
 
 # mixers whose published weights are not one row of probabilities a token, and why

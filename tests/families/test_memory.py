@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import anyformer as af
-from anyformer.construct import skeleton
 from anyformer.counting.step import Live, run_step
 from anyformer.counting.work import inputs_of
+from anyformer.models.construct import skeleton
 from anyformer.objectives.objective import read
-from anyformer.part import walk
-from anyformer.parts.head import LMHeadModule
+from anyformer.parts.head.language import LMHeadModule
+from anyformer.specs.part import walk
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.recompute import recompute
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.family import UnknownFieldWarning
-from anyformer.parts.balance import VariationBalance
-from anyformer.parts.moe import NoisyTopK
+from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.parts.feedforward.balance import VariationBalance
+from anyformer.parts.feedforward.moe import NoisyTopK
 
 TYPES = ("mixtral", "switch_transformers", "deepseek_v2", "deepseek_v3")
 ROUTED = [case for case in cases() if case.model_type in TYPES]

@@ -34,9 +34,11 @@ from catalogue import (
 from torch import Tensor
 
 import anyformer as af
-from anyformer.mask import Window
-from anyformer.parts.hashed import LSHAttention
-from anyformer.parts.head import CTCHead, LMHead, MultipleChoiceHead
+from anyformer.parts.attention.lsh import LSHAttention
+from anyformer.parts.head.classify import MultipleChoiceHead
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.language import LMHead
+from anyformer.runtime.mask import Window
 from anyformer.transforms.recompute import recompute
 from small import filled_with_nan
 

@@ -60,9 +60,9 @@ def test_other_lengths_and_packing_are_refused() -> None:
 
 def test_many_landmarks_come_near_to_plain_attention() -> None:
     """The inverse is what it is called: with a landmark for every token nothing is lost."""
-    from anyformer.context import Context
-    from anyformer.part import Site
-    from anyformer.parts.nystrom import NystromAttention
+    from anyformer.parts.attention.nystrom import NystromAttention
+    from anyformer.runtime.context import Context
+    from anyformer.specs.part import Site
 
     torch.manual_seed(0)
     part = NystromAttention(num_heads=2, length=24, landmarks=12, rounds=30)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.chunked import ChunkAttention
-from anyformer.parts.hashed import LSHAttention
+from anyformer.parts.attention.local_chunks import ChunkAttention
+from anyformer.parts.attention.lsh import LSHAttention
 
 WRITER = {"is_decoder": True}
 # chunks of 4 and 6: rows are made as long as a multiple of 12

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.similarity import HiddenSpansHead
+from anyformer.parts.head.similarity import HiddenSpansHead
 from anyformer.transforms.recompute import recompute
 
 SMALL = {

@@ -11,13 +11,16 @@ from catalogue import close, every_case, ours, published, shared
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.part import Site
-from anyformer.parts.attention import Attention
-from anyformer.parts.head import ClassifyHead, Pool
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.grid.windows import Grid
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
-from anyformer.parts.window import Grid
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.train.average import Average
 
 PLAIN = next(case for case in every_case() if case.id == "ResNetModel")

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.part import walk
-from anyformer.state import State
+from anyformer.runtime.state import State
+from anyformer.specs.part import walk
 
 BY_ID = {case.id: case for case in (*CASES, *TRANSLATORS)}
 # config.json of FacebookAI/roberta-base

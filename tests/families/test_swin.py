@@ -12,8 +12,8 @@ from catalogue import Case, close, folder, make_inputs, ours, published, shared
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.part import walk
-from anyformer.parts.attention import Attention
+from anyformer.parts.attention.attention import Attention
+from anyformer.specs.part import walk
 
 PLAIN, ABSOLUTE = (next(c for c in CASES if c.id == name) for name in ("SwinModel", "SwinModel-absolute"))
 MASKED = next(c for c in CASES if c.id == "SwinForMaskedImageModeling-absolute")
@@ -83,11 +83,11 @@ def test_a_grid_smaller_than_a_window_is_one_window() -> None:
 
 
 def test_masks_are_made_once_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyformer.parts import window
+    from anyformer.parts.grid import windows
 
     made = []
-    real = window.window_context
-    monkeypatch.setattr(window, "window_context", lambda *a: made.append(a[2:]) or real(*a))
+    real = windows.window_context
+    monkeypatch.setattr(windows, "window_context", lambda *a: made.append(a[2:]) or real(*a))
     spec = af.override(shared(PLAIN).spec, {"encoder.stages.0.depth": 6})
     af.build(spec)(picture(32, 32))
     assert made == [(9, 9, 3, 0), (9, 9, 3, 1), (6, 6, 3, 0), (6, 6, 3, 1)]

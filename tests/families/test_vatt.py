@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyformer as af
 from anyformer import families
-from anyformer.context import Context
-from anyformer.parts.embed import thinned
-from anyformer.parts.similarity import nearest_of_several
+from anyformer.parts.embedding.text import thinned
+from anyformer.parts.head.similarity import nearest_of_several
+from anyformer.runtime.context import Context
 from anyformer.transforms.recompute import recompute
 
 SMALL = {

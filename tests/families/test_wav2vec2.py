@@ -10,9 +10,9 @@ from catalogue import close, every_case, make_inputs, ours, published, shared
 
 import anyformer as af
 from anyformer import families
-from anyformer.parts.audio import spans
-from anyformer.parts.contrast import draw_negatives
-from anyformer.parts.waveform import ConvolutionStem
+from anyformer.parts.embedding.spec_augment import spans
+from anyformer.parts.embedding.waveform import ConvolutionStem
+from anyformer.parts.head.contrastive import draw_negatives
 
 CASES = {case.id: case for case in every_case() if case.model_type == "wav2vec2"}
 LEARNER = CASES["Wav2Vec2ForPreTraining-stable"]

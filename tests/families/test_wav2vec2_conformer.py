@@ -12,19 +12,21 @@ from catalogue import close, every_case, folder, make_inputs, ours, published, s
 from safetensors.torch import load_file, save_file
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.context import Context
 from anyformer.kernels.convolution import convolve, depthwise
-from anyformer.mask import Causal
-from anyformer.model import DecoderModel
-from anyformer.part import Site
-from anyformer.parts.attention import Attention
-from anyformer.parts.audio import SpecAugment, spans
-from anyformer.parts.conv import ConvolutionModule
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import LMHead
+from anyformer.models import DecoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.convolution.conformer import ConvolutionModule
+from anyformer.parts.embedding.spec_augment import SpecAugment, spans
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.relative import InputRope, RelativeSinusoids
+from anyformer.parts.position.relative import InputRope, RelativeSinusoids
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import Causal
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 CASES = {case.id: case for case in every_case() if case.model_type == "wav2vec2-conformer"}
 QUIET = {

@@ -9,8 +9,8 @@ import torch
 from catalogue import close, every_case, make_inputs, ours, published, shared
 
 import anyformer as af
-from anyformer.part import Site
-from anyformer.parts.audio import SpecAugment
+from anyformer.parts.embedding.spec_augment import SpecAugment
+from anyformer.specs.part import Site
 
 transformers = pytest.importorskip("transformers")
 CASES = {case.id: case for case in every_case() if case.model_type == "whisper"}

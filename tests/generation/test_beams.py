@@ -14,7 +14,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.generation.beams import Beams
-from anyformer.generation.settings import Settings
+from anyformer.generation.options import Settings
 from writers import V, decoder, ids, pair, sharpened
 
 

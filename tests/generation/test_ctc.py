@@ -12,7 +12,7 @@ from catalogue import cases, make_inputs, shared, spec_of
 
 import anyformer as af
 from anyformer.generation.ctc import best_path, prefixes
-from anyformer.parts.head import CTCHead
+from anyformer.parts.head.ctc import CTCHead
 
 
 def scores(T: int, V: int, seed: int) -> torch.Tensor:

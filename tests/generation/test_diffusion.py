@@ -11,7 +11,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer import families
 from anyformer.generation.diffusion import cleaner, denoise
-from anyformer.parts.noise import NoiseSchedule
+from anyformer.parts.diffusion import NoiseSchedule
 
 CONFIG = {
     "num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "in_channels": 1, "sample_size": 4,

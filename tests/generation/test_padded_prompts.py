@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.part import Part
-from anyformer.state import State
+from anyformer.runtime.state import State
+from anyformer.specs.part import Part
 from small import close
 from swaps import SLOTS, V, part_of, plain, stirred, swapped
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.mask import CAUSAL, Mask, Window
-from anyformer.parts.bias import BucketedBias, DistanceBias
-from anyformer.parts.embed import Tokens
-from anyformer.parts.local import GlobalTextEmbedding
-from anyformer.parts.relative import RelativeSinusoids
-from anyformer.state import State
+from anyformer.parts.attention.longformer import GlobalTextEmbedding
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.position.bias import BucketedBias, DistanceBias
+from anyformer.parts.position.relative import RelativeSinusoids
+from anyformer.runtime.mask import CAUSAL, Mask, Window
+from anyformer.runtime.state import State
 
 LENGTHS, NEW, CAPACITY = (9, 2, 5), 7, 20
 SMALL = {"width": 24, "embedding.tokens.vocab_size": 99, "head.vocab_size": 99, "decoder.depth": 2,

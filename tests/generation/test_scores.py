@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from anyformer.generation.options import Settings
 from anyformer.generation.scores import steps
-from anyformer.generation.settings import Settings
 
 transformers = pytest.importorskip("transformers")
 V, P, LAST = 40, 6, 14

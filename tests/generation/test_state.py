@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.kernels.rows import grid, lines
-from anyformer.mask import CAUSAL, Causal, Mask, Window
-from anyformer.parts.attention import Attention
-from anyformer.parts.rotary import Rope
-from anyformer.state import Ring, State, axis, placed
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.position.rotary import Rope
+from anyformer.runtime.mask import CAUSAL, Causal, Mask, Window
+from anyformer.runtime.state import Ring, State, axis, placed
+from anyformer.specs.codec import override
 from small import close
 from writers import ids as words
 from writers import pair

@@ -20,7 +20,6 @@ from mutate import archive_damaged, bytes_damaged, json_damaged, safetensors_dam
 import anyformer as af
 import vocabularies
 from anyformer import cli, families
-from anyformer.codec import encode, to_json
 from anyformer.data.episodes import Episodes
 from anyformer.data.prepare import Data, prepare
 from anyformer.data.shards import DataSplit
@@ -28,9 +27,10 @@ from anyformer.data.table import CSV, JSONLines, Parquet
 from anyformer.data.text import TextFiles
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
-from anyformer.objectives.act import Act
 from anyformer.objectives.causal import NextToken
-from anyformer.train.checkpoint import Checkpoints
+from anyformer.objectives.decision import Act
+from anyformer.specs.codec import encode, to_json
+from anyformer.train.resume import Checkpoints
 from anyformer.transforms import lora
 from anyformer.transforms.adapters import load_adapter, save_adapter
 from anyformer.weights.io import write_checkpoint

@@ -22,10 +22,10 @@ import anyformer as af
 from anyformer import families
 from anyformer.cli.texts import as_json
 from anyformer.data.episodes import Episodes
-from anyformer.generation.config import NAMES
-from anyformer.generation.settings import Settings
+from anyformer.generation.defaults import NAMES
+from anyformer.generation.options import Settings
 from anyformer.inputs import chat
-from anyformer.inputs.audio import AudioProcessor
+from anyformer.inputs.audio_features import AudioProcessor
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**30)
 ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))

@@ -126,7 +126,7 @@ def wav2vec2(folder: Path) -> None:
 
 
 def parakeet() -> Any:
-    """Its tokenizer: the class for its sound needs librosa here (tests/inputs/test_audio.py compares with its code)."""
+    """Its tokenizer: the class for its sound needs librosa here (test_audio_features.py compares with its code)."""
     core = Tokenizer(models.BPE(**joined_pieces(["<unk>", "<pad>"], fallback=False), unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     core.decoder = decoders.Metaspace()

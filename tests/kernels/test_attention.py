@@ -12,9 +12,9 @@ from torch import Tensor
 
 from anyformer.kernels import attention as kernels
 from anyformer.kernels.attention import Visible, attend
-from anyformer.mask import FULL, Causal, Dilated, Global, Mask, Window, see
-from anyformer.part import Site
-from anyformer.parts.position import Alibi, BucketedBias
+from anyformer.parts.position.absolute import Alibi, BucketedBias
+from anyformer.runtime.mask import FULL, Causal, Dilated, Global, Mask, Window, see
+from anyformer.specs.part import Site
 from small import close, compiled_equals_eager
 
 B, H, K = 2, 4, 16

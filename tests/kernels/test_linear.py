@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels import linear as kernel
-from anyformer.parts.joined import JoinedInTraining, LinearThenGELU
+from anyformer.parts.fused_linear import JoinedInTraining, LinearThenGELU
 from anyformer.transforms.fuse import fuse, unfuse
 from anyformer.transforms.stream import narrow_stream
 from tiny import inputs_of, model_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from anyformer.construct import skeleton
 from anyformer.lab.configurations import ACTIVATIONS, NORMS, PLACEMENTS, POSITIONS, cell, cells
+from anyformer.models.construct import skeleton
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.residual import Scaled
 from architectures.lines import broken

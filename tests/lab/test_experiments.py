@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from anyformer.construct import build
 from anyformer.data import PythonDocs
 from anyformer.lab.experiments import (
     efficient_attention,
@@ -28,9 +27,10 @@ from anyformer.lab.experiments import (
     positions,
 )
 from anyformer.lab.experiments._runs import held_out
-from anyformer.lab.modifications import ROWS, row_named
+from anyformer.lab.narang_table import ROWS, row_named
 from anyformer.lab.trials import Place
 from anyformer.look.trace import trace
+from anyformer.models.construct import build
 
 Curves = dict[str, list[tuple[float, float]]]
 

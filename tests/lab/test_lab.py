@@ -19,12 +19,12 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.codec import to_json
 from anyformer.lab.experiment import chosen, perform
 from anyformer.lab.experiments import experiment, experiments
 from anyformer.lab.experiments._runs import training
 from anyformer.lab.grid import BASE, Grid, changed, labelled, work
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values
+from anyformer.specs.codec import to_json
 from anyformer.train.run import read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))

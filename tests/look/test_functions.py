@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.block import Block
 from anyformer.look.roles import steps
 from anyformer.look.trace import addresses
+from anyformer.stacks.block import Block
 from planted import HEADS, WORDS, planted
 from small import close
 from tiny import inputs_of, model_of
@@ -218,7 +218,7 @@ def test_layers_that_run_again_are_numbered_from_the_first_time() -> None:
 def test_contributions_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("bert")
     whole = af.look.contributions(run, position=range(9))
-    monkeypatch.setattr("anyformer.look.shares.CHUNK", 2)
+    monkeypatch.setattr("anyformer.look.attribution.CHUNK", 2)
     close(af.look.contributions(run, position=range(9)).values, whole.values)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from anyformer import cli
 from anyformer.look import lectures
-from anyformer.look.inside import Scene
+from anyformer.look.views import Scene
 from planted import planted
 
 pytest.importorskip("matplotlib")

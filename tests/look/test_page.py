@@ -20,9 +20,9 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.look.inside import Inside, Scene
 from anyformer.look.page import assembled, whole
 from anyformer.look.serve import ANSWERS, Server
+from anyformer.look.views import Inside, Scene
 from tiny import inputs_of, model_of
 
 EVIL = ['<script>document.title="run"</script>', "<img src=x onerror=alert(1)>", "</script><b>", "&lt;", "{{data}}"]
@@ -99,7 +99,7 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
     assert [each["address"] for each in data["maps"]] == ["decoder.layers.0.attention", layer, f"{layer}, run 2"]
     both = inside.run.keeping(f"{layer}.op.weights").kept[f"{layer}.op.weights"]
     assert not torch.allclose(*both)
-    monkeypatch.setattr("anyformer.look.inside.HOLD", 0)
+    monkeypatch.setattr("anyformer.look.views.HOLD", 0)
     again = Inside(shown)
     assert not again.held and whole(again)["held"] == data["held"]
     for time, weights in enumerate(both, 1):
@@ -114,7 +114,7 @@ def test_a_layer_that_runs_again_has_a_map_each_time(monkeypatch: pytest.MonkeyP
 
 def test_long_texts_keep_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyformer.look.page.HELD", 100)
-    monkeypatch.setattr("anyformer.look.inside.HOLD", 300)  # room for one map of two: the other is computed again
+    monkeypatch.setattr("anyformer.look.views.HOLD", 300)  # room for one map of two: the other is computed again
     monkeypatch.setattr("anyformer.look.page.TRIED", 1)
     monkeypatch.setattr("anyformer.look.page.SHARES", 4)
     inside = Inside(scene())

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from anyformer.look import lectures
-from anyformer.look.inside import Scene
 from anyformer.look.sound import LINE, LONGEST, Sound
+from anyformer.look.views import Scene
 from planted import planted
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer.objectives import denoise as d
-from anyformer.objectives.known import Known
 from anyformer.objectives.mass import MASS
 from anyformer.objectives.translate import Translate
+from anyformer.objectives.vocabulary import Known
 from small import close
 from tiny import model_of
 

@@ -13,10 +13,10 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import decode, encode
 from anyformer.data import IDX, Arrays, Beside, Data, Loader, Plan, prepare
 from anyformer.generation.diffusion import denoise
 from anyformer.objectives.diffuse import Diffuse
+from anyformer.specs.codec import decode, encode
 
 OBJECTIVE = Diffuse(labels=("left", "top"), image_size=(8, 8), mean=(0.5,), std=(0.5,), unlabelled=0.25)
 CONFIG: dict[str, Any] = {

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import anyformer as af
 from anyformer import cli
 from anyformer.data import Arrays, Beside, Captions, Data, JSONLines, TrainedBPE
-from anyformer.model import AutoencoderModel
+from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import NextImageToken, Reconstruct
-from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, GaussianLatent, Latent, RoundedCodes
+from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, GaussianLatent, Latent, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
@@ -167,11 +167,11 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_every_token_that_is_written_is_a_code(vae: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However hot: words and the end are no colours."""
-    from anyformer.tasks import pictures
+    from anyformer.tasks import image_tokens
 
     seen = []
-    real = pictures.generate
-    monkeypatch.setattr(pictures, "generate", lambda *args, **how: seen.append(real(*args, **how)) or seen[-1])
+    real = image_tokens.generate
+    monkeypatch.setattr(image_tokens, "generate", lambda *args, **how: seen.append(real(*args, **how)) or seen[-1])
     af.tasks.draw(folder, ["moon"], out=None, count=40, temperature=50.0)
     written = torch.cat(seen)[:, LENGTH:]
     assert written.shape == (40, PLACES) and bool((written >= WORDS).all()) and len(written.unique()) == CODES

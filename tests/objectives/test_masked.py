@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 import anyformer as af
 from anyformer import families
-from anyformer.objectives.known import Known
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.sentences import FOLLOWS, RANDOM, MaskedAndNext, cut
+from anyformer.objectives.vocabulary import Known
 from small import close
 from tiny import CONFIGS, model_of
 

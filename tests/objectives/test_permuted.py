@@ -10,9 +10,9 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.objectives.known import Known
 from anyformer.objectives.objective import Batch, Record
 from anyformer.objectives.permuted import ROUND, Permuted, unseen
+from anyformer.objectives.vocabulary import Known
 from small import close
 from tiny import OTHERS, model_of
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import decode, encode
 from anyformer.data import Data, Loader, Plan, prepare
 from anyformer.data.table import JSONLines
 from anyformer.objectives.answer import Answer
@@ -28,9 +27,10 @@ from anyformer.objectives.objective import Objective
 from anyformer.objectives.permuted import Permuted
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.sentences import MaskedAndNext
-from anyformer.objectives.span import SpanCorruption
+from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
+from anyformer.specs.codec import decode, encode
 from small import close
 from tiny import CONFIGS, OTHERS
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.data import Data, Loader, Numbers, Plan, prepare
 from anyformer.evaluate.regression import curves
-from anyformer.generation.dice import normal
+from anyformer.generation.random_state import normal
 from anyformer.objectives.regress import Regress, seeds_of
 from anyformer.parts.init import Normal
 from anyformer.recipes.regression import model as described
 from anyformer.recipes.regression import run as recipe
+from anyformer.specs.codec import override
 from anyformer.train.start import setup
 
 SMALL = {"width": 32, "decoder.depth": 2, "decoder.layers.attention.op.head_width": 8,

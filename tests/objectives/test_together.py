@@ -13,18 +13,18 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.model import Output
+from anyformer.models import Output
 from anyformer.objectives.auxiliary import Auxiliary
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.distill import Distill
-from anyformer.objectives.known import Known
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Batch, Objective
 from anyformer.objectives.replaced import ReplacedTokens
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
-from anyformer.train.alone import beside
+from anyformer.objectives.vocabulary import Known
+from anyformer.train.evaluate_split import beside
 from small import close
 from tiny import CONFIGS, model_of
 

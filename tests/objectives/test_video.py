@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from anyformer import families
-from anyformer.construct import build
 from anyformer.data import Arrays, Beside, Data, JSONLines, TrainedBPE
+from anyformer.models.construct import build
 from anyformer.objectives.video import MatchVideo
-from anyformer.parts.similarity import nearest_of_several
+from anyformer.parts.head.similarity import nearest_of_several
 from anyformer.train.optim import AdamW, Constant
 from anyformer.train.run import Batch, Run
 from anyformer.train.start import setup

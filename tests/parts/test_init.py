@@ -10,17 +10,19 @@ import torch
 
 import anyformer as af
 from anyformer import families
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.mask import Causal
-from anyformer.model import DecoderModel
-from anyformer.part import walk
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.models import DecoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Normal, Uniform, Value, Xavier
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.mask import Causal
+from anyformer.specs.part import walk
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from small import filled_with_nan
 
 D = 64

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.model import EncoderModel
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
+from anyformer.models import EncoderModel
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import BatchNorm, LayerNorm, RMSNorm, ScaleNorm, UnitNorm
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from small import close, filled, made
 
 D = 24

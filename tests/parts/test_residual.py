@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 import anyformer as af
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.context import Context
-from anyformer.model import DecoderModel, EncoderModel
+from anyformer.models import DecoderModel, EncoderModel
 from anyformer.parts import init
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.residual import Add, Fixup, LayerScale, ReZero, Scaled, deepnorm
+from anyformer.runtime.context import Context
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from small import close, made
 
 D = 16

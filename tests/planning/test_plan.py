@@ -13,10 +13,10 @@ import torch
 
 import anyformer as af
 from anyformer.cli import main
-from anyformer.codec import to_json
 from anyformer.planning import command
-from anyformer.planning.laws import PETAFLOP_DAY, chinchilla, epochs, estimate, hardware, kaplan
+from anyformer.planning.compute import PETAFLOP_DAY, chinchilla, epochs, estimate, hardware, kaplan
 from anyformer.planning.layout import Job, Way, way_of
+from anyformer.specs.codec import to_json
 from anyformer.train.accelerators import ACCELERATORS, accelerator, published
 from anyformer.train.run import read_run
 

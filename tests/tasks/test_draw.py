@@ -12,8 +12,8 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.cli import main
+from anyformer.inputs.contact_sheet import drawn, widest, write_sheet
 from anyformer.inputs.image import Images
-from anyformer.inputs.sheet import drawn, widest, write_sheet
 
 LABELS = ("T-shirt", "ankle boot", "bag")
 CONFIG: dict[str, Any] = {

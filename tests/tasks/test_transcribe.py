@@ -19,10 +19,10 @@ import torch
 import anyformer as af
 from anyformer import cli
 from anyformer.generation import ctc
-from anyformer.inputs.audio import AudioProcessor
-from anyformer.tasks import hearing
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.tasks import long_audio
 from anyformer.tasks.each.transcribe import listener_of
-from anyformer.tasks.looking import scene
+from anyformer.tasks.look_inputs import scene
 from anyformer.tasks.task import ask
 from vocabularies import gpt2
 
@@ -137,9 +137,9 @@ def test_each_word_holds_its_frames() -> None:
     def joined(ids: list[int]) -> str:
         return "".join(pieces[i] for i in ids if i < 5).replace("▁", " ").strip()
 
-    spans = [[(each[0].start, each[-1].end) for each in hearing.worded(heard, decode)] for decode in (spelt, joined)]
+    spans = [[(each[0].start, each[-1].end) for each in long_audio.worded(heard, decode)] for decode in (spelt, joined)]
     assert spans == [[(2, 6), (10, 14)], [(2, 4), (5, 6), (10, 11), (13, 14)]]
-    assert hearing.worded(heard[:1], spelt) == []
+    assert long_audio.worded(heard[:1], spelt) == []
 
 
 def test_letters_by_beams(spelling: Path) -> None:
@@ -156,10 +156,10 @@ def test_windows_of_letters_are_the_whole(tmp_path, monkeypatch) -> None:
     with torch.no_grad():
         whole = model(**processor(samples, RATE)).logits[0].log_softmax(-1)
     for window, overlap in ((30, 5), (4, 1), (3, 1)):
-        monkeypatch.setattr(hearing, "WINDOW", window)
-        monkeypatch.setattr(hearing, "OVERLAP", overlap)
+        monkeypatch.setattr(long_audio, "WINDOW", window)
+        monkeypatch.setattr(long_audio, "OVERLAP", overlap)
         with torch.no_grad():
-            found = list(hearing.frames(model, processor, (samples, RATE)))
+            found = list(long_audio.frames(model, processor, (samples, RATE)))
         assert len(found) == 1 if window == 30 else len(found) > 2
         torch.testing.assert_close(torch.cat(found), whole, rtol=1e-5, atol=1e-5)
 
@@ -200,7 +200,7 @@ def whisper(folder: Path, seconds: int) -> Path:
     return folder
 
 
-def listener(folder: Path, **options: Any) -> hearing.Listener:
+def listener(folder: Path, **options: Any) -> long_audio.Listener:
     asked = ask("transcribe", folder, "x", {})
     return listener_of(asked, False, True, options.get("num_beams"), 30, options.get("temperatures", (0.0,)))
 
@@ -248,25 +248,25 @@ def test_one_by_one_or_together(writer: Path, tmp_path) -> None:
 def test_what_looks_wrong_is_tried_again(writer: Path, monkeypatch) -> None:
     """Every temperature in turn, as long as a text is unlikely; what is silence then says nothing."""
     tried: list[Any] = []
-    real = hearing.generate
+    real = long_audio.generate
 
     def watched(*given: Any, **options: Any) -> Any:
         tried.append((options.get("temperature", 0.0), len(options["encoder_outputs"])))
         return real(*given, **options)
 
-    monkeypatch.setattr(hearing, "generate", watched)
-    monkeypatch.setattr(hearing, "COMPRESSED", 1e9)
-    monkeypatch.setattr(hearing, "UNSURE", -1e9)
+    monkeypatch.setattr(long_audio, "generate", watched)
+    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
+    monkeypatch.setattr(long_audio, "UNSURE", -1e9)
     audio = {"audio": (tone(0.7), RATE)}
     first = af.tasks.transcribe(writer, audio, max_new_tokens=8)
     assert {each for each, _ in tried} == {0.0} and first
     tried.clear()
-    monkeypatch.setattr(hearing, "UNSURE", 1e9)
+    monkeypatch.setattr(long_audio, "UNSURE", 1e9)
     last = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert [each for each, _ in tried][:6] == [0.0, 0.5, 2.0, 0.0, 0.5, 2.0] and last != first
     again = af.tasks.transcribe(writer, audio, temperatures=(0.0, 0.5, 2.0), max_new_tokens=8)
     assert again == last  # the draws are seeded
-    monkeypatch.setattr(hearing, "SILENT", -1.0)
+    monkeypatch.setattr(long_audio, "SILENT", -1.0)
     assert af.tasks.transcribe(writer, audio, temperatures=(0.0,)) == ""
 
 
@@ -303,21 +303,21 @@ def test_the_language_as_published(writer: Path) -> None:
 )  # fmt: skip
 def test_sentences_of_a_window(tokens: list[int], wanted: Any, advance: int) -> None:
     """Where a time is the window's own first, or beyond its end, the next window follows: none is heard twice."""
-    assert hearing.cut(tokens, 100, 50, 2) == (wanted, advance)
+    assert long_audio.cut(tokens, 100, 50, 2) == (wanted, advance)
 
 
 def test_the_shortest_sentence_moves_the_window() -> None:
-    assert hearing.cut([100, 1, 101, 101, 2], 100, 50, 1) == ([(0, 1, [100, 1, 101, 101])], 1)
+    assert long_audio.cut([100, 1, 101, 101, 2], 100, 50, 1) == ([(0, 1, [100, 1, 101, 101])], 1)
 
 
 def test_silence_is_what_is_likely_silent_and_unsure(writer: Path, monkeypatch) -> None:
     """As published: a text is left out where nothing is said with more than SILENT, and it is below UNSURE itself."""
-    monkeypatch.setattr(hearing, "SILENT", 0.5)
-    monkeypatch.setattr(hearing, "generate", lambda *given, **options: None)
+    monkeypatch.setattr(long_audio, "SILENT", 0.5)
+    monkeypatch.setattr(long_audio, "generate", lambda *given, **options: None)
     # how likely silence is, and the mean log-probability of the text
     rows = [(0.75, -1.5), (0.75, -1.0), (0.5, -1.5), (0.25, -1.5), (0.25, -0.5), (0.75, -0.5)]
-    monkeypatch.setattr(hearing.Listener, "written", lambda self, out, row: ([5, 6], rows[row][1]))
-    monkeypatch.setattr(hearing.Listener, "looks_wrong", lambda *given: False)
+    monkeypatch.setattr(long_audio.Listener, "written", lambda self, out, row: ([5, 6], rows[row][1]))
+    monkeypatch.setattr(long_audio.Listener, "looks_wrong", lambda *given: False)
     chances = torch.zeros(6, 460)
     chances[:, SILENT - 1] = torch.tensor([silence for silence, _ in rows])
     found = listener(writer).texts(torch.zeros(6, 1, 1), chances, ["<|en|>"] * 6)
@@ -328,9 +328,9 @@ def test_the_quietest_place_is_the_last_of_the_least_power() -> None:
     samples = np.random.default_rng(0).normal(size=60).astype(np.float32)
     for width in (1, 7, 8):
         powers = [float((samples[i : i + width] ** 2).sum()) for i in range(60 - width + 1)]
-        assert hearing.quietest(samples, width) == int(np.argmin(powers)) + width // 2
+        assert long_audio.quietest(samples, width) == int(np.argmin(powers)) + width // 2
     samples[10:20] = samples[30:45] = 0
-    assert hearing.quietest(samples, 8) == 45 - 8 + 4
+    assert long_audio.quietest(samples, 8) == 45 - 8 + 4
 
 
 # -- under a spectrogram
@@ -339,8 +339,8 @@ def test_the_quietest_place_is_the_last_of_the_least_power() -> None:
 @pytest.mark.parametrize("kind", ["letters", "sentences"])
 def test_words_of_a_scene(kind: str, spelling: Path, writer: Path, tmp_path: Path, monkeypatch) -> None:
     """What `anyformer look --picture spectrogram` draws is what is transcribed, on the time of the frames."""
-    monkeypatch.setattr(hearing, "UNSURE", -1e9)  # nothing is tried again
-    monkeypatch.setattr(hearing, "COMPRESSED", 1e9)
+    monkeypatch.setattr(long_audio, "UNSURE", -1e9)  # nothing is tried again
+    monkeypatch.setattr(long_audio, "COMPRESSED", 1e9)
     folder, samples = spelling if kind == "letters" else writer, tone(1.64, seed=4)
     soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
     sound = scene(str(folder), str(tmp_path / "a.wav"), target=None if kind == "letters" else "a").sound()
@@ -378,8 +378,8 @@ def test_a_stream_of_chunks_is_the_recording(spelling: Path, writer: Path, rate:
         whole = af.tasks.transcribe(folder, {"audio": (samples, rate)}, **options)
         for size in (317, 5000, 10**6):
             assert af.tasks.transcribe(folder, {"audio": (chunks(size), rate)}, **options) == whole
-    exact = hearing.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
-    assert hearing.Windows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, "which a file tells at once"
+    exact = long_audio.Windows(AudioProcessor.load(writer), (iter([tone(2)]), RATE), 100)
+    assert long_audio.Windows(AudioProcessor.load(writer), (tone(2), RATE), 100).total == 200, "a file tells at once"
     taken = [exact.take(start)[1] for start in (0, 100)]
     assert taken == [100, 100] and exact.total == 200, "a stream that ends with a window ends"
 
@@ -442,13 +442,13 @@ def test_memory_does_not_grow_with_a_recording(kind: str, minutes: int, tmp_path
     def hear(file: Path) -> None:
         match kind:
             case "letters" | "beams":
-                hearing.letters(model, bank, file, 1 if kind == "letters" else 2)
+                long_audio.letters(model, bank, file, 1 if kind == "letters" else 2)
             case "windows":
-                windows, place = hearing.Windows(mel, file, mel.chunk_frames), 0
+                windows, place = long_audio.Windows(mel, file, mel.chunk_frames), 0
                 while place < windows.total:
                     place += windows.take(place)[1]
             case "pieces":
-                assert sum(map(len, hearing.pieces(bank, file))) > 50 * RATE
+                assert sum(map(len, long_audio.pieces(bank, file))) > 50 * RATE
 
     few, many = talk(tmp_path / "few.wav", 1, 8000, 2), talk(tmp_path / "many.wav", minutes, 8000, 2)
     hear(few)

@@ -19,18 +19,18 @@ import torch
 import torch.distributed as dist
 
 from anyformer import families
-from anyformer.codec import override
 from anyformer.data import TSV, Bytes, Data, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.translate import Translate
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position import DistanceBias
+from anyformer.parts.position.absolute import DistanceBias
+from anyformer.specs.codec import override
 from anyformer.train import parallel
-from anyformer.train.checkpoint import gathered
 from anyformer.train.optim import Adafactor, AdamW, Cosine
 from anyformer.train.parallel import Mesh
 from anyformer.train.progress import Metrics
+from anyformer.train.resume import gathered
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 from anyformer.train.trainer import Callback, Trainer

@@ -24,9 +24,9 @@ import anyformer as af
 from anyformer import families
 from anyformer.data import Bytes, Data, TextFiles
 from anyformer.objectives.causal import NextToken
-from anyformer.train.checkpoint import Checkpoints
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.progress import Metrics
+from anyformer.train.resume import Checkpoints
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.start import setup
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.train.checkpoint import Checkpoints, fill, read
+from anyformer.train.resume import Checkpoints, fill, read
 from anyformer.weights import hub, manifest
 from tiny import model_of
 

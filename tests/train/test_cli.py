@@ -14,10 +14,10 @@ import torch
 
 import anyformer as af
 from anyformer import cli
-from anyformer.codec import override, to_json
 from anyformer.objectives.objective import Objective
-from anyformer.part import Part, fitting
 from anyformer.recipes import recipe, recipes
+from anyformer.specs.codec import override, to_json
+from anyformer.specs.part import Part, fitting
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import read_run
 from anyformer.weights import manifest
@@ -233,9 +233,9 @@ def test_other_services_are_told_if_asked(
 def test_set_knows_every_objective_that_a_run_json_may_have() -> None:
     """In a new process, where only the recipe's own objective was imported by anything else."""
     code = """
-from anyformer.codec import override
+from anyformer.specs.codec import override
 from anyformer.objectives.objective import Objective
-from anyformer.part import fitting
+from anyformer.specs.part import fitting
 from anyformer.recipes import recipe
 run = recipe("shakespeare")
 print(*sorted(fitting(Objective)))

@@ -12,9 +12,9 @@ import pytest
 
 from anyformer import cli
 from anyformer.data.source import Source
-from anyformer.part import walk
 from anyformer.recipes import recipe, recipes
 from anyformer.recipes._sources import ORIGINS, fetch, folders_of
+from anyformer.specs.part import walk
 
 ANSWERS = {"text": ["a tree"], "answer_start": [7]}
 QUESTION = {"id": "q1", "context": "It was a tree\tand tall.", "question": "What was it?", "answers": ANSWERS}

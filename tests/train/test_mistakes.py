@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from anyformer import cli, families
-from anyformer.codec import to_json
 from anyformer.data import CSV, Bytes, Columns, Data, JSONLines, Stored
 from anyformer.objectives.answer import Answer
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.tag import Tag
 from anyformer.objectives.translate import Translate
 from anyformer.recipes._encoder import SPECIAL
+from anyformer.specs.codec import to_json
 from anyformer.train.run import Batch, Run
 from anyformer.weights import manifest
 

@@ -12,13 +12,13 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.codec import override, to_json
 from anyformer.data import Bytes, Data, First, Mixture, Share, TextFiles
 from anyformer.objectives.masked import Masked
-from anyformer.planning.laws import epochs
+from anyformer.planning.compute import epochs
 from anyformer.recipes import recipe, recipes
 from anyformer.recipes._encoder import vocabulary
 from anyformer.recipes.gpt3 import SIZES, SOURCES, TOKENS
+from anyformer.specs.codec import override, to_json
 from anyformer.train.progress import Metrics, Screen, read_metrics
 from anyformer.train.run import Batch, Begin
 from anyformer.train.start import setup

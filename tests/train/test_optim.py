@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyformer import machine
+from anyformer.kernels import hardware
 from anyformer.train import optim
 
 OPTIMIZERS = [
@@ -60,7 +60,7 @@ def by_hand(part: Any, net: Net) -> list[torch.optim.Optimizer]:
 def test_an_optimizer_is_torchs_own_with_decay_on_matrices(
     part: optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "has", lambda ability: True)
+    monkeypatch.setattr(hardware, "has", lambda ability: True)
     ours, theirs = Net(), Net()
     made, hand = part.make(ours), by_hand(part, theirs)
     before = theirs.frozen.weight.clone()
@@ -127,7 +127,7 @@ def test_muon_without_bf16_moves_weights_as_torchs_does(shape: tuple[int, int]) 
 
 def test_muon_asks_for_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, kind in ((True, torch.optim.Muon), (False, optim.WideMuon)):
-        monkeypatch.setattr(machine, "has", lambda ability, there=there: there)
+        monkeypatch.setattr(hardware, "has", lambda ability, there=there: there)
         assert type(optim.Muon(matrices="*inner*").make(Net()).each[0]) is kind
 
 

@@ -15,13 +15,13 @@ import torch
 
 import anyformer as af
 from anyformer import cli, families
-from anyformer.codec import encode, to_json
 from anyformer.objectives.examples import label_number
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.permuted import Permuted
 from anyformer.recipes._own import from_table, from_text
 from anyformer.recipes._own_images import from_images
 from anyformer.recipes._own_tags import from_tags
+from anyformer.specs.codec import encode, to_json
 from anyformer.train.run import Pretrained, read_run
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

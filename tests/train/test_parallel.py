@@ -21,11 +21,11 @@ import torch
 import anyformer as af
 from anyformer import families
 from anyformer.cli import main
-from anyformer.codec import override, to_json
+from anyformer.specs.codec import override, to_json
 from anyformer.train import shard
-from anyformer.train.checkpoint import read
 from anyformer.train.parallel import Layout, Mesh
 from anyformer.train.progress import read_metrics
+from anyformer.train.resume import read
 from anyformer.train.run import Batch, Evaluate, Keep
 from anyformer.train.start import setup
 from anyformer.weights import manifest

@@ -24,8 +24,8 @@ from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.ctc import CTC
 from anyformer.objectives.dialogue import Dialogue
+from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.objective import Objective
-from anyformer.objectives.picture import ClassifyImage
 from anyformer.tasks.table import TASKS
 from anyformer.train.baseline import frequency_baseline
 from anyformer.train.reading import described_data, tokens_per_number

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from anyformer import cli, families
-from anyformer.codec import override, to_json
 from anyformer.data import First, Source
 from anyformer.evaluate.metrics import METRICS
 from anyformer.evaluate.predict import right_answers
 from anyformer.recipes import recipe
 from anyformer.recipes.multi30k_en_de import CONFIG
+from anyformer.specs.codec import override, to_json
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Run
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.data import Arrays, Data, First, TrainedBPE
-from anyformer.part import walk
 from anyformer.recipes import recipe
+from anyformer.specs.codec import override
+from anyformer.specs.part import walk
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.run import Batch, Pretrained
 from anyformer.train.start import pretrained, setup

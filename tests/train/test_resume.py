@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.codec import override
 from anyformer.data import Bytes, Plan, TextFiles, TrainedBPE
-from anyformer.train.checkpoint import read
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW
 from anyformer.train.progress import Metrics, read_metrics
+from anyformer.train.resume import read
 from anyformer.train.run import Evaluate
 from anyformer.train.start import setup
 from anyformer.weights import hub, manifest

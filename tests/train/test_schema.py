@@ -12,9 +12,9 @@ import pytest
 
 import anyformer as af
 from anyformer import cli
-from anyformer.codec import to_json
 from anyformer.objectives.classify import Classify
 from anyformer.recipes import recipe, recipes
+from anyformer.specs.codec import to_json
 from anyformer.train.optim import Muon
 from anyformer.train.run import Pretrained, Run, read_run
 from anyformer.train.schema import schema

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import anyformer as af
 from anyformer import families
-from anyformer.codec import encode
 from anyformer.data import Data, Ready, TextFiles
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
+from anyformer.specs.codec import encode
 from anyformer.train.optim import Adafactor, AdamW, Cosine, Muon
 from anyformer.train.progress import Metrics, read_metrics
 from anyformer.train.record import Recorder

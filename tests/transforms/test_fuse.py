@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.parts.joined import Joined
+from anyformer.parts.fused_linear import Joined
 from anyformer.transforms.fuse import fuse, unfuse
 from anyformer.transforms.quantize import quantize
 from small import close

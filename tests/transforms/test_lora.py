@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.codec import decode, encode
 from anyformer.objectives.causal import NextToken
+from anyformer.specs.codec import decode, encode
 from anyformer.transforms import lora
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.lora import LoRA

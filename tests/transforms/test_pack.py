@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import machine
+from anyformer.kernels import hardware
 from anyformer.transforms.fuse import fuse
 from anyformer.transforms.pack import PACKED, PackedLinear, pack, unpack
 from small import close
@@ -30,13 +30,13 @@ def test_products(shape: tuple[int, ...], bias: bool) -> None:
     close(pack(torch.nn.Sequential(linear))(x), expected)
 
 
-packs = pytest.mark.skipif(not machine.has("onednn"), reason="torch cannot pack weights for this CPU")
+packs = pytest.mark.skipif(not hardware.has("onednn"), reason="torch cannot pack weights for this CPU")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_nothing_is_packed_where_it_cannot_be(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(machine.HIDING, "onednn,bf16")
+    monkeypatch.setenv(hardware.HIDING, "onednn,bf16")
     PACKED.kept.clear()  # another layer may have lain at this place
     linear, x = layer().to(dtype), torch.randn(8, 48).to(dtype)
     expected = linear(x)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer import machine
+from anyformer.kernels import hardware
 from anyformer.transforms.quantize import Int8Linear, activation_levels, quantize
 from small import close
 from tiny import inputs_of, model_of
@@ -66,7 +66,7 @@ def test_odd_inputs() -> None:
     assert bool(q(torch.full((1, 64), float("nan"))).isnan().all()), "a NaN is never hidden"
 
 
-engine = pytest.mark.skipif(not machine.has("int8"), reason="torch has no 8-bit products for this CPU")
+engine = pytest.mark.skipif(not hardware.has("int8"), reason="torch has no 8-bit products for this CPU")
 
 
 @engine
@@ -79,7 +79,7 @@ def test_cpus_without_vnni_keep_seven_bits(monkeypatch: pytest.MonkeyPatch) -> N
     q.bias.zero_()
     close(q(torch.ones(1, 64)), 127 * 64 * q.scale[None], 1e-5)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    monkeypatch.setenv(machine.HIDING, "int8")  # plain products, which any CPU has
+    monkeypatch.setenv(hardware.HIDING, "int8")  # plain products, which any CPU has
     fine = (Int8Linear.of(layer())(x) - exact).abs().max()
     assert fine < rough < 8 * fine
 
@@ -97,13 +97,13 @@ def test_without_an_engine_the_numbers_are_the_same(
     halves = (torch.arange(x.numel()) % 509 - 254.0).view_as(x) / 254  # between two steps: which one is taken?
     x = torch.cat((x, halves, torch.zeros(1, width))).to(dtype)
     with_engine = q(x)
-    monkeypatch.setenv(machine.HIDING, "int8")
+    monkeypatch.setenv(hardware.HIDING, "int8")
     without = q(x)
     if torch.cpu._is_vnni_supported():
         assert torch.equal(without, with_engine)
     else:  # between two of 63 steps the engine may take the other one
         close(without.float(), with_engine.float(), 0.02 * float(with_engine.abs().max()))
-    assert not machine.has("int8")
+    assert not hardware.has("int8")
 
 
 FAMILIES = ("gpt2", "llama", "bert", "t5")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from anyformer._version import __version__
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 def import_parts(module: str) -> None:
     """What --import names: only whoever types the command decides what runs."""
-    from anyformer.codec import kinds
+    from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
     here = os.getcwd()
@@ -147,7 +147,7 @@ def guarded(command: Callable[[], object]) -> int:
     except Exception as error:
         if "allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
             return say(describe(error), 2)
-        from anyformer.part_errors import error_origin
+        from anyformer.specs.part_errors import error_origin
 
         hint = "" if debugging() else "; ANYFORMER_DEBUG=1 shows where"
         if (origin := error_origin(error)) is not None:

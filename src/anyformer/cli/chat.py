@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.cli.generate import check, opened, settings, show, visible, writing_flags
 from anyformer.cli.settings import MODEL
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 if TYPE_CHECKING:
     from anyformer.generation.writing import Writing
     from anyformer.inputs.text import Tokenizer
-    from anyformer.model import TransformerModule
+    from anyformer.models import TransformerModule
 
 Message = dict[str, str]
 NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}  # in plain text
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     messages = read_messages(options.load) if options.load else []
     tokenizer, load = opened(options)
-    from anyformer.generation.begin import check_writer
+    from anyformer.generation.setup import check_writer
     from anyformer.inputs.chat import templates
 
     plain = options.plain or not templates(tokenizer)

@@ -19,7 +19,7 @@ from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
-    from anyformer.part import Part
+    from anyformer.specs.part import Part
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +36,14 @@ def run(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"{options.file}: no such file")
 
     from anyformer.cli.terminal import table, working
-    from anyformer.codec import kinds
+    from anyformer.specs.codec import kinds
 
     kinds()  # ours first: of two with one name it is the other that is wrong
     fields = dict(map(setting, options.set))
     chosen = chosen_kinds(import_file(path), options)
     reports, skipped = [], []
     with working(f"checking {path.name}"):
-        from anyformer.checking import check
+        from anyformer.evaluate.part_checks import check
 
         for part, missing in parts_of(chosen, fields, options.part is not None):
             if missing:
@@ -94,7 +94,7 @@ def import_file(path: Path) -> str:
 
 
 def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
-    from anyformer.part import Part, abstract, nearest
+    from anyformer.specs.part import Part, abstract, nearest
 
     found = {name: kind for name, kind in Part.kinds.items() if kind.__module__ == module and not abstract(kind)}
     if not found:
@@ -110,9 +110,9 @@ def parts_of(
     chosen: list[type[Part]], fields: dict[str, Any], asked: bool
 ) -> Iterator[tuple[Part | None, str]]:  # fmt: skip
     """A Part of each kind, or why there is none; an error where it was asked for by name."""
-    from anyformer.checking import addresses_for
-    from anyformer.codec import decode
-    from anyformer.part import default_values, hints, nearest
+    from anyformer.evaluate.part_checks import addresses_for
+    from anyformer.specs.codec import decode
+    from anyformer.specs.part import default_values, hints, nearest
 
     known = {name for kind in chosen for name in hints(kind)}
     for name in fields:

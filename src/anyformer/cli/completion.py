@@ -7,7 +7,7 @@ import argparse
 import importlib
 
 from anyformer.cli import VERBS, Parser
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -18,7 +18,7 @@ from anyformer.cli.settings import setting
 from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
-    from anyformer.model import Model
+    from anyformer.models import Model
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     if options.dtype not in (None, *BYTES):
         raise ValueError(f"no dtype {options.dtype!r}; {nearest(options.dtype, BYTES)}")
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import working
 
     with working(f"counting {options.name}"):
-        from anyformer.codec import override
         from anyformer.counting import count
+        from anyformer.specs.codec import override
 
         spec = override(described(options.name), changes)
         length = length_of(spec, options.length)
@@ -209,16 +209,16 @@ def amount(spec: Any, length: int, source_length: int | None = None) -> str:
 def by_size(options: argparse.Namespace) -> None:
     """Where the FLOPs of a family's sizes go."""
     from anyformer.cli.terminal import rounded, table, working
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     prefix = options.name or "gpt3"
     with working("counting"):
         from anyformer import families
+        from anyformer.checkpoint import spec as find
         from anyformer.counting import count
         from anyformer.counting.lecture import shares
         from anyformer.counting.work import fixed_input
-        from anyformer.model import position_limit
-        from anyformer.names import spec as find
+        from anyformer.models import position_limit
 
         known = [name for name, _ in families.names()]
         names = [name for name in known if name.startswith(prefix)]
@@ -292,7 +292,7 @@ def check_source(spec: Any, source_length: int | None) -> None:
     if source_length is None:
         return
 
-    from anyformer.part import walk
+    from anyformer.specs.part import walk
 
     looks = spec.pair or any(getattr(part, "memory", False) for _, part in walk(spec))
     if not looks:
@@ -325,7 +325,7 @@ def described(name: str) -> Model:
     """The model of this name, or that a file or a folder describes; of a run the one that it trains, also before it has
     begun."""
     if not Path(name).expanduser().exists():
-        from anyformer.names import spec
+        from anyformer.checkpoint import spec
 
         return spec(name)
 

@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     if options.theme not in THEMES:
         raise ValueError(f"no theme {options.theme!r}; {nearest(options.theme, THEMES)}")
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import working
 
     with working(f"drawing {' and '.join(options.names)}"):
-        from anyformer.codec import override
         from anyformer.drawing import check_ending, converter, draw
+        from anyformer.specs.codec import override
 
         if check_ending(out) == ".png":
             converter()

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     for name, valid in (("split", SPLITS), ("dtype", DTYPES)):
         given = getattr(options, name)
@@ -71,16 +71,16 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     options.recipe = options.recipe or str(home)
     description, _ = named(options.recipe, options.data, options.set)
     with working(f"reading {options.model}"):
-        from anyformer import machine
         from anyformer.checkpoint import load
         from anyformer.data import First
         from anyformer.data.prepare import report_skipped
         from anyformer.evaluate import Evaluation
-        from anyformer.train.alone import chosen, evaluate, tokenizer_in, write_predictions
+        from anyformer.kernels import hardware
+        from anyformer.train.evaluate_split import chosen, evaluate, tokenizer_in, write_predictions
 
         split, source = chosen(description.data, options.split)
         source = source if options.most is None else First(source=source, count=options.most)
-        device = machine.device(options.device)
+        device = hardware.device(options.device)
         if names is None:  # the usual ones, and what the run looks at itself
             usual = Evaluation(source, description.objective, None).names
             names = [*dict.fromkeys((*usual, *description.evaluate.metrics))]
@@ -106,7 +106,7 @@ def evaluated(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
 
 
 def again(path: Path, evaluation: Any, name: str, split: str) -> tuple[dict[str, float], dict[str, Any]]:
-    from anyformer.train.alone import read_predictions
+    from anyformer.train.evaluate_split import read_predictions
 
     answered = read_predictions(path)
     facts = {"model": str(path), "recipe": name, "split": split, "examples": len(answered.wanted)}

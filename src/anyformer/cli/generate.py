@@ -19,7 +19,7 @@ from anyformer.cli.texts import as_json, text_of
 if TYPE_CHECKING:
     from anyformer.generation.writing import Writing
     from anyformer.inputs.text import Tokenizer
-    from anyformer.model import TransformerModule
+    from anyformer.models import TransformerModule
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "eager", "sdpa", "flex")
@@ -96,7 +96,7 @@ def encode(tokenizer: Tokenizer, text: str, options: argparse.Namespace) -> list
 
 def check(options: argparse.Namespace) -> None:
     """What can be said to be wrong before minutes of loading."""
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     for name, valid in (("dtype", DTYPES), ("kernel", KERNELS)):
         given = getattr(options, name)
@@ -114,12 +114,12 @@ def opened(options: argparse.Namespace) -> tuple[Tokenizer, Callable[[], Transfo
 
     local = os.path.isdir(os.path.expanduser(options.model))  # a download shows its own progress
     with working(f"reading {options.model}" if local else f"looking for {options.model}"):
-        from anyformer import machine
-        from anyformer.generation.settings import Settings
+        from anyformer.generation.options import Settings
         from anyformer.inputs.text import Tokenizer
+        from anyformer.kernels import hardware
 
         Settings(**settings(options)).check(2**31)
-        device = machine.device(options.device)
+        device = hardware.device(options.device)
     from anyformer.weights import hub
 
     folder = hub.resolve(options.model, offline=options.offline)

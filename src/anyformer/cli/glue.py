@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> None:
 
 def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """The tasks whose folders are there, and those that are missing for a score."""
-    from anyformer.part import nearest
     from anyformer.recipes._glue import TASKS
+    from anyformer.specs.part import nearest
 
     for name in options.task:
         if name not in TASKS:
@@ -77,10 +77,10 @@ def tasks(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def described_as(name: str, options: argparse.Namespace) -> list[Any]:
     """The runs of a task, one for each rate."""
-    from anyformer.codec import override
     from anyformer.evaluate import check
     from anyformer.recipes._glue import LENGTH, RATE, TASKS, rows, run_of, table
     from anyformer.recipes._models import classifier
+    from anyformer.specs.codec import override
 
     home = Path(options.data) / TASKS[name].folder
     model, limit = classifier(options.model)
@@ -112,7 +112,7 @@ def tuned(run: Any, folder: Path, options: argparse.Namespace) -> dict[str, floa
     """One run to its end, and its metrics on each development set."""
     from anyformer.cli.train import train
     from anyformer.evaluate import Evaluation
-    from anyformer.train.alone import evaluate
+    from anyformer.train.evaluate_split import evaluate
 
     begun = options.resume and (folder / "run.json").is_file()
     trainer = train(run, folder, begun, options.device)

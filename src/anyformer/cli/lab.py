@@ -11,7 +11,7 @@ from pathlib import Path
 
 from anyformer.cli import Mistake, Parser, tell
 from anyformer.cli.settings import device_flag
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 ACTIONS = {
     "list": "every experiment and what it shows",
@@ -93,14 +93,14 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     if options.budget is not None and options.form is not None:
         raise ValueError("give --budget or --form, one of them")
-    from anyformer import machine
+    from anyformer.kernels import hardware
     from anyformer.lab.experiment import chosen, perform
     from anyformer.lab.experiments import experiment
 
     forms = experiment(options.name).FORMS
     if options.form is not None and options.form not in forms:
         raise ValueError(f"{options.name} has no form {options.form!r}; {nearest(options.form, forms)}")
-    kind = machine.device(options.device).type
+    kind = hardware.device(options.device).type
     form = options.form or chosen(options.name, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
     outcome = perform(

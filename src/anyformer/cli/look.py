@@ -17,7 +17,7 @@ from typing import Any
 from anyformer.cli import Mistake
 from anyformer.cli.generate import DTYPES
 from anyformer.cli.settings import MODEL, default_file, device_flag
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 PORT = 8017
 MARK = b"anyformer"  # in the head of every page and picture of ours
@@ -53,14 +53,14 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import working
 
     with working(f"reading {options.model}"):
-        from anyformer import machine
-        from anyformer.tasks.looking import blueprint, scene
+        from anyformer.kernels import hardware
+        from anyformer.tasks.look_inputs import blueprint, scene
 
         if options.picture is not None and PICTURES[options.picture].bare:
             shown = blueprint(options.model, options.input, offline=options.offline)
         else:
             shown = scene(options.model, options.input, other=options.other, target=options.target,
-                          device=machine.device(options.device), dtype=options.dtype,
+                          device=hardware.device(options.device), dtype=options.dtype,
                           offline=options.offline)  # fmt: skip
     if options.picture is not None:
         needs = PICTURES[options.picture].needs
@@ -108,8 +108,8 @@ def draw(figure: Any, options: argparse.Namespace) -> None:
 
 def save(shown: Any, output: str | None) -> None:
     from anyformer.cli.terminal import working
-    from anyformer.look.inside import Inside
     from anyformer.look.page import assembled, whole
+    from anyformer.look.views import Inside
 
     with working("looking"):
         page = assembled(whole(Inside(shown)))

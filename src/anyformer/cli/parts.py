@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from anyformer.cli.texts import as_json
 
 if TYPE_CHECKING:
-    from anyformer.slots import About
+    from anyformer.specs.slots import About
 
 WIDEST = 90  # letters of the one line on a kind
 LACKING = {"default": "(needed)"}
@@ -28,9 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.name is not None and options.slot is not None:
         raise ValueError("give NAME or --slot, not both")
-    from anyformer.model import Model
-    from anyformer.part import Part, abstract, fitting, named, slot_types, type_name
-    from anyformer.slots import about, slot_at
+    from anyformer.models import Model
+    from anyformer.specs.part import Part, abstract, fitting, named, slot_types, type_name
+    from anyformer.specs.slots import about, slot_at
     from anyformer.train.run import Run, every_kind
 
     every_kind()

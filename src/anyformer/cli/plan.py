@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import working
 
     with working(f"planning {options.name}"):
-        from anyformer.codec import override
         from anyformer.counting import count
-        from anyformer.model import position_limit
+        from anyformer.models import position_limit
         from anyformer.planning.layout import Job, way_of
+        from anyformer.specs.codec import override
 
         spec = override(described(options.name), dict(map(setting, options.set)))
         counted = count(spec)
@@ -113,7 +113,7 @@ def device_of(options: argparse.Namespace) -> Any:
 
 
 def compute(options: argparse.Namespace, counted: Any, tokens: float, token: float) -> dict[str, Any]:
-    from anyformer.planning.laws import chinchilla, epochs, estimate, kaplan
+    from anyformer.planning.compute import chinchilla, epochs, estimate, kaplan
 
     spent = options.compute or token * tokens
     laws = [dataclasses.asdict(law(spent)) for law in (chinchilla, kaplan)]
@@ -151,9 +151,9 @@ def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: 
 
 
 def write(options: argparse.Namespace, job: Any, way: Any, steps: int, result: dict[str, Any]) -> None:
-    from anyformer.codec import to_json
     from anyformer.planning import command, run_of
     from anyformer.recipes import recipe
+    from anyformer.specs.codec import to_json
 
     name = options.recipe
     if name is None:

@@ -19,7 +19,7 @@ from anyformer.cli.generate import DTYPES, visible
 from anyformer.cli.predictions import InputTable, check_out, read_table, write_results
 from anyformer.cli.settings import MODEL, device_flag
 from anyformer.cli.texts import as_json, text_of
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 from anyformer.tasks import TASKS, About
 
 
@@ -97,12 +97,13 @@ def run(task: str, options: argparse.Namespace) -> None:
     from anyformer.cli.terminal import progress, working
 
     with working(f"looking for {options.model}"):
-        from anyformer import machine, tasks
+        from anyformer import tasks
+        from anyformer.kernels import hardware
         from anyformer.tasks.task import checked_rows
         from anyformer.weights import hub
 
         rows, one = checked_rows(task, table.inputs)  # before seconds of loading
-        device = machine.device(options.device)
+        device = hardware.device(options.device)
         function = getattr(tasks, task.replace("-", "_"))
     folder = hub.resolve(options.model, offline=options.offline)  # a download shows its own progress
     with working(f"reading {options.model}"):

@@ -76,14 +76,14 @@ def run(options: argparse.Namespace) -> None:
     if len(given.get("largest", (1, 1))) != 2:
         raise ValueError("--largest takes a width and a number of tokens: --largest 512,24000000")
 
-    from anyformer import machine
     from anyformer.cli.terminal import table
+    from anyformer.kernels import hardware
     from anyformer.lab import scale
     from anyformer.lab.experiment import at_once, check_data, chosen, draw
     from anyformer.lab.experiments.scaling_laws import FORMS, minutes
     from anyformer.lab.trials import Trials
 
-    device = machine.device(options.device)
+    device = hardware.device(options.device)
     form = chosen("scaling-laws", device.type, options.budget)
     values = {**FORMS[form].values, **given, "name": options.name, "data": options.data}
     values |= {} if options.batch is None else {"batch": options.batch}

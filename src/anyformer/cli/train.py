@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from anyformer.part import nearest
+    from anyformer.specs.part import nearest
 
     if options.list:
         show_recipes()
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     description, out = described(options)
     description = description.replace(freeze=(*description.freeze, *options.freeze))
     if options.show:
-        from anyformer.codec import to_json
+        from anyformer.specs.codec import to_json
 
         print(to_json(description))
         return
@@ -96,7 +96,7 @@ def show_recipes() -> None:
 def described(options: argparse.Namespace) -> tuple[Any, str]:
     """The run, and the folder that goes with it."""
     if options.recipe is None:
-        from anyformer.codec import override
+        from anyformer.specs.codec import override
 
         found = own_run(options)
         return override(found, dict(setting(text) for text in options.set)), f"runs/{found.name}"
@@ -133,8 +133,8 @@ def own_run(options: argparse.Namespace) -> Any:
 
 def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
     """The run that a recipe, a run.json or a run's folder describes, and its folder."""
-    from anyformer.codec import override
     from anyformer.recipes import recipe, recipes
+    from anyformer.specs.codec import override
 
     path = Path(os.path.expanduser(name))
     if not path.exists() and (resume or path.suffix == ".json" or len(path.parts) > 1):
@@ -198,7 +198,7 @@ def train(
 
 def usage(objective: Any, folder: Path) -> str:
     """The command that uses a model which learned this objective, or the one inside it; "" where there is none."""
-    from anyformer.part import walk
+    from anyformer.specs.part import walk
 
     command = next(filter(None, (getattr(part, "command", "") for _, part in walk(objective))), "")
     return f"anyformer {command}".replace("RUN", str(folder)) if command else ""

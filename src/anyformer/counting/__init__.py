@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.construct import skeleton
 from anyformer.counting.step import Step, run_step
 from anyformer.counting.survey import Survey, everywhere
 from anyformer.counting.work import Work, inputs_of, measure
-from anyformer.messages import quote
-from anyformer.model import Model, position_limit
-from anyformer.part import parts_in
-from anyformer.state import Declared, declarations
+from anyformer.models import Model, position_limit
+from anyformer.models.construct import skeleton
+from anyformer.runtime.state import Declared, declarations
+from anyformer.specs.messages import quote
+from anyformer.specs.part import parts_in
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from anyformer.kernels import loss as kernel
-from anyformer.parts.head import LMHeadModule
+from anyformer.parts.head.language import LMHeadModule
 
 MASKED = 0.15  # of the tokens are asked of a model that sees both sides [Devlin et al. 2019]
 

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 from typing import Any
 
-from anyformer.block import Stack, Sublayer
 from anyformer.counting import Count
-from anyformer.model import Model
-from anyformer.part import at, walk
+from anyformer.models import Model
 from anyformer.parts.op import Op
+from anyformer.specs.part import at, walk
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from anyformer.block import StackModule
 from anyformer.counting.device import Device
 from anyformer.kernels.recording import recorded
-from anyformer.model.base import TransformerModule
-from anyformer.parts.constant import compute
-from anyformer.parts.head import LMHeadModule
+from anyformer.models.base import TransformerModule
+from anyformer.parts.computed import compute
+from anyformer.parts.head.language import LMHeadModule
+from anyformer.stacks.stack import StackModule
 from anyformer.transforms.fuse import fuse
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from anyformer.part import Part, Site
+from anyformer.specs.part import Part, Site
 
 
 @dataclasses.dataclass(frozen=True)

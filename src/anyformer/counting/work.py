@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyformer.block import StackModule
 from anyformer.counting.device import Device
 from anyformer.counting.survey import everywhere, original
 from anyformer.kernels.recording import recorded
-from anyformer.mask import All, Causal, Full, Mask, Rows, Window
-from anyformer.model import Model
-from anyformer.model.base import TransformerModule
-from anyformer.part import Part, at, walk
-from anyformer.parts.constant import compute
-from anyformer.parts.given import NUMBERS
-from anyformer.parts.head import MultipleChoiceHead
+from anyformer.models import Model
+from anyformer.models.base import TransformerModule
+from anyformer.parts.computed import compute
+from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.op import Op
+from anyformer.runtime.inputs import NUMBERS
+from anyformer.runtime.mask import All, Causal, Full, Mask, Rows, Window
+from anyformer.specs.part import Part, at, walk
+from anyformer.stacks.stack import StackModule
 from anyformer.transforms.fuse import fuse
 
 

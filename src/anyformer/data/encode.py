@@ -18,7 +18,7 @@ from anyformer.inputs.long import LongText
 from anyformer.inputs.truncation import counted_truncation
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Objective, Record
-from anyformer.processes import end_with_parent
+from anyformer.runtime.processes import end_with_parent
 
 MOMENT = 3.0  # seconds after which other processes are worth their start
 CHUNK = 32  # rows that go to a process at once

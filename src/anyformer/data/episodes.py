@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from anyformer.data.source import Files, Row
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 
 NAMES = ("obs", "actions", "rewards")
 LEAST, DENSEST = 2**26, 200  # bytes that arrays may have in any case, and for each byte of their file

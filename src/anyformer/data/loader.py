@@ -13,7 +13,7 @@ import torch
 
 from anyformer.data.mixed import MixedPlan
 from anyformer.data.plan import Chosen, PlaceDice, Plan, share
-from anyformer.generation.dice import mix
+from anyformer.generation.random_state import mix
 from anyformer.objectives.objective import Batch, Objective, Record
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from anyformer.data.episodes import arrays_of, follow
 from anyformer.data.source import Files, Row, Source
-from anyformer.inputs import sound
+from anyformer.inputs import recordings
 from anyformer.inputs.image import ENDINGS
-from anyformer.machine import need
-from anyformer.messages import quote
-from anyformer.ranges import at_least
+from anyformer.kernels.hardware import need
+from anyformer.specs.checks import at_least
+from anyformer.specs.messages import quote
 
 
 class Folder(Files):
@@ -82,9 +82,9 @@ class SoundFolder(Folder):
 
     def read(self, file: Path) -> dict[str, Any]:
         try:
-            with sound.Recording.open(file) as recording:
+            with recordings.Recording.open(file) as recording:
                 samples, rate = recording.read(), recording.rate
-        except (sound.Unreadable, OSError) as error:
+        except (recordings.Unreadable, OSError) as error:
             raise _Unreadable(str(error)) from None
         if self.rate is not None and rate != self.rate:
             raise _Unreadable(f"{rate} samples a second, not {self.rate}")

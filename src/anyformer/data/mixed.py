@@ -13,8 +13,8 @@ from anyformer.data.mixture import Mixture
 from anyformer.data.plan import MIX, Chosen, Plan, generator
 from anyformer.data.shards import DataSplit
 from anyformer.data.source import Source
-from anyformer.messages import quote
 from anyformer.objectives.objective import Record
+from anyformer.specs.messages import quote
 
 BLOCK = 2**16  # places in which every share of a mixture has its rate, to the last one
 

@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Any
 
 from anyformer.data.source import Example, Row, Source, Subset, reach
-from anyformer.messages import quote
-from anyformer.part import Part, Table, nearest
-from anyformer.ranges import at_least, positive
+from anyformer.specs.checks import at_least, positive
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Table, nearest
 
 
 class Share(Part):

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from anyformer.codec import encode
 from anyformer.data.encode import Encoded, encoded
 from anyformer.data.lock import only_one
 from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Held, Source
 from anyformer.objectives.objective import Objective
-from anyformer.part import Part, walk
+from anyformer.specs.codec import encode
+from anyformer.specs.part import Part, walk
 
 Progress = Callable[[str, int], object]  # ("train", examples so far)
 NAMED = 3  # skipped rows whose reasons are told; all are counted

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.messages import quote
 from anyformer.objectives.objective import Record
-from anyformer.part import conform
+from anyformer.specs.messages import quote
+from anyformer.specs.part import conform
 from anyformer.weights.io import read_json, write_json
 
 FORMAT = 1

@@ -24,10 +24,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from anyformer.messages import quote
 from anyformer.objectives.examples import Renamed
-from anyformer.part import Part, Table, nearest
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Table, nearest
 
 Example = Mapping[str, Any]
 

@@ -30,9 +30,9 @@ from anyformer.data.source import (
     plain_suffix,
     text_lines,
 )
-from anyformer.machine import need
-from anyformer.messages import quote
-from anyformer.part import Table, nearest
+from anyformer.kernels.hardware import need
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Table, nearest
 
 DELIMITERS = (",", ";", "\t", "|")  # in this order where a file could have several
 LOOKED_AT = 100  # rows of a table that decide about its delimiter

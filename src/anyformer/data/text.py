@@ -25,7 +25,7 @@ from anyformer.data.source import (
     lines,
 )
 from anyformer.inputs.long import LongText
-from anyformer.part import Table
+from anyformer.specs.part import Table
 
 LONG = 2**22  # characters of a text that is not held whole
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from anyformer.data.source import Files, First, Held, Source, Where
 from anyformer.data.table import CSV, HFDataset, JSONLines, Parquet
 from anyformer.objectives.objective import Objective
-from anyformer.part import walk
+from anyformer.specs.part import walk
 
 SHOWN = 5  # names that are written out
 

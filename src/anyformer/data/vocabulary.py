@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.inputs.long import LongText, worded
 from anyformer.inputs.published import NAMES
-from anyformer.messages import quote
-from anyformer.objectives.known import SENTINEL
-from anyformer.part import Part, Table, nearest
-from anyformer.ranges import at_least
+from anyformer.objectives.vocabulary import SENTINEL
+from anyformer.specs.checks import at_least
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Table, nearest
 
 if TYPE_CHECKING:
     from anyformer.data.source import Source

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from anyformer.checkpoint import spec as find
 from anyformer.counting import count
 from anyformer.drawing.compare import side_by_side
 from anyformer.drawing.compose import of_outline
@@ -25,9 +26,8 @@ from anyformer.drawing.figure import Figure
 from anyformer.drawing.outline import Outline
 from anyformer.drawing.reading import read
 from anyformer.drawing.svg import THEMES, Theme, to_svg
-from anyformer.model import Model
-from anyformer.names import spec as find
-from anyformer.part import nearest
+from anyformer.models import Model
+from anyformer.specs.part import nearest
 
 ENDINGS = (".svg", ".png", ".html")
 

@@ -6,15 +6,15 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from anyformer.block import Stack
 from anyformer.drawing.words import number
-from anyformer.funnel import Funnel
-from anyformer.part import Part
-from anyformer.parts.autoencoder import Painter
-from anyformer.parts.embed import Embedding
-from anyformer.parts.grid import Grid, Layout
-from anyformer.perceiver import Perceiver
-from anyformer.stages import Stages
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.grid.dvae import Painter
+from anyformer.parts.grid.layout import Grid, Layout
+from anyformer.specs.part import Part
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.perceiver import Perceiver
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
 
 MANY = 322_560  # tokens, samples or frames: many, with many divisors
 

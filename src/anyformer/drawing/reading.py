@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyformer.block import Block, Parallel, Stack, Steps, Sublayer
 from anyformer.counting import Count
 from anyformer.drawing.flow import Flow, entering
 from anyformer.drawing.outline import (
@@ -27,18 +26,21 @@ from anyformer.drawing.outline import (
     marked,
 )
 from anyformer.drawing.words import counted, field_words, in_words, inside, name, number, phrases, runs, short, sized
-from anyformer.funnel import Funnel
-from anyformer.model import Model
-from anyformer.model.base import within
-from anyformer.part import Part, parts_in, walk
-from anyformer.parts.embed import Embedding
-from anyformer.parts.head import Head
+from anyformer.models import Model
+from anyformer.models.base import within
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.head.base import Head
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
-from anyformer.parts.position import AbsolutePosition
+from anyformer.parts.position.absolute import AbsolutePosition
 from anyformer.parts.residual import Add
-from anyformer.perceiver import Perceiver
-from anyformer.stages import Stages
+from anyformer.specs.part import Part, parts_in, walk
+from anyformer.stacks.block import Block, Parallel, Steps
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.perceiver import Perceiver
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
+from anyformer.stacks.sublayer import Sublayer
 
 STACKS = (Stack, Stages, Funnel, Perceiver)
 

@@ -1,6 +1,6 @@
 """What a picture says of a Part: its name and a few short phrases, by rules over its class and fields alone.
 
->>> from anyformer.parts.feedforward import GatedMLP
+>>> from anyformer.parts.feedforward.mlp import GatedMLP
 >>> name(GatedMLP(width=256)), phrases(GatedMLP(width=256), 64)
 ('Gated MLP (SwiGLU)', ['64\xa0→\xa0256\xa0→\xa064'])
 """
@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from anyformer.mask import Mask, Several
-from anyformer.part import Part, default_values, hints, slot_types, values_in
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op, Reshaping
+from anyformer.runtime.mask import Mask, Several
+from anyformer.specs.part import Part, default_values, hints, slot_types, values_in
 
 # fields that change no shape and no wiring: chances, roundings, first values, bookkeeping of published checkpoints
 UNSAID = re.compile(

@@ -17,7 +17,7 @@ from anyformer.data import DataSplit, Ready, Source
 from anyformer.data.encode import encode_row
 from anyformer.evaluate import metrics
 from anyformer.evaluate.predict import Answered, Example, Predictor, kind_of, predictions, task_of
-from anyformer.model import TransformerModule, position_limit
+from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.dialogue import Dialogue
 from anyformer.objectives.examples import texts_of

@@ -20,9 +20,9 @@ from anyformer.evaluate.likelihood import likelihoods
 from anyformer.generation import check_writer, generate
 from anyformer.inputs import chat
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.messages import quote
-from anyformer.model import position_limit
-from anyformer.part import nearest
+from anyformer.models import position_limit
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.weights import hub
 
 try:

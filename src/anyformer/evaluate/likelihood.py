@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
-from anyformer.model import TransformerModule
+from anyformer.models import TransformerModule
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, read
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from anyformer.machine import need
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.kernels.hardware import need
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 Values = Sequence[Any]
 Metric = Callable[[Values, Values], float]  # predicted, wanted

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from anyformer.generation import generate
-from anyformer.generation.config import settings_for
-from anyformer.model import TransformerModule, position_limit
+from anyformer.generation.defaults import settings_for
+from anyformer.models import TransformerModule, position_limit
 from anyformer.objectives.answer import Answer, best_spans
-from anyformer.objectives.around import Around
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
 from anyformer.objectives.ctc import CTC
 from anyformer.objectives.examples import label_number, text_of, texts_of
+from anyformer.objectives.images import ClassifyImage
 from anyformer.objectives.objective import Batch, Objective, Record, logits_of, read, taken
-from anyformer.objectives.picture import ClassifyImage
 from anyformer.objectives.tag import Tag, listed, word_tokens
 from anyformer.objectives.transcribe import Transcribe
 from anyformer.objectives.translate import Translate
+from anyformer.objectives.wrapper import Around
 
 Example = Mapping[str, Any]
 

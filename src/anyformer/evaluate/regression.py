@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anyformer.model import TransformerModule
+from anyformer.models import TransformerModule
 from anyformer.objectives.regress import Regress
 
 Predictor = Callable[[Tensor, Tensor], Tensor]  # points (B, N, P), values (B, N) -> (B, N)

@@ -8,12 +8,12 @@ import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 if TYPE_CHECKING:
-    from anyformer.families.family import Family
-    from anyformer.model import Model
+    from anyformer.families.base.family import Family
+    from anyformer.models import Model
 
 
 @functools.cache

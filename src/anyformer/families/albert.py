@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.codec import override
-from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.parts import head as heads
-from anyformer.parts.embed import Tokens
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pretraining import SentenceOrderHead
+from anyformer.parts.head.span import SpanHead
+from anyformer.specs.codec import override
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 _ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"
@@ -61,16 +65,16 @@ def describe(c: Any) -> Model:
     return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c), stack)
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     dropout = c.classifier_dropout_prob
-    pool = heads.Pool(take="first", dense=True, activation="tanh")
+    pool = Pool(take="first", dense=True, activation="tanh")
     dropped = pool.replace(dropout=dropout)
     lm = encoder.lm_head(c, c.hidden_act, c.embedding_size)
     if c.architecture == "AlbertForPreTraining":
         if c.num_labels != 2:
             raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
-        return heads.SentenceOrderHead(lm=lm, pool=dropped)
-    return encoder_head(c, lm, dropped, dropped, heads.PooledOutput(pool=pool), dropout=dropout)
+        return SentenceOrderHead(lm=lm, pool=dropped)
+    return encoder_head(c, lm, dropped, dropped, PooledOutput(pool=pool), dropout=dropout)
 
 
 def rules(spec: Any) -> list[Rule]:
@@ -88,7 +92,7 @@ def rules(spec: Any) -> list[Rule]:
             f"{layer}.ffn_output": f"{ours}.feedforward.op.down",
             f"{layer}.full_layer_layer_norm": f"{ours}.feedforward.out_norm",
         })  # fmt: skip
-    out = {heads.SentenceOrderHead: "sop_classifier.classifier", heads.SpanHead: "qa_outputs"}
+    out = {SentenceOrderHead: "sop_classifier.classifier", SpanHead: "qa_outputs"}
     return [
         *found,
         *encoder.renames({

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size
-from anyformer.messages import quote
-from anyformer.model import AutoencoderModel, Model
-from anyformer.part import nearest
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.models import AutoencoderModel, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.autoencoder import GaussianLatent
+from anyformer.parts.grid.autoencoder_kl import KLEmbedding, KLPainter
+from anyformer.parts.grid.dvae import GaussianLatent
 from anyformer.parts.init import Kaiming
-from anyformer.parts.kl import KLEmbedding, KLPainter
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 DOWN, UP = "DownEncoderBlock2D", "UpDecoderBlock2D"

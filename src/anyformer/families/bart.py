@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import transformer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.families.heads import end_head
-from anyformer.families.transformer import TOKENS, check_padding, stack
-from anyformer.model import DecoderModel, EncoderDecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import ClassifyHead, Head, LMHead, SpanHead
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.shared import transformer
+from anyformer.families.shared.heads import end_head
+from anyformer.families.shared.transformer import TOKENS, check_padding, stack
+from anyformer.models import DecoderModel, EncoderDecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 OLD = "a choice of old configs that the published class no longer has"

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Gone, Inert, Size
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Gone, Inert, Size
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.weights.rules import Rule
 
 OUT = {"BertForPreTraining": "cls.seq_relationship", "BertForNextSentencePrediction": "cls.seq_relationship",
@@ -31,17 +34,17 @@ def describe(c: Any) -> Model:
     return encoder.model(c, encoder.embedding(c), head(c))
 
 
-def head(c: Any) -> heads.Head | None:
-    pool = heads.Pool(take="first", dense=True, activation="tanh")
+def head(c: Any) -> Head | None:
+    pool = Pool(take="first", dense=True, activation="tanh")
     dropout = encoder.classifier_dropout(c)
     dropped = pool.replace(dropout=dropout)
     lm = encoder.lm_head(c, c.hidden_act)
     match c.architecture:
         case "BertForPreTraining":
-            return heads.PretrainingHead(lm=lm, pool=pool)
+            return PretrainingHead(lm=lm, pool=pool)
         case "BertForNextSentencePrediction":
-            return heads.NextSentenceHead(pool=pool)
-    return encoder_head(c, lm, dropped, dropped, heads.PooledOutput(pool=pool), dropout=dropout)
+            return NextSentenceHead(pool=pool)
+    return encoder_head(c, lm, dropped, dropped, PooledOutput(pool=pool), dropout=dropout)
 
 
 def rules(spec: Model) -> list[Rule]:

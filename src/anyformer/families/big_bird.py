@@ -5,23 +5,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.families import encoder
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
 from anyformer.families.bert import LARGE
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
-from anyformer.families.heads import encoder_head, seen
-from anyformer.mask import FULL
-from anyformer.messages import quote
-from anyformer.model import Model
-from anyformer.parts import head as heads
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head, seen
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.idle import Idle
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
+from anyformer.parts.embedding.text import TextEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.pretraining import PretrainingHead
+from anyformer.parts.head.question_span import QuestionHead
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.question import QuestionHead
-from anyformer.parts.sparse import BlockSparseAttention, BlockTextEmbedding, TextOnly
+from anyformer.parts.unused import Idle
+from anyformer.runtime.mask import FULL
+from anyformer.specs.messages import quote
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 
@@ -77,20 +81,20 @@ def describe(c: Any) -> Model:
 
 
 ORDER = ("segments", "position", "dropout", "norm", "project")
-POOL = heads.Pool(take="first", dense=True, activation="tanh")
+POOL = Pool(take="first", dense=True, activation="tanh")
 
 
-def neck(head: heads.Head | None) -> TextOnly:
+def neck(head: Head | None) -> TextOnly:
     """Most classes carry a pooler that they do not use."""
-    own = isinstance(head, (heads.PretrainingHead, heads.PooledOutput, heads.MultipleChoiceHead, heads.SpanHead))
+    own = isinstance(head, (PretrainingHead, PooledOutput, MultipleChoiceHead, SpanHead))
     return TextOnly(rest=None if own else Idle(part=POOL))
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     dropout, act, lm = encoder.classifier_dropout(c), activation_named(c.hidden_act), encoder.lm_head(c, c.hidden_act)
     match c.architecture:
         case "BigBirdForPreTraining":
-            return heads.PretrainingHead(lm=lm, pool=POOL, tokens_alone=True)
+            return PretrainingHead(lm=lm, pool=POOL, tokens_alone=True)
         case "BigBirdForQuestionAnswering":  # with two labels whatever num_labels is
             return QuestionHead(
                 separator=c.sep_token_id, feedforward=MLP(width=c.intermediate_size, activation=act),
@@ -98,12 +102,12 @@ def head(c: Any) -> heads.Head | None:
             )  # fmt: skip
     classify = POOL.replace(activation=act, input_dropout=dropout, dropout=dropout)
     choose = POOL.replace(dropout=c.hidden_dropout_prob)
-    return encoder_head(c, lm, classify, choose, heads.PooledOutput(pool=POOL), dropout=dropout)
+    return encoder_head(c, lm, classify, choose, PooledOutput(pool=POOL), dropout=dropout)
 
 
 def rules(spec: Model) -> list[Rule]:
-    names = {"cls.seq_relationship" if isinstance(spec.head, heads.PretrainingHead) else "classifier": "head.out"}
-    if isinstance(spec.head, heads.ClassifyHead):
+    names = {"cls.seq_relationship" if isinstance(spec.head, PretrainingHead) else "classifier": "head.out"}
+    if isinstance(spec.head, ClassifyHead):
         names = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
     if isinstance(spec.head, QuestionHead):
         names = {"intermediate.dense": "feedforward.up", "output.dense": "feedforward.down", "output.LayerNorm": "norm",

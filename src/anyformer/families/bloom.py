@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import causal, decoder_model, seen, tag_dropout
-from anyformer.model import Model
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
+from anyformer.models import Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Alibi
+from anyformer.parts.position.absolute import Alibi
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Interleave, Rename, Rule
 
 MEGATRON = "a setting of the training code that the published class does not read"

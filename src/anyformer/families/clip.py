@@ -9,22 +9,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import GENERATION, Absent, ConfigField, Family, Field, Inert, Size, activation_at
-from anyformer.families.vision import shows_end
-from anyformer.mask import FULL, Causal
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model, TwoTowerModel
+from anyformer.families.base.family import GENERATION, Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.shared.vision import shows_end
+from anyformer.models import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, Head, Pool, PooledOutput
-from anyformer.parts.image import PatchEmbedding
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.similarity import ProjectionHead, SimilarityHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
-from anyformer.parts.similarity import ProjectionHead, SimilarityHead
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.mask import FULL, Causal
+from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 OP = "encoder.layers.attention.op"

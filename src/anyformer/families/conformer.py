@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, again
-from anyformer.model import EncoderDecoderModel, EncoderModel, Model
-from anyformer.parts.attention import Attention
-from anyformer.parts.conv import ConvolutionModule
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import CTCHead, LMHead
+from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, again
+from anyformer.families.shared import transformer
+from anyformer.models import EncoderDecoderModel, EncoderModel, Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.convolution.conformer import ConvolutionModule
+from anyformer.parts.embedding.subsampling import SubsampledSpectrogram
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.embedding.vectors import Vectors
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Kaiming, Xavier
 from anyformer.parts.norm import BatchNorm, LayerNorm, RowNorm
-from anyformer.parts.position import Sinusoidal
-from anyformer.parts.relative import RelativeSinusoids
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.parts.subsample import SubsampledSpectrogram
-from anyformer.parts.vectors import Vectors
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule, Split
 
 CONVOLUTION = "encoder.layers.convolution.op"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, tied
-from anyformer.families.heads import causal, decoder_head, seen
-from anyformer.model import DecoderModel, Model
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, LMHead
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, tied
+from anyformer.families.shared.heads import causal, decoder_head, seen
+from anyformer.models import DecoderModel, Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Sinusoidal
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 OLD = "a field of the published file that no class reads"

@@ -7,19 +7,23 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.families import encoder
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Size, activation_at, again
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.part import at
-from anyformer.parts import head as heads
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Size, activation_at, again
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.disentangled import Disentangled
-from anyformer.parts.embed import TextEmbedding, Tokens
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.disentangled import Disentangled
+from anyformer.specs.part import at
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Interleave, Rename, Rule
 
 FIRST = "encoder.layers.0"
@@ -67,7 +71,7 @@ def relative(spec: Model) -> bool:
 
 def legacy(spec: Model) -> bool:
     """Whether the head over the vocabulary is that of BERT: the other leaves its vectors as wide as they were."""
-    if not isinstance(spec.head, heads.LMHead) or spec.head.transform is None:
+    if not isinstance(spec.head, LMHead) or spec.head.transform is None:
         raise Absent
     return spec.head.transform.width is not None
 
@@ -144,19 +148,19 @@ def embedding(c: Any) -> TextEmbedding:
     )  # fmt: skip
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     narrow = c.embedding_size or c.hidden_size
     if c.architecture.endswith(POOLED) and c.pooler_hidden_size not in (None, c.hidden_size):
         raise ValueError(f"pooler_hidden_size {c.pooler_hidden_size}: the pooler reads hidden_size, {c.hidden_size}")
     if c.architecture.endswith("ForMaskedLM") and not c.legacy and narrow != c.hidden_size:
         raise ValueError(f"legacy=False scores vectors of hidden_size {c.hidden_size}, and embedding_size is {narrow}")
     lm = encoder.lm_head(c, c.hidden_act, narrow if c.legacy else None)
-    pool = heads.Pool(
+    pool = Pool(
         take="first", input_dropout=c.pooler_dropout, dense=True, activation=activation_named(c.pooler_hidden_act),
         dropout=c.hidden_dropout_prob if c.cls_dropout is None else c.cls_dropout,
     )  # fmt: skip
     found = encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout_prob)
-    return found.replace(shares=True) if isinstance(found, heads.ClassifyHead) else found
+    return found.replace(shares=True) if isinstance(found, ClassifyHead) else found
 
 
 def rules(spec: Model) -> list[Rule]:
@@ -177,7 +181,7 @@ def rules(spec: Model) -> list[Rule]:
 
 def shared_rules(spec: Model) -> list[Rule]:
     """Of both versions, but for what is inside the attention."""
-    new = isinstance(spec.head, heads.LMHead) and not legacy(spec)
+    new = isinstance(spec.head, LMHead) and not legacy(spec)
     lm = encoder.lm_rules(spec, "cls.predictions", "transform.dense", "transform.LayerNorm")
     if new:
         theirs, ours = "lm_predictions.lm_head", "head.transform"
@@ -189,7 +193,7 @@ def shared_rules(spec: Model) -> list[Rule]:
             "~encoder.rel_embeddings": f"{POSITION}.table",
             "~embeddings.embed_proj": "embedding.project",
             "pooler.dense": "head.pool.dense",
-            "qa_outputs" if isinstance(spec.head, heads.SpanHead) else "classifier": "head.out",
+            "qa_outputs" if isinstance(spec.head, SpanHead) else "classifier": "head.out",
         }),
         *encoder.layer_rules(spec),
     ]  # fmt: skip

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import deberta, encoder
+from anyformer.families import deberta
+from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, again
 from anyformer.families.deberta import FIRST, OURS, POSITION, THEIRS, asked, of_distances, undeclared
-from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, again
-from anyformer.model import Model
-from anyformer.part import at
+from anyformer.families.shared import encoder
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.convolving import TokenConvolution
-from anyformer.parts.disentangled import Disentangled
+from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.disentangled import Disentangled
+from anyformer.specs.part import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 CONVOLUTION = f"{FIRST}.convolution"

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.families import gpt2
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, again
-from anyformer.model import DecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.position import Learned
-from anyformer.parts.trajectory import TrajectoryEmbedding, TrajectoryHead
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, again
+from anyformer.models import DecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.embedding.trajectory import TrajectoryEmbedding, TrajectoryHead
+from anyformer.parts.position.absolute import Learned
 from anyformer.weights.rules import Rename, Rule
 
 INNER = "DecisionTransformerGPT2Model"  # the stack alone, over tokens

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.messages import quote
-from anyformer.model import Model
-from anyformer.part import at
-from anyformer.parts.moe import TopK
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.shared.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
+from anyformer.models import Model
+from anyformer.parts.feedforward.moe import TopK
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at
 
 V2: dict[str, ConfigField] = {
     **FIELDS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
-from anyformer.families.heads import TAGGING
-from anyformer.model import Model
-from anyformer.parts.moe import TopK
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.shared.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
+from anyformer.families.shared.heads import TAGGING
+from anyformer.models import Model
+from anyformer.parts.feedforward.moe import TopK
 
 PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are dropped here as in the published class"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import vision
-from anyformer.families.family import Family, Size
-from anyformer.model import Model
-from anyformer.parts.image import DistilledHead
+from anyformer.families.base.family import Family, Size
+from anyformer.families.shared import vision
+from anyformer.models import Model
+from anyformer.parts.head.image import DistilledHead
 from anyformer.weights.rules import Rename, Rule
 
 

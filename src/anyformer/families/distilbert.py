@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import encoder
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import encoder_head
-from anyformer.model import EncoderModel, Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head, Transform
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
-from anyformer.parts.sines import Sines
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.sinusoid_init import Sines
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 ATTENTION, MLP_OP, POSITIONS = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "*.position.weight"
 
 
 def span_dropout(spec: Any) -> float:
-    if not isinstance(spec.head, heads.SpanHead):
+    if not isinstance(spec.head, SpanHead):
         raise Absent
     return spec.head.dropout
 
@@ -44,7 +49,7 @@ FIELDS: dict[str, ConfigField] = {
     "qa_dropout": Field(0.1, span_dropout),
     "seq_classif_dropout": Field(0.2, "head.pool.dropout"),
     "pad_token_id": Field(0, "embedding.tokens.padding_index"),
-    "tie_word_embeddings": Field(True, tied(heads.LMHead)),
+    "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
     "tie_weights_": Inert(True, "an old name of tie_word_embeddings that nothing reads"),
     "output_past": Inert(True, "an old name of use_cache that nothing reads"),
@@ -59,8 +64,8 @@ def describe(c: Any) -> Model:
         "attention": Sublayer(op=Attention(num_heads=c.n_heads, dropout=c.attention_dropout), out_norm=norm),
         "feedforward": Sublayer(op=MLP(width=c.hidden_dim, activation=activation), out_norm=norm, dropout=c.dropout),
     }
-    out = head(c, heads.Transform(activation=activation, norm=norm))
-    tie = isinstance(out, heads.LMHead) and c.tie_word_embeddings
+    out = head(c, Transform(activation=activation, norm=norm))
+    tie = isinstance(out, LMHead) and c.tie_word_embeddings
     return EncoderModel(
         width=c.dim,
         embedding=TextEmbedding(
@@ -75,15 +80,15 @@ def describe(c: Any) -> Model:
     )  # fmt: skip
 
 
-def head(c: Any, transform: heads.Transform) -> heads.Head | None:
-    lm = heads.LMHead(vocab_size=c.vocab_size, bias=True, transform=transform, shift=False)
-    pool = heads.Pool(take="first", dense=True, activation="relu", dropout=c.seq_classif_dropout)
+def head(c: Any, transform: Transform) -> Head | None:
+    lm = LMHead(vocab_size=c.vocab_size, bias=True, transform=transform, shift=False)
+    pool = Pool(take="first", dense=True, activation="relu", dropout=c.seq_classif_dropout)
     return encoder_head(c, lm, pool, pool, dropout=c.dropout, span=c.qa_dropout)
 
 
 def rules(spec: Model) -> list[Rule]:
     layer, ours = "~transformer.layer.{i}", "encoder.layers.{i}"
-    out = {heads.LMHead: "vocab_projector", heads.SpanHead: "qa_outputs"}.get(type(spec.head), "classifier")
+    out = {LMHead: "vocab_projector", SpanHead: "qa_outputs"}.get(type(spec.head), "classifier")
     return encoder.renames({
         "~embeddings.word_embeddings": "embedding.tokens",
         "~embeddings.position_embeddings": "embedding.position",

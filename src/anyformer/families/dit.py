@@ -6,20 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Only, Size
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import at, nearest
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Only, Size
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.attention import Attention
+from anyformer.parts.attention.attention import Attention
 from anyformer.parts.condition import AdaptiveNorm, Gated, StepAndLabel
-from anyformer.parts.feedforward import MLP, GatedMLP
-from anyformer.parts.image import PatchEmbedding
+from anyformer.parts.diffusion import NoiseHead, NoiseSchedule, NoisyEmbedding
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.init import Normal, Value, Xavier
-from anyformer.parts.noise import NoiseHead, NoiseSchedule, NoisyEmbedding
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Sinusoidal2D
+from anyformer.parts.position.absolute import Sinusoidal2D
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at, nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split, Spread
 
 OP = "encoder.layers.attention.op"

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Size, activation_at, tied
-from anyformer.messages import quote
-from anyformer.model import DecoderModel, Model
+from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, tied
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.compressed import BlockAttention, CompressedAttention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal, Xavier
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Sinusoidal
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 KINDS = {"L": "local", "M": "compressed"}

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size
-from anyformer.families.heads import encoder_head
-from anyformer.families.summary import pool_fields, summary_pool
-from anyformer.model import Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.families.shared.summary import pool_fields, summary_pool
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.detect import DetectHead
-from anyformer.parts.embed import Tokens
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.replaced_tokens import DetectHead
+from anyformer.parts.head.span import SpanHead
 from anyformer.weights.rules import Rule
 
 CHOOSE = "ElectraForMultipleChoice"
@@ -38,21 +42,21 @@ def describe(c: Any) -> Model:
     return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c))
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     dropout = encoder.classifier_dropout(c)
     if c.architecture == "ElectraForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
     return encoder_head(
         c,
         encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
-        classify=heads.Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
+        classify=Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
         choose=summary_pool(c, c.hidden_size, (CHOOSE,)),
         dropout=dropout,
     )
 
 
 def rules(spec: Model) -> list[Rule]:
-    out = {heads.LMHead: "generator_lm_head", heads.SpanHead: "qa_outputs", heads.ClassifyHead: "classifier.out_proj",
+    out = {LMHead: "generator_lm_head", SpanHead: "qa_outputs", ClassifyHead: "classifier.out_proj",
            DetectHead: "discriminator_predictions.dense_prediction"}  # fmt: skip
     pool = "sequence_summary.summary" if spec.architecture == CHOOSE else "classifier.dense"
     return encoder.renames({

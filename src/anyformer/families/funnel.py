@@ -5,24 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.encoder import TOKENS, renames
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import encoder_head
-from anyformer.funnel import Funnel
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import at, nearest
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.shared.encoder import TOKENS, renames
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.detect import DetectHead
-from anyformer.parts.embed import Tokens
-from anyformer.parts.feedforward import MLP
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.segments import SegmentedSinusoids, SegmentedText
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.halve import Halve
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.replaced_tokens import DetectHead
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.segments import SegmentedSinusoids, SegmentedText
-from anyformer.parts.shorten import Halve
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at, nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Heads, Rename, Rule
 
 SHORT = ("FunnelBaseModel", "FunnelForSequenceClassification", "FunnelForMultipleChoice")  # that have no decoder
@@ -53,7 +59,7 @@ FIELDS: dict[str, ConfigField] = {
     "truncate_seq": Field(True, "encoder.pool.truncate"),
     "pool_q_only": Field(True, "encoder.pool.queries_only"),
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
-    "tie_word_embeddings": Field(True, tied(heads.LMHead)),
+    "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
     "max_position_embeddings": Inert(512, OLD),
     "rel_attn_type": Inert("factorized", OLD),
@@ -94,7 +100,7 @@ def describe(c: Any) -> Model:
         resume = sizes[0] if repeats[0] > 1 else None
         encoder = encoder.replace(top=block(c.num_decoder_layers, 1), resume=resume)
     out = head(c)
-    tie = c.tie_word_embeddings and isinstance(out, heads.LMHead)
+    tie = c.tie_word_embeddings and isinstance(out, LMHead)
     linear = Xavier(gain=2**-0.5, normal=True) if c.initializer_std is None else Normal(std=c.initializer_std)
     return EncoderModel(
         width=c.d_model,
@@ -112,11 +118,11 @@ def describe(c: Any) -> Model:
     )
 
 
-def head(c: Any) -> heads.Head | None:
-    pool = heads.Pool(take="first", dense=True, activation="tanh", dropout=c.hidden_dropout)
+def head(c: Any) -> Head | None:
+    pool = Pool(take="first", dense=True, activation="tanh", dropout=c.hidden_dropout)
     if c.architecture == "FunnelForPreTraining":
         return DetectHead(activation=activation_named(c.hidden_act))
-    lm = heads.LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
+    lm = LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
     return encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout)
 
 
@@ -137,7 +143,7 @@ def rules(spec: Any) -> list[Rule]:
             f"{theirs}.ffn.linear_2": f"{ours}.feedforward.op.down",
             f"{theirs}.ffn.layer_norm": f"{ours}.feedforward.out_norm",
         })  # fmt: skip
-    out = {heads.LMHead: "lm_head", heads.SpanHead: "qa_outputs", heads.TagHead: "classifier",
+    out = {LMHead: "lm_head", SpanHead: "qa_outputs", TagHead: "classifier",
            DetectHead: "discriminator_predictions.dense_prediction"}  # fmt: skip
     return found + renames({
         "~embeddings.word_embeddings": "embedding.tokens",

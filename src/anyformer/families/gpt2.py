@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import summary
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import causal, decoder_head, seen
-from anyformer.families.summary import double_head
-from anyformer.model import DecoderModel, Model
-from anyformer.part import at
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.shared import summary
+from anyformer.families.shared.heads import causal, decoder_head, seen
+from anyformer.families.shared.summary import double_head
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, LMHead, SpanHead, TagHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.double import DoubleHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm
-from anyformer.parts.position import Learned
-from anyformer.parts.summary import DoubleHead
+from anyformer.parts.position.absolute import Learned
+from anyformer.specs.part import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

@@ -6,18 +6,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.block import Block, Parallel, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import causal, decoder_model, seen, tag_dropout
-from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.model import Model
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
+from anyformer.families.shared.rope import ROPE, read_rope, write_rope
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named, published_name
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.rotary import Rope
+from anyformer.parts.position.rotary import Rope
+from anyformer.stacks.block import Block, Parallel
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Interleave, Rename, Rule
 
 OLD = "a name of old configs that the published class does not honour"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import gpt2
-from anyformer.families.family import ConfigField, Family, Inert, Only, Size, again
-from anyformer.model import DecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import ClassifyHead, Head, LMHead, Pool
+from anyformer.families.base.family import ConfigField, Family, Inert, Only, Size, again
+from anyformer.models import DecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
 
 DRAWS, TELLS = "ImageGPTForCausalImageModeling", "ImageGPTForImageClassification"
 

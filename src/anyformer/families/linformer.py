@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.families import encoder, roberta
-from anyformer.families.family import ConfigField, Family, Field, Size
-from anyformer.model import Model
-from anyformer.parts.efficient import LinformerAttention
+from anyformer.families import roberta
+from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.families.shared import encoder
+from anyformer.models import Model
+from anyformer.parts.attention.linear import LinformerAttention
 from anyformer.parts.init import Normal
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.attention.op"

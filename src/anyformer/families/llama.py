@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import TAGGING, causal, decoder_model, seen
-from anyformer.families.rope import ROPE, read_rope, write_rope
-from anyformer.model import Model
-from anyformer.part import at
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.shared.heads import TAGGING, causal, decoder_model, seen
+from anyformer.families.shared.rope import ROPE, read_rope, write_rope
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.feedforward import GatedMLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.feedforward.mlp import GatedMLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
+from anyformer.specs.part import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyformer.families import clip, llama
-from anyformer.families.family import GENERATION, Family, Field, Inert, Size, activation_at, tied
-from anyformer.messages import quote
-from anyformer.model import DecoderModel, Model, Tower, TowerDecoderModel
+from anyformer.families.base.family import GENERATION, Family, Field, Inert, Size, activation_at, tied
+from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
-from anyformer.parts.head import LMHead
+from anyformer.parts.head.language import LMHead
+from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
 
 LLAMA = llama.FAMILIES[0]

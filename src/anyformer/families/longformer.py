@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.families import encoder, roberta
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.parts import head as heads
-from anyformer.parts.local import GlobalTextEmbedding, LocalAttention
+from anyformer.families import roberta
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
+from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 # the tokens that are global where the caller names none
@@ -67,11 +70,11 @@ def describe(c: Any) -> Model:
     return encoder.model(c, embedding, head(c), stack)
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     dropout = c.hidden_dropout_prob
-    pool = heads.Pool(take="first", dense=True, activation="tanh")
+    pool = Pool(take="first", dense=True, activation="tanh")
     dropped = pool.replace(dropout=dropout)
-    base, classify = heads.PooledOutput(pool=pool), dropped.replace(input_dropout=dropout)
+    base, classify = PooledOutput(pool=pool), dropped.replace(input_dropout=dropout)
     return encoder_head(c, encoder.lm_head(c, "gelu"), classify, dropped, base, dropout=dropout)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import transformer
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, again
-from anyformer.families.transformer import TOKENS, check_padding, stack
-from anyformer.model import EncoderDecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import LMHead
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.shared import transformer
+from anyformer.families.shared.transformer import TOKENS, check_padding, stack
+from anyformer.models import EncoderDecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.numbering import ByPlace, WithoutToken
-from anyformer.parts.position import Sinusoidal
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.parts.position.numbering import ByPlace, WithoutToken
 from anyformer.weights.rules import Rename, Rule
 
 FIELDS: dict[str, ConfigField] = {

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families import state_space
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.families.state_space import MIXER
-from anyformer.messages import quote
-from anyformer.model import Model
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.shared import mamba
+from anyformer.families.shared.mamba import MIXER
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.ssm import SelectiveState, StepWeight
+from anyformer.parts.recurrent.mamba import SelectiveState, StepWeight
+from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule, Split
 
 _ORIGINAL = "left behind by the conversion from the original implementation; the published class does not read it"
 _RUN = "how the scan is computed, not what"
 
 FIELDS: dict[str, ConfigField] = {
-    **state_space.FIELDS,
+    **mamba.FIELDS,
     "vocab_size": Field(50280, "embedding.tokens.vocab_size"),
     "hidden_size": Field(768, "width"),
     "num_hidden_layers": Field(32, "decoder.depth"),
     "state_size": Field(16, f"{MIXER}.states"),
-    "expand": Field(2, state_space.expansion(lambda op: op.width)),
+    "expand": Field(2, mamba.expansion(lambda op: op.width)),
     "intermediate_size": Field(None, f"{MIXER}.width"),  # expand times the width unless said
     "time_step_rank": Field("auto", f"{MIXER}.rank"),
     "time_step_scale": Field(1.0, f"{MIXER}.step_start.scale"),
@@ -51,9 +51,9 @@ def describe(c: Any) -> Model:
         bias=c.use_bias,
         conv_bias=c.use_conv_bias,
         step_start=StepWeight(scale=c.time_step_scale, scheme=c.time_step_init_scheme),
-        bias_start=state_space.bias_start(c),
+        bias_start=mamba.bias_start(c),
     )
-    return state_space.model(c, RMSNorm(eps=c.layer_norm_epsilon), mixer)
+    return mamba.model(c, RMSNorm(eps=c.layer_norm_epsilon), mixer)
 
 
 def mixer_rules(mixer: str, op: str) -> list[Rule]:
@@ -75,7 +75,7 @@ FAMILIES = (
         about="language models without attention, linear in the length",
         fields=FIELDS,
         describe=describe,
-        rules=state_space.rules(mixer_rules),
+        rules=mamba.rules(mixer_rules),
         architectures=("MambaForCausalLM", "MambaModel"),
         base=("MambaModel",),
         prefix="backbone.",

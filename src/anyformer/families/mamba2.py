@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families import state_space
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.state_space import MIXER
-from anyformer.model import Model
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.shared import mamba
+from anyformer.families.shared.mamba import MIXER
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.head import LMHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.ssd import DualState
+from anyformer.parts.recurrent.mamba2 import DualState
 from anyformer.weights.rules import Rename, Rule, Split
 
 _FIRST = "of Mamba's first form; the published class does not read it"
@@ -24,7 +24,7 @@ def limit(spec: Any) -> list[Any]:
 
 
 FIELDS: dict[str, ConfigField] = {
-    **state_space.FIELDS,
+    **mamba.FIELDS,
     "vocab_size": Field(32768, "embedding.tokens.vocab_size"),
     "hidden_size": Field(4096, "width"),
     "num_hidden_layers": Field(64, "decoder.depth"),
@@ -32,7 +32,7 @@ FIELDS: dict[str, ConfigField] = {
     "head_dim": Field(64, f"{MIXER}.head_width"),
     "n_groups": Field(8, f"{MIXER}.groups"),
     "state_size": Field(128, f"{MIXER}.states"),
-    "expand": Field(2, state_space.expansion(lambda op: op.num_heads * op.head_width)),
+    "expand": Field(2, mamba.expansion(lambda op: op.num_heads * op.head_width)),
     "time_step_limit": Field((0.0, math.inf), limit),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     **{name: Inert(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
@@ -62,9 +62,9 @@ def describe(c: Any) -> Model:
         step_low=low,
         step_high=None if high == math.inf else high,
         norm=norm,
-        bias_start=state_space.bias_start(c),
+        bias_start=mamba.bias_start(c),
     )
-    return state_space.model(c, norm, mixer)
+    return mamba.model(c, norm, mixer)
 
 
 def mixer_rules(mixer: str, op: str) -> list[Rule]:
@@ -87,7 +87,7 @@ FAMILIES = (
         about="language models without attention, linear in the length, in matrix products",
         fields=FIELDS,
         describe=describe,
-        rules=state_space.rules(mixer_rules),
+        rules=mamba.rules(mixer_rules),
         architectures=("Mamba2ForCausalLM", "Mamba2Model"),
         base=("Mamba2Model",),
         prefix="backbone.",

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import transformer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
-from anyformer.families.transformer import TOKENS, check_padding, stack, target
-from anyformer.model import DecoderModel, EncoderDecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import LMHead
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.shared import transformer
+from anyformer.families.shared.transformer import TOKENS, check_padding, stack, target
+from anyformer.models import DecoderModel, EncoderDecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.position import Sinusoidal
+from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 

@@ -8,17 +8,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Size
-from anyformer.model import EncoderModel, Model
-from anyformer.parts.embed import Embedding
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.grid import GridVectors, SeparableLearned, Sides
-from anyformer.parts.head import ClassifyHead, Pool
-from anyformer.parts.image import VideoEmbedding
+from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.models import EncoderModel, Model
+from anyformer.parts.embedding.patches import VideoEmbedding
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.layout import GridVectors, SeparableLearned, Sides
+from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.pooling import GridPool, PooledAttention, Skip
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule, Split
 
 # -- what those for images have in common with them --------------------------------------------------------------------

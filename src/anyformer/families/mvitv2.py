@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Only, Size
 from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
-from anyformer.messages import quote
-from anyformer.model import Model
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.grid import GridVectors, Sides
-from anyformer.parts.head import Pool
-from anyformer.parts.image import PatchEmbedding
+from anyformer.models import Model
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.layout import GridVectors, Sides
+from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.pooling import GridPool, PooledAttention
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
+from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 MODES = {"conv": "convolution", "max": "max", "avg": "mean"}

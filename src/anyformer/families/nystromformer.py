@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Only, Size, again
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Only, Size, again
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.numbering import ByPlace
-from anyformer.parts.nystrom import NystromAttention
-from anyformer.parts.position import Learned
+from anyformer.parts.attention.nystrom import NystromAttention
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.numbering import ByPlace
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Reshape, Rule
 
 OP = "encoder.layers.attention.op"
@@ -48,19 +51,19 @@ def describe(c: Any) -> Model:
     return encoder.model(c, encoder.embedding(c, position=position, numbering=ByPlace(first=2)), head(c), stack)
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     if c.architecture == "NystromformerForQuestionAnswering":  # with two labels whatever num_labels is
-        return heads.SpanHead()
+        return SpanHead()
     dropout = c.hidden_dropout_prob
     act = activation_named(c.hidden_act)
-    classify = heads.Pool(take="first", input_dropout=dropout, dense=True, activation=act, dropout=dropout)
-    choose = heads.Pool(take="first", dense=True, activation="relu")
+    classify = Pool(take="first", input_dropout=dropout, dense=True, activation=act, dropout=dropout)
+    choose = Pool(take="first", dense=True, activation="relu")
     return encoder_head(c, encoder.lm_head(c, c.hidden_act), classify, choose, dropout=dropout)
 
 
 def rules(spec: Any) -> list[Rule]:
-    classify = isinstance(spec.head, heads.ClassifyHead)
-    out = "qa_outputs" if isinstance(spec.head, heads.SpanHead) else "classifier"
+    classify = isinstance(spec.head, ClassifyHead)
+    out = "qa_outputs" if isinstance(spec.head, SpanHead) else "classifier"
     op = spec.encoder.layers.steps["attention"].op
     taps = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
     return [

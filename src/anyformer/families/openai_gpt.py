@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import summary
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, tied
-from anyformer.families.heads import decoder_head
-from anyformer.families.summary import double_head
-from anyformer.mask import Causal
-from anyformer.messages import quote
-from anyformer.model import DecoderModel, Model
-from anyformer.part import nearest
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.shared import summary
+from anyformer.families.shared.heads import decoder_head
+from anyformer.families.shared.summary import double_head
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import Activation
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.double import DoubleHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
-from anyformer.parts.summary import DoubleHead
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.mask import Causal
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule, Split, Transpose
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
-from anyformer.families.heads import causal, decoder_head, seen
-from anyformer.model import DecoderModel, Model
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
+from anyformer.families.shared.heads import causal, decoder_head, seen
+from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.numbering import RealTokens
-from anyformer.parts.position import Learned
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.numbering import RealTokens
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP_OP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"

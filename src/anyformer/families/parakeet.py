@@ -7,23 +7,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.block import Stack, Sublayer
+from anyformer.families.base.family import GENERATION, ConfigField, Family, Field, Inert, Size, activation_at
 from anyformer.families.conformer import macaron, odd
-from anyformer.families.family import GENERATION, ConfigField, Family, Field, Inert, Size, activation_at
-from anyformer.families.vision import head_width, heads_of
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import at
+from anyformer.families.shared.vision import head_width, heads_of
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.conv import ConvolutionModule
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import CTCHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.convolution.conformer import ConvolutionModule
+from anyformer.parts.embedding.subsampling import RealOutput, SubsampledSpectrogram
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.ctc import CTCHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.relative import RelativeSinusoids
+from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.residual import Scaled
-from anyformer.parts.subsample import RealOutput, SubsampledSpectrogram
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 ATTENTION, MLP_OP = "encoder.layers.attention.op", "encoder.layers.feedforward.op"

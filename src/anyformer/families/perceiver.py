@@ -6,21 +6,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.encoder import TOKENS, renames
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import at, nearest
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.shared.encoder import TOKENS, renames
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import ClassifyHead, LMHead, Pool
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
-from anyformer.perceiver import Look, Perceiver, Write
+from anyformer.parts.position.absolute import Learned
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at, nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.perceiver import Look, Perceiver, Write
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 LAYER = "encoder.stack.layers"

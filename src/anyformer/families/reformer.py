@@ -7,27 +7,32 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.block import Stack, Sublayer
-from anyformer.families import encoder
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size
-from anyformer.messages import quote
-from anyformer.model import DecoderModel, EncoderModel, Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size
+from anyformer.families.shared import encoder
+from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
-from anyformer.parts.chunked import ChunkAttention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.hashed import LSHAttention
+from anyformer.parts.attention.local_chunks import ChunkAttention
+from anyformer.parts.attention.lsh import LSHAttention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.op import Op
-from anyformer.parts.position import AxialLearned, Learned
-from anyformer.reversible import Reversible
+from anyformer.parts.position.absolute import AxialLearned, Learned
+from anyformer.specs.messages import quote
+from anyformer.stacks.reversible import Reversible
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 KINDS: dict[str, type[Op]] = {"local": ChunkAttention, "lsh": LSHAttention}
 # where each head's last layer is in a file
-OUT = {heads.LMHead: "lm_head.decoder", heads.SpanHead: "qa_outputs", heads.ClassifyHead: "classifier.out_proj"}
+OUT = {LMHead: "lm_head.decoder", SpanHead: "qa_outputs", ClassifyHead: "classifier.out_proj"}
 
 
 def stack(spec: Any) -> Stack:
@@ -201,20 +206,20 @@ def embedding(c: Any) -> TextEmbedding:
     )  # fmt: skip
 
 
-def head_of(c: Any) -> heads.Head | None:
+def head_of(c: Any) -> Head | None:
     if c.architecture in ("ReformerModelWithLMHead", "ReformerForMaskedLM"):
         # its bias is in files, and nothing reads it
-        return heads.LMHead(vocab_size=c.vocab_size, shift=c.architecture == "ReformerModelWithLMHead", idle_bias=True)
+        return LMHead(vocab_size=c.vocab_size, shift=c.architecture == "ReformerModelWithLMHead", idle_bias=True)
     if c.architecture == "ReformerForSequenceClassification":
         dropout = encoder.classifier_dropout(c)
-        pool = heads.Pool(
+        pool = Pool(
             take="first", dense=True, width=c.hidden_size, activation="tanh", input_dropout=dropout, dropout=dropout
         )
-        return heads.ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
+        return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
     if c.architecture == "ReformerForQuestionAnswering":
         if c.num_labels != 2:
             raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-        return heads.SpanHead()
+        return SpanHead()
     return None
 
 

@@ -7,21 +7,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Size, activation_at
-from anyformer.model import EncoderModel, HiddenSpansModel, Model, Tower
+from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at
+from anyformer.models import EncoderModel, HiddenSpansModel, Model, Tower
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import Head
-from anyformer.parts.image import PatchEmbedding
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.text import Embedding, TextEmbedding, Tokens
+from anyformer.parts.embedding.waveform import SegmentEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.similarity import HiddenSpansHead, ProjectionHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.pool import Pool
-from anyformer.parts.position import Learned
-from anyformer.parts.similarity import HiddenSpansHead, ProjectionHead
-from anyformer.parts.waveform import SegmentEmbedding
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 OP = "encoder.layers.feedforward.op"

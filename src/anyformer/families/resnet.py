@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
-from anyformer.families.vision import pair, unpair
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.shared.vision import pair, unpair
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.head import ClassifyHead, Pool
-from anyformer.parts.image import ImageOutput
+from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.image import ImageOutput
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Kaiming, Uniform
-from anyformer.parts.pixels import Convolution, ConvolutionEmbedding, Convolutions, ResidualDown
 from anyformer.parts.residual import Activated
-from anyformer.stages import Stages
+from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import ChannelsLast, Rename, Rule
 
 REDUCTION = 4  # of the narrow layers between two wide ones

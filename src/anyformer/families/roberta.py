@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.block import Stack
-from anyformer.codec import override
-from anyformer.families import encoder
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, again
-from anyformer.families.heads import encoder_head
-from anyformer.model import Model
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.shared import encoder
+from anyformer.families.shared.heads import encoder_head
+from anyformer.models import Model
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.norm import LayerNorm
+from anyformer.specs.codec import override
+from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 FIELDS: dict[str, ConfigField] = {
@@ -47,7 +51,7 @@ def describe_pre_norm(c: Any) -> Model:
 
 def describe_xl(c: Any) -> Model:
     stack, answer = override(pre_norm(c), {"layers.feedforward.dropout": 0.0}), head(c)
-    if isinstance(answer, heads.TagHead):
+    if isinstance(answer, TagHead):
         answer = answer.replace(counts_pads=False)
     return encoder.model(c, encoder.counted_embedding(c, norm=None), answer, stack)
 
@@ -57,15 +61,15 @@ def pre_norm(c: Any) -> Stack:
     return Stack(layers=layer, depth=c.num_hidden_layers, norm=LayerNorm(eps=c.layer_norm_eps))
 
 
-def head(c: Any) -> heads.Head | None:
+def head(c: Any) -> Head | None:
     dropout = encoder.classifier_dropout(c)
-    pool = heads.Pool(take="first", dense=True, activation="tanh")
+    pool = Pool(take="first", dense=True, activation="tanh")
     return encoder_head(
         c,
         encoder.lm_head(c, "gelu"),  # whatever hidden_act is
         classify=pool.replace(input_dropout=dropout, dropout=dropout),
         choose=pool.replace(dropout=c.hidden_dropout_prob),
-        base=heads.PooledOutput(pool=pool),
+        base=PooledOutput(pool=pool),
         dropout=dropout,
     )
 
@@ -73,10 +77,10 @@ def head(c: Any) -> heads.Head | None:
 def rules(spec: Model) -> list[Rule]:
     """Longformer's too."""
     classify = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
-    span = isinstance(spec.head, heads.SpanHead)
+    span = isinstance(spec.head, SpanHead)
     return [
         *encoder.lm_rules(spec, "lm_head", "dense", "layer_norm"),
-        *encoder.renames(classify if isinstance(spec.head, heads.ClassifyHead) else {}),
+        *encoder.renames(classify if isinstance(spec.head, ClassifyHead) else {}),
         *encoder.layer_rules(spec),
         *encoder.renames({"qa_outputs" if span else "classifier": "head.out"}),
     ]

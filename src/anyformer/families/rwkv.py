@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, tied
-from anyformer.model import DecoderModel, Model
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import LMHead
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, tied
+from anyformer.models import DecoderModel, Model
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import LayerNorm
+from anyformer.parts.recurrent.rwkv import ChannelMix, Halved, Orthogonal, TimeMix
 from anyformer.parts.residual import ADD
-from anyformer.parts.rwkv import ChannelMix, Halved, Orthogonal, TimeMix
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 TIME, CHANNEL = "decoder.layers.time.op", "decoder.layers.channel.op"

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at
-from anyformer.families.vision import classify_or_draw, pair, pixel_rules, unpair
-from anyformer.model import EncoderModel, Model
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.shared.vision import classify_or_draw, pair, pixel_rules, unpair
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import Pool, PooledOutput
-from anyformer.parts.image import Merge, PatchEmbedding, PixelHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.merge import Merge
+from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.head.classify import PooledOutput
+from anyformer.parts.head.image import PixelHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import Learned
-from anyformer.parts.window import GridBias, Windows
-from anyformer.stages import Stages
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 LAYER = "encoder.stages.0.layers.plain"

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Sublayer
 from anyformer.families import swin
-from anyformer.families.family import ConfigField, Family, Field, Only
-from anyformer.families.vision import pair
-from anyformer.model import Model
-from anyformer.parts.attention import Attention, LearnedScale
-from anyformer.parts.image import Merge
+from anyformer.families.base.family import ConfigField, Family, Field, Only
+from anyformer.families.shared.vision import pair
+from anyformer.models import Model
+from anyformer.parts.attention.attention import Attention, LearnedScale
+from anyformer.parts.grid.merge import Merge
+from anyformer.parts.grid.windows import ContinuousGridBias, Windows
 from anyformer.parts.norm import LayerNorm, UnitNorm
-from anyformer.parts.window import ContinuousGridBias, Windows
+from anyformer.stacks.block import Block
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
 from anyformer.families import t5
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at
-from anyformer.families.heads import causal, seen
-from anyformer.mask import FULL
-from anyformer.model import EncoderDecoderModel, EncoderModel, Model
-from anyformer.part import at
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at
+from anyformer.families.shared.heads import causal, seen
+from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.balance import SwitchBalance
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.balance import SwitchBalance
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.feedforward.moe import MoE, Switch
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.parts.moe import MoE, Switch
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position import BucketedBias
+from anyformer.parts.position.absolute import BucketedBias
+from anyformer.runtime.mask import FULL
+from anyformer.specs.part import at
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Copies, Rename, Rule
 from anyformer.weights.rules import Stack as StackRule
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.heads import causal, end_head, seen
-from anyformer.mask import FULL
-from anyformer.messages import quote
-from anyformer.model import EncoderDecoderModel, EncoderModel, Model
+from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.shared.heads import causal, end_head, seen
+from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP, GatedMLP
-from anyformer.parts.head import ClassifyHead, Head, LMHead, SpanHead, TagHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position import BucketedBias
+from anyformer.parts.position.absolute import BucketedBias
+from anyformer.runtime.mask import FULL
+from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Copies, Rename, Rule
 
 ATTENTION, FEEDFORWARD = "encoder.layers.attention.op", "encoder.layers.feedforward.op"

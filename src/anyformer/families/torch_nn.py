@@ -15,18 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.construct import skeleton
-from anyformer.mask import FULL, Causal
-from anyformer.messages import quote
-from anyformer.model import DecoderModel, EncoderDecoderModel, EncoderModel, Model
-from anyformer.model.base import TransformerModule
+from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel, Model
+from anyformer.models.base import TransformerModule
+from anyformer.models.construct import skeleton
 from anyformer.parts.activation import ACTIVATIONS
-from anyformer.parts.attention import Attention
-from anyformer.parts.feedforward import MLP
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.vectors import Vectors
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Initializer, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.vectors import Vectors
+from anyformer.runtime.mask import FULL, Causal
+from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.filling import fill
 from anyformer.weights.rules import Matched, Rename, Rule, Split, plan
 

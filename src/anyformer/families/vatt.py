@@ -7,20 +7,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families.family import ConfigField, Family, Field, Size, activation_at
-from anyformer.model import EncoderModel, Model, ThreeTowerModel
+from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at
+from anyformer.models import EncoderModel, Model, ThreeTowerModel
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import Embedding, TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.image import VideoEmbedding
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import VideoEmbedding
+from anyformer.parts.embedding.text import Embedding, TextEmbedding, Tokens
+from anyformer.parts.embedding.waveform import SegmentEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.similarity import ProjectionHead, SpacesHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.pool import Pool
-from anyformer.parts.position import Learned
-from anyformer.parts.similarity import ProjectionHead, SpacesHead
-from anyformer.parts.waveform import SegmentEmbedding
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
 STACK = "text.encoder"

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.families import speech
-from anyformer.families.family import ConfigField, Family, Field, Size
-from anyformer.model import EncoderModel, Model
+from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.families.shared import speech
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.neck import LayerMix
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.norm import LayerNorm
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Rule
 
 POSITION = "embedding.position"

@@ -5,24 +5,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Stack, Sublayer
-from anyformer.families import speech
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size
 from anyformer.families.conformer import macaron, odd
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import nearest
+from anyformer.families.shared import speech
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.attention import Attention
-from anyformer.parts.conv import ConvolutionModule
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.idle import Idle
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.convolution.conformer import ConvolutionModule
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.init import Kaiming, Value, Xavier
-from anyformer.parts.neck import LayerMix
+from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.position import AttentionPosition
-from anyformer.parts.relative import InputRope, RelativeSinusoids
+from anyformer.parts.position.absolute import AttentionPosition
+from anyformer.parts.position.relative import InputRope, RelativeSinusoids
 from anyformer.parts.residual import Scaled
+from anyformer.parts.unused import Idle
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Repeat, Reshape, Rule
 
 CONVOLUTION, POSITION = "encoder.layers.convolution", "embedding.position.part"

@@ -6,19 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families import transformer
-from anyformer.families.family import Absent, ConfigField, Family, Field, Inert, Size, again
-from anyformer.families.speech import AUGMENT, HIDDEN, augment
-from anyformer.families.transformer import check_padding, stack, target
-from anyformer.model import EncoderDecoderModel, EncoderModel, Model
-from anyformer.part import at
+from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.shared import transformer
+from anyformer.families.shared.speech import AUGMENT, HIDDEN, augment
+from anyformer.families.shared.transformer import check_padding, stack, target
+from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import published_name
-from anyformer.parts.audio import SpectrogramEmbedding
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.head import ClassifyHead, LMHead, Pool
+from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
-from anyformer.parts.neck import LayerMix
-from anyformer.parts.position import Learned, Sinusoidal
+from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.position.absolute import Learned, Sinusoidal
+from anyformer.specs.part import at
 from anyformer.weights.rules import Rename, Rule
 
 CLASSIFIER = "WhisperForAudioClassification"

@@ -5,26 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.block import Block, Sublayer
-from anyformer.families.encoder import TOKENS, renames
-from anyformer.families.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
-from anyformer.families.heads import encoder_head
-from anyformer.families.summary import pool_fields, summary_pool
-from anyformer.mask import CAUSAL, FULL, Full, Mask, SameReach
-from anyformer.messages import quote
-from anyformer.model import EncoderModel, Model
-from anyformer.part import at, nearest
-from anyformer.parts import head as heads
+from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
+from anyformer.families.shared.encoder import TOKENS, renames
+from anyformer.families.shared.heads import encoder_head
+from anyformer.families.shared.summary import pool_fields, summary_pool
+from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
-from anyformer.parts.answers import LikelySpans
-from anyformer.parts.attention import Attention
-from anyformer.parts.embed import Tokens
-from anyformer.parts.feedforward import MLP
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.permuted_text import OrderedText
+from anyformer.parts.embedding.segments import SegmentedSinusoids
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Head
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.likely_spans import LikelySpans
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
-from anyformer.parts.ordered import OrderedText
-from anyformer.parts.segments import SegmentedSinusoids
-from anyformer.streams import TwoStreams
+from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
+from anyformer.specs.messages import quote
+from anyformer.specs.part import at, nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.sublayer import Sublayer
+from anyformer.stacks.two_streams import TwoStreams
 from anyformer.weights.rules import Flip, Heads, Rename, Reshape, Rule
 
 ATTENTION, WAYS = "encoder.layers.attention.op", ("uni", "bi")
@@ -57,7 +61,7 @@ FIELDS: dict[str, ConfigField] = {
     **pool_fields("last", "tanh", 0.1, SUMMARISED),
     "start_n_top": Field(5, "head.starts"),
     "end_n_top": Field(5, "head.ends"),
-    "tie_word_embeddings": Field(True, tied(heads.LMHead)),
+    "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
     "pad_token_id": Inert(5, "a token id, used by tokenizers; no vector of it is special"),
     "bos_token_id": Inert(1, "a token id, used by tokenizers and generation"),
@@ -86,7 +90,7 @@ def describe(c: Any) -> Model:
         feedforward=Sublayer(op=inner, out_norm=norm, dropout=dropout),
     )
     out = head(c)
-    tie = c.tie_word_embeddings and isinstance(out, heads.LMHead)
+    tie = c.tie_word_embeddings and isinstance(out, LMHead)
     return EncoderModel(
         width=c.d_model,
         embedding=OrderedText(tokens=Tokens(vocab_size=c.vocab_size), dropout=dropout),
@@ -100,8 +104,8 @@ def describe(c: Any) -> Model:
     )  # fmt: skip
 
 
-def head(c: Any) -> heads.Head | None:
-    lm = heads.LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
+def head(c: Any) -> Head | None:
+    lm = LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
     if c.architecture == "XLNetLMHeadModel":
         return lm
     if c.architecture == "XLNetForQuestionAnswering":
@@ -109,7 +113,7 @@ def head(c: Any) -> heads.Head | None:
     if c.architecture == "XLNetForQuestionAnsweringSimple":
         if c.num_labels != 2:
             raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-        return heads.SpanHead()
+        return SpanHead()
     pool = summary_pool(c, c.d_model, SUMMARISED)
     return encoder_head(c, lm, pool, pool, dropout=0.0)
 
@@ -119,7 +123,7 @@ def rules(spec: Any) -> list[Rule]:
     num_heads = at(spec, f"{ATTENTION}.num_heads")
     shape = num_heads, spec.width // num_heads
     inner, mine = "~layer.{i}.ff", "encoder.layers.{i}.feedforward"
-    out = {heads.LMHead: "lm_loss", heads.SpanHead: "qa_outputs", heads.TagHead: "classifier"}
+    out = {LMHead: "lm_loss", SpanHead: "qa_outputs", TagHead: "classifier"}
     return [
         Reshape("~mask_emb", "embedding.mask_embedding", (1, 1, -1)),
         *[Heads(f"{theirs}.{n}", f"{ours}.{n}.weight", shape) for n in "qkv"],

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.generation import assisted, beams, contrastive, ctc, fast, single
-from anyformer.generation.begin import begin, check_writer
-from anyformer.generation.job import Job, alone
-from anyformer.generation.settings import Settings
-from anyformer.model import Output, TransformerModule
-from anyformer.parts.head import CTCHead
-from anyformer.state import State
+from anyformer.generation import assisted, beams, contrastive, ctc, fast, sample
+from anyformer.generation.options import Settings
+from anyformer.generation.search_state import Job, alone
+from anyformer.generation.setup import begin, check_writer
+from anyformer.models import Output, TransformerModule
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.runtime.state import State
 
 __all__ = ["Settings", "check_writer", "generate"]
 
@@ -70,4 +70,4 @@ def write(job: Job) -> dict[str, Any]:
         return assisted.write(job)
     if job.stepper.recording is not None and job.plain:
         return fast.write(job)
-    return alone(single.write(job), job.stepper)
+    return alone(sample.write(job), job.stepper)

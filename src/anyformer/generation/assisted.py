@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.generation.job import Details, Job
+from anyformer.generation.search_state import Details, Job
 from anyformer.generation.stepper import Stepper
 
 

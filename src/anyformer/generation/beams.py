@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.job import Job, Move, Writer
+from anyformer.generation.search_state import Job, Move, Writer
 
 WORST = -1e9
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.job import Details, Job
+from anyformer.generation.search_state import Details, Job
 
 
 def search(job: Job) -> dict[str, Any]:

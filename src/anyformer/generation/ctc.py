@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.generation.settings import Settings
-from anyformer.model import TransformerModule
-from anyformer.parts.head import CTCModule
+from anyformer.generation.options import Settings
+from anyformer.models import TransformerModule
+from anyformer.parts.head.ctc import CTCModule
 
 ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
 # text -> log-probability of its paths that end in a blank, and of those that end in its last token

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.model import TransformerModule
-from anyformer.parts.noise import NoiseHead
+from anyformer.models import TransformerModule
+from anyformer.parts.diffusion import NoiseHead
 
 
 def cleaner(

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer import machine
-from anyformer.generation.job import Job
+from anyformer.generation.search_state import Job
 from anyformer.generation.stepper import Stepper
+from anyformer.kernels import hardware
 from anyformer.kernels.recording import recorded
-from anyformer.part import walk
-from anyformer.parts.position import Sinusoidal
-from anyformer.state import State
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.runtime.state import State
+from anyformer.specs.part import walk
 
 ENOUGH = 16  # tokens to write: for fewer, recording takes longer than it saves
 ROOM = 128  # a state's capacity is a multiple of this, so that texts of about one length share a recording
@@ -49,8 +49,8 @@ def quicken(stepper: Stepper, max_length: int, more: int, compiled: bool | None)
 def obstacle(stepper: Stepper, max_length: int, compiled: bool) -> str | None:
     """Why this text cannot be written by a recorded step."""
     model, state = stepper.model, stepper.state
-    if compiled and BACKEND == "inductor" and not machine.has("compiler"):
-        return machine.NO_COMPILER
+    if compiled and BACKEND == "inductor" and not hardware.has("compiler"):
+        return hardware.NO_COMPILER
     if state is None:
         return "needs use_cache"
     if state.capacity is not None:

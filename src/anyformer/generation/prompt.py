@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.opening import opening
-from anyformer.generation.settings import Settings
+from anyformer.generation.options import Settings
+from anyformer.generation.speech_prompt import opening
 from anyformer.generation.stepper import align_right
-from anyformer.model import TransformerModule, position_limit
-from anyformer.parts.given import hiding
+from anyformer.models import TransformerModule, position_limit
+from anyformer.runtime.inputs import hiding
 
 NOT_HERE = {
     "labels": "training reads labels, writing does not",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.generation.settings import Settings, as_list
+from anyformer.generation.options import Settings, as_list
 
 Step = Callable[[Tensor, Tensor], Tensor]
 NEVER = -math.inf

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.rows import known
-from anyformer.model import TransformerModule
-from anyformer.parts.given import hiding
-from anyformer.state import State
+from anyformer.models import TransformerModule
+from anyformer.runtime.inputs import hiding
+from anyformer.runtime.state import State
 
 MEMORY = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")  # read once: a state remembers them
 

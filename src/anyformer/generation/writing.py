@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anyformer.generation import single, write
-from anyformer.generation.begin import begin
-from anyformer.generation.config import settings_for
-from anyformer.generation.job import Job
-from anyformer.model import TransformerModule, position_limit
+from anyformer.generation import sample, write
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.search_state import Job
+from anyformer.generation.setup import begin
+from anyformer.models import TransformerModule, position_limit
 
 if TYPE_CHECKING:
     from anyformer.inputs.text import Tokenizer
@@ -101,7 +101,7 @@ def stepwise(job: Job) -> Generator[None, None, dict[str, Any]]:
     s = job.settings
     if s.num_beams > 1 or s.contrastive or job.draft is not None or s.prompt_lookup_num_tokens:
         return write(job)
-    writer = single.write(job)
+    writer = sample.write(job)
     try:
         move = next(writer)
         while True:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyformer.inputs import sandbox
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.weights.io import read_json
 
 if TYPE_CHECKING:
@@ -178,12 +178,12 @@ def run(source: str, data: Mapping[str, Any]) -> str:
         import jinja2
     except ImportError:
         raise ValueError("chat templates need jinja2: pip install 'anyformer[chat]'") from None
-    from anyformer.inputs import bounded  # Jinja is an extra
+    from anyformer.inputs import jinja_sandbox  # Jinja is an extra
 
     sandbox.refill()
     pieces, size = [], 0
     try:
-        for piece in bounded.compiled(source).generate(**plain):
+        for piece in jinja_sandbox.compiled(source).generate(**plain):
             size += len(piece)
             if size > sandbox.CHARACTERS:
                 raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.families.family import UnknownFieldWarning
-from anyformer.messages import quote, shorten
-from anyformer.part import Part, Table, hints, nearest, thaw
+from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.specs.messages import quote, shorten
+from anyformer.specs.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json
 
 FILE, WHOLE = "preprocessor_config.json", "processor_config.json"

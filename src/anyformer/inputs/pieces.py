@@ -14,8 +14,8 @@ from anyformer.inputs import sentencepiece
 from anyformer.inputs.languages import LANGUAGES, between
 from anyformer.inputs.published import CLASSES, LLAMA, PIECES, SEGMENTS, TWO_ENDS, published
 from anyformer.inputs.words import Words, around, numbered
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 def pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[str, str]) -> Words:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from anyformer.checkpoint import read_spec
-from anyformer.inputs.audio import KINDS, AudioProcessor
+from anyformer.inputs.audio_features import KINDS, AudioProcessor
 from anyformer.inputs.image import Images
 from anyformer.inputs.text import Tokenizer
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 from anyformer.weights import hub
 from anyformer.weights.io import read_json
 

@@ -23,9 +23,9 @@ from anyformer.inputs import languages, long, vocabulary
 from anyformer.inputs.published import INPUT_NAMES, NAMES
 from anyformer.inputs.truncation import count_truncated
 from anyformer.inputs.words import BYTES
-from anyformer.messages import quote
-from anyformer.model.base import TransformerModule
-from anyformer.part import nearest
+from anyformer.models.base import TransformerModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from anyformer.inputs.languages import NLLB, between, transcribing
 from anyformer.inputs.pieces import deberta, fairseq, m2m, marian, pieces, source_of, xlnet
 from anyformer.inputs.published import GENERIC, KINDS, NAMES, PIECES, UNREGISTERED, Published, published
 from anyformer.inputs.words import Words, byte_pairs, content, letters, single_bytes, word_pieces
-from anyformer.messages import quote, shorten
+from anyformer.specs.messages import quote, shorten
 from anyformer.weights.io import JSON_BYTES, read_json
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from anyformer.inputs.published import CLASSES, PERCEIVER, SEGMENTS, published
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 from anyformer.weights.io import JSON_BYTES, read_json
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels import decode
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 KERNELS = ("auto", "eager", "sdpa", "flex")
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyformer import machine
+from anyformer.kernels import hardware
 
 BLOCK = 64  # keys read at once
 PROGRAMS = 256  # that keep a large device busy
-HAS_TRITON = machine.has("triton")
+HAS_TRITON = hardware.has("triton")
 
 
 def fits(q: Tensor, v: Tensor) -> bool:

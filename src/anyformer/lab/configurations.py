@@ -12,22 +12,24 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from anyformer.block import Block, Stack, Sublayer
-from anyformer.mask import Causal
-from anyformer.model import DecoderModel
-from anyformer.part import nearest
+from anyformer.models import DecoderModel
 from anyformer.parts.activation import Activation
-from anyformer.parts.attention import Attention
-from anyformer.parts.bias import Alibi, BucketedBias
-from anyformer.parts.embed import TextEmbedding, Tokens
-from anyformer.parts.feedforward import MLP, GatedMLP
-from anyformer.parts.head import LMHead
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.init import deepnorm as deepnorm_start
 from anyformer.parts.norm import LayerNorm, Norm, RMSNorm
-from anyformer.parts.position import Sinusoidal
+from anyformer.parts.position.absolute import Sinusoidal
+from anyformer.parts.position.bias import Alibi, BucketedBias
+from anyformer.parts.position.rotary import Rope
 from anyformer.parts.residual import ADD, Scaled, deepnorm
-from anyformer.parts.rotary import Rope
+from anyformer.runtime.mask import Causal
+from anyformer.specs.part import nearest
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
 # the slots of a residual step that have the norm; before the head one more, where the stream itself has none
 PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anyformer.data import TextFiles
+from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.experiments import experiment
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, plain, write
-from anyformer.machine import device as device_of
 
 USUAL = {"cpu": 2.0, "cuda": 4.0}  # minutes, unless a budget is given
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anyformer.codec import override, to_json
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs
 from anyformer.families import names
+from anyformer.kernels.hardware import device as device_of
 from anyformer.lab.experiment import at_once, draw
 from anyformer.lab.trials import Place, Row, Trial, Trials, Values, write
 from anyformer.look import figures
-from anyformer.machine import device as device_of
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.recipes import recipe
 from anyformer.recipes._own import writing
+from anyformer.specs.codec import override, to_json
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Run, read_run
 from anyformer.train.start import check_suits

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.codec import override
+from anyformer.checkpoint import spec
 from anyformer.counting import count
 from anyformer.data import Data, Held, PythonDocs, Source, TextFiles
 from anyformer.lab.experiments._runs import SIZE, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.model import Model
-from anyformer.names import spec
-from anyformer.part import walk
+from anyformer.models import Model
+from anyformer.specs.codec import override
+from anyformer.specs.part import walk
 from anyformer.train.progress import read_metrics
 
 LENGTH, HEAD = 128, 32  # tokens of a text; width of a head

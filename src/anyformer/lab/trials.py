@@ -25,8 +25,8 @@ import torch
 from anyformer.checkpoint import check_free
 from anyformer.data import TextFiles
 from anyformer.data.lock import only_one
-from anyformer.machine import need
-from anyformer.processes import end_with_parent
+from anyformer.kernels.hardware import need
+from anyformer.runtime.processes import end_with_parent
 from anyformer.train.progress import Metrics
 from anyformer.train.run import Run
 from anyformer.train.start import setup

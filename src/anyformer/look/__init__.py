@@ -19,12 +19,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anyformer.look.depth import logit_lens, stream_norms
+    from anyformer.look.attribution import contributions
+    from anyformer.look.logit_lens import logit_lens, stream_norms
     from anyformer.look.maps import attention, routing
+    from anyformer.look.neurons import neurons
     from anyformer.look.patching import patch, patch_table
     from anyformer.look.scores import head_scores, repeated
-    from anyformer.look.shares import contributions
-    from anyformer.look.units import neurons
     from anyformer.look.vision import attention_distance, windows
 
 _PUBLIC = {

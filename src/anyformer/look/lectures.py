@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from anyformer.look.inside import Scene
+    from anyformer.look.views import Scene
 
 
 class Picture(NamedTuple):
@@ -26,10 +26,10 @@ def positions(length: int = 48, width: int = 32) -> Any:
     import torch
 
     from anyformer.look.figures import heat_maps
-    from anyformer.part import Site
-    from anyformer.parts.bias import Alibi, BucketedBias
-    from anyformer.parts.position import Binary, Sinusoidal
-    from anyformer.parts.rotary import Rope
+    from anyformer.parts.position.absolute import Binary, Sinusoidal
+    from anyformer.parts.position.bias import Alibi, BucketedBias
+    from anyformer.parts.position.rotary import Rope
+    from anyformer.specs.part import Site
 
     places, site = torch.arange(length), Site(width=width, address="position")
     sines = Sinusoidal(length=length).build(site)(places[None])[0]
@@ -53,9 +53,9 @@ def rope_scores(rope: Any, length: int, width: int) -> Any:
     """(T, T): the products of one vector with itself, turned to two places."""
     import torch
 
-    from anyformer.context import Context
-    from anyformer.part import Site
-    from anyformer.parts.bias import turned
+    from anyformer.parts.position.bias import turned
+    from anyformer.runtime.context import Context
+    from anyformer.specs.part import Site
 
     index = torch.arange(length)
     ctx = Context(index=index, positions=index[None])
@@ -69,7 +69,7 @@ def masks(length: int = 32) -> Any:
     import torch
 
     from anyformer.look.figures import heat_maps
-    from anyformer.mask import (
+    from anyformer.runtime.mask import (
         Axial,
         Causal,
         Dilated,
@@ -102,10 +102,10 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
     """Where a switch sends tokens, and who finds no room [Fedus et al. 2021]."""
     import torch
 
-    from anyformer.context import Context
     from anyformer.look.figures import heat_maps
-    from anyformer.part import Site
-    from anyformer.parts.moe import Switch
+    from anyformer.parts.feedforward.moe import Switch
+    from anyformer.runtime.context import Context
+    from anyformer.specs.part import Site
 
     router = Switch(capacity=capacity).make(Site(width=8, address="router"), number)
     generator = torch.Generator().manual_seed(seed)
@@ -124,10 +124,10 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
 
 def walk(scene: Scene) -> Any:
     """A prompt's walk: vectors of its tokens, attention, the stream by depth, the words that come next."""
-    from anyformer.look.depth import logit_lens, stream_norms
     from anyformer.look.figures import new, plain
-    from anyformer.look.inside import Inside
+    from anyformer.look.logit_lens import logit_lens, stream_norms
     from anyformer.look.maps import attention
+    from anyformer.look.views import Inside
 
     inside = Inside(scene)
     if not (predictions := inside.predictions()):
@@ -155,7 +155,7 @@ def walk(scene: Scene) -> Any:
 def vit(scene: Scene) -> Any:
     """Inside a ViT: its first filters, which places are alike, and how far each head looks by depth."""
     from anyformer.look.figures import new
-    from anyformer.look.inside import Inside
+    from anyformer.look.views import Inside
     from anyformer.look.vision import attention_distance, filters, position_likeness, sheet
 
     figure, (axes,) = new(3, 1, 12, 4)

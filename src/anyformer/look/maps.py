@@ -13,9 +13,9 @@ from torch import Tensor
 
 from anyformer.look.roles import attending, calls, routers, short
 from anyformer.look.trace import Trace
-from anyformer.messages import quote
-from anyformer.part import nearest
-from anyformer.parts.moe import Routing
+from anyformer.parts.feedforward.moe import Routing
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anyformer.look.inside import At, Data, Inside, attempt, packed, strongest
+from anyformer.look.views import At, Data, Inside, attempt, packed, strongest
 
 SCRIPTS = ("base.js", "draw.js", "views.js", "stream.js", "start.js")
 

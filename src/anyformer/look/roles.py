@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anyformer.block import BlockModule, ParallelModule, StackModule, SublayerModule
 from anyformer.look.trace import Trace, trace
-from anyformer.model import TransformerModule
+from anyformer.models import TransformerModule
+from anyformer.stacks.block import BlockModule, ParallelModule
+from anyformer.stacks.stack import StackModule
+from anyformer.stacks.sublayer import SublayerModule
 
 WEIGHTS = ("attentions", "cross_attentions")  # as which outputs the weights of mixers are shown
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from anyformer.look.maps import attention
 from anyformer.look.roles import short
 from anyformer.look.trace import Trace, trace
-from anyformer.messages import quote
-from anyformer.model import TransformerModule, position_limit
-from anyformer.part import nearest
+from anyformer.models import TransformerModule, position_limit
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 KINDS = ("previous", "duplicate", "induction")
 

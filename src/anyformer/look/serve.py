@@ -10,10 +10,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from anyformer.look.inside import Data, Inside, Scene
 from anyformer.look.page import assembled
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.look.views import Data, Inside, Scene
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 HOST = "127.0.0.1"
 LARGEST = 1_000_000  # bytes of a question

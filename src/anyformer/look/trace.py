@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.messages import quote
-from anyformer.model import TransformerModule
-from anyformer.part import nearest
-from anyformer.parts.moe import Routing
+from anyformer.models import TransformerModule
+from anyformer.parts.feedforward.moe import Routing
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 @dataclasses.dataclass(frozen=True)

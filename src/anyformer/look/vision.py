@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.construct import skeleton
-from anyformer.context import Context
 from anyformer.look.maps import attention
 from anyformer.look.roles import short
 from anyformer.look.trace import Trace
-from anyformer.model import Model, TransformerModule
-from anyformer.parts.constant import shapes_alone
-from anyformer.parts.grid import Grid
-from anyformer.parts.window import WindowsModule
+from anyformer.models import Model, TransformerModule
+from anyformer.models.construct import skeleton
+from anyformer.parts.computed import shapes_alone
+from anyformer.parts.grid.layout import Grid
+from anyformer.parts.grid.windows import WindowsModule
+from anyformer.runtime.context import Context
 
 FILTERS = 28  # components that the paper shows
 

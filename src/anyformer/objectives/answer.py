@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.inputs.truncation import count_truncated
-from anyformer.messages import quote
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, field, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
-from anyformer.parts.head import SpanModule
-from anyformer.ranges import at_least
+from anyformer.parts.head.span import SpanModule
+from anyformer.specs.checks import at_least
+from anyformer.specs.messages import quote
 
 
 class Answer(Objective):

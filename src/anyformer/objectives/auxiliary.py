@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import linear_cross_entropy
-from anyformer.model.base import TransformerModule
-from anyformer.objectives.around import Around
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import next_tokens, num_following
 from anyformer.objectives.objective import Batch, Read
-from anyformer.parts.head import next_labels
-from anyformer.ranges import at_least
+from anyformer.objectives.wrapper import Around
+from anyformer.parts.head.language import next_labels
+from anyformer.specs.checks import at_least
 
 
 class Auxiliary(Around):

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
-from anyformer.mask import begins
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import ended
 from anyformer.objectives.objective import Batch, Objective, Read, Record, language_head, padded, padded_texts
+from anyformer.runtime.mask import begins
 
 
 class NextToken(Objective, called=("CLM", "causal language modelling")):

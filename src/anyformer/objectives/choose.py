@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
-from anyformer.parts.head import MultipleChoiceModule
-from anyformer.ranges import at_least
+from anyformer.parts.head.classify import MultipleChoiceModule
+from anyformer.specs.checks import at_least
 
 
 class Choose(Objective):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from anyformer.messages import quote
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import column_name, field, joined, label_of, text_of
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded_texts, scalars
-from anyformer.parts.head import ClassifyModule
+from anyformer.parts.head.classify import ClassifyModule
+from anyformer.specs.messages import quote
 
 
 class Classify(Objective):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import Batch, Read, Record, answering, head_of
-from anyformer.objectives.sound import Sounds
-from anyformer.parts.contrast import ContrastModule
-from anyformer.ranges import at_least, chance
+from anyformer.objectives.recordings import Sounds
+from anyformer.parts.head.contrastive import ContrastModule
+from anyformer.specs.checks import at_least, chance
 
 LEAST = 2  # spans, as published
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import flat, text_of
 from anyformer.objectives.objective import Batch, Read, Record, head_of, logits_of, num_labels, padded
-from anyformer.objectives.sound import Sounds
-from anyformer.parts.head import CTCModule
+from anyformer.objectives.recordings import Sounds
+from anyformer.parts.head.ctc import CTCModule
 
 
 class CTC(Sounds, called=("speech recognition",)):

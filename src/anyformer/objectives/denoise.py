@@ -10,11 +10,11 @@ import numpy as np
 
 from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import around
-from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.part import Part
-from anyformer.ranges import at_least
+from anyformer.objectives.vocabulary import Knowing, Known, is_any, mask_of
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part
 
 
 class Noise(Part):

@@ -11,11 +11,11 @@ from torch import nn
 from anyformer.inputs import chat
 from anyformer.inputs.truncation import count_truncated
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.examples import array, field
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
 
 
 class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.model import AutoencoderModel
-from anyformer.model.base import TransformerModule
-from anyformer.objectives import squeezed
+from anyformer.models import AutoencoderModel
+from anyformer.models.base import TransformerModule
+from anyformer.objectives import latents
+from anyformer.objectives.images import LabelledPictures
 from anyformer.objectives.objective import Batch, Followed, Record, answering, head_of, read, scalars
-from anyformer.objectives.picture import LabelledPictures
-from anyformer.parts.noise import NoiseModule
-from anyformer.ranges import chance
+from anyformer.parts.diffusion import NoiseModule
+from anyformer.specs.checks import chance
 
 
 class Diffuse(LabelledPictures):
@@ -39,7 +39,7 @@ class Diffuse(LabelledPictures):
     def ready(self, tokenizer: Any) -> Self:
         if self.vae is None:
             return self
-        return self.replace(shape=numbers(self.vae, squeezed.described(self, self.vae)))
+        return self.replace(shape=numbers(self.vae, latents.described(self, self.vae)))
 
     @property
     def drawn(self) -> tuple[int, int, int]:
@@ -50,7 +50,7 @@ class Diffuse(LabelledPictures):
     def write_settings(self, folder: Path) -> Path:
         """Also the autoencoder."""
         if self.vae is not None:
-            squeezed.keep(self.vae, folder)
+            latents.keep(self.vae, folder)
         return super().write_settings(folder)
 
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
@@ -81,14 +81,14 @@ class Diffuse(LabelledPictures):
             line = f"head.out_channels is {spec.head.out_channels}: nothing here teaches what a noise's variance is"
             raise ValueError(f"{line}; set it to {spec.embedding.channels}")
         if self.vae is not None:
-            return self.beside(model, squeezed.opened(self.vae))
+            return self.beside(model, latents.opened(self.vae))
         self.fits(spec.embedding)
         return model
 
     def beside(self, model: TransformerModule, vae: Any) -> Followed:
         spec: Any = model.spec
         squeezes, draws = numbers(self.vae, vae.spec), (spec.embedding.channels, *spec.embedding.image_size)
-        squeezed.matches(self, vae)
+        latents.matches(self, vae)
         if squeezes != draws:  # also where the autoencoder reads other sizes: these pictures are of one
             line = f"the autoencoder makes {squeezes} of a picture: channels, rows, columns"
             raise ValueError(f"{line}; the model draws {draws}")
@@ -101,7 +101,7 @@ class Diffuse(LabelledPictures):
         """The mean squared distance of each picture's noise from what the model takes for it."""
         model, picture = trained, batch["pixel_values"]
         if isinstance(trained, Followed):
-            model, picture = trained.model, squeezed.codes(trained.other, picture).float()
+            model, picture = trained.model, latents.codes(trained.other, picture).float()
         head = head_of(model, NoiseModule, "diffusion")
         step = (batch["moment"] * head.part.schedule.steps).long()
         mixed = head.mixed(picture, batch["noise"], step)

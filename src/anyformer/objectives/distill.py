@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from anyformer.kernels.loss import IGNORED, rows_of_chunk
-from anyformer.model.base import TransformerModule
-from anyformer.objectives.around import Around
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.choose import Choose
 from anyformer.objectives.classify import Classify
@@ -20,8 +19,10 @@ from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Batch, Followed, Read, language_head, logits_of, read
 from anyformer.objectives.rewrite import Rewrite
 from anyformer.objectives.tag import Tag
-from anyformer.parts.head import LMHeadModule, PretrainingModule
-from anyformer.ranges import at_least, positive
+from anyformer.objectives.wrapper import Around
+from anyformer.parts.head.language import LMHeadModule
+from anyformer.parts.head.pretraining import PretrainingModule
+from anyformer.specs.checks import at_least, positive
 
 
 class Distill(Around):

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.model import AutoencoderModule, position_limit
-from anyformer.model.base import TransformerModule
-from anyformer.objectives import squeezed
+from anyformer.models import AutoencoderModule, position_limit
+from anyformer.models.base import TransformerModule
+from anyformer.objectives import latents
+from anyformer.objectives.images import Pictures
 from anyformer.objectives.match import Captioned
 from anyformer.objectives.objective import Batch, Followed, Record, language_head, padded, read
-from anyformer.objectives.picture import Pictures
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
 
 
 class Reconstruct(Pictures):
@@ -42,7 +42,7 @@ class Reconstruct(Pictures):
     def module(self, model: TransformerModule) -> nn.Module:
         if not isinstance(model, AutoencoderModule):
             raise ValueError(f"drawing a picture again needs an AutoencoderModel, not {type(model.spec).__name__}")
-        squeezed.matches(self, model)
+        latents.matches(self, model)
         return model
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -76,22 +76,22 @@ class NextImageToken(Captioned):
     def ready(self, tokenizer: Any) -> Self:
         if tokenizer is None:
             raise ValueError("NextImageToken reads captions: it needs a vocabulary")
-        squeezed.described(self, self.vae)
+        latents.described(self, self.vae)
         return self.replace(tokens=len(tokenizer))
 
     def write_settings(self, folder: Path) -> Path:
         """Also the autoencoder."""
-        squeezed.keep(self.vae, folder)
+        latents.keep(self.vae, folder)
         return super().write_settings(folder)
 
     def module(self, model: TransformerModule) -> nn.Module:
-        return self.beside(model, squeezed.opened(self.vae))
+        return self.beside(model, latents.opened(self.vae))
 
     def beside(self, model: TransformerModule, vae: TransformerModule) -> Followed:
         language_head(model)
         if not isinstance(vae, AutoencoderModule) or not vae.spec.latent.discrete:
             raise ValueError(f"{self.vae}: a decoder draws in the codes of an autoencoder, which this has not")
-        squeezed.matches(self, vae)
+        latents.matches(self, vae)
         K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
         if self.tokens is not None and self.tokens + K > V:
             raise ValueError(f"{self.tokens} tokens and {K} codes make a vocabulary of {self.tokens + K}, not {V}")
@@ -117,7 +117,7 @@ class NextImageToken(Captioned):
 
     def losses(self, trained: Followed, batch: Batch) -> dict[str, Tensor]:
         model, vae = trained.model, trained.other
-        codes = squeezed.codes(vae, batch["pixel_values"]).flatten(1)
+        codes = latents.codes(vae, batch["pixel_values"]).flatten(1)
         tokens = codes + model.spec.embedding.tokens.vocab_size - vae.spec.latent.codes
         words, drawn = batch["labels"], torch.full_like(batch["labels"], IGNORED)
         seen = read(model, {"input_ids": torch.cat((batch["input_ids"], tokens), dim=1)})

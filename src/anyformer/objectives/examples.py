@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from anyformer.inputs.long import LongText
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 Example = Mapping[str, Any]
 

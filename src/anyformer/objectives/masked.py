@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
-from anyformer.objectives.known import Knowing, Known, is_any, mask_of
 from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
-from anyformer.ranges import at_least, chance
+from anyformer.objectives.vocabulary import Knowing, Known, is_any, mask_of
+from anyformer.specs.checks import at_least, chance
 
 
 class Masked(Knowing, called=("MLM",)):

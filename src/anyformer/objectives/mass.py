@@ -10,9 +10,9 @@ import numpy as np
 
 from anyformer.inputs.long import LongText
 from anyformer.objectives.examples import around, array, ended
-from anyformer.objectives.known import Knowing, Known, mask_of
 from anyformer.objectives.objective import Batch, Record, padded
 from anyformer.objectives.rewrite import Rewrite
+from anyformer.objectives.vocabulary import Knowing, Known, mask_of
 
 
 class MASS(Rewrite, Knowing):

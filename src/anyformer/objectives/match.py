@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyformer.inputs.truncation import count_truncated
-from anyformer.model import TwoTowerModule
-from anyformer.model.base import TransformerModule
+from anyformer.models import TwoTowerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field, joined
+from anyformer.objectives.images import Pictures
 from anyformer.objectives.objective import Batch, Record, padded_texts, taken
-from anyformer.objectives.picture import Pictures
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
 
 
 class Captioned(Pictures):

@@ -20,13 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.context import Context
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import flat, text_of
-from anyformer.part import Part
-from anyformer.parts.head import HeadModule, LMHeadModule, PretrainingModule
+from anyformer.parts.head.base import HeadModule
+from anyformer.parts.head.language import LMHeadModule
+from anyformer.parts.head.pretraining import PretrainingModule
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Part
 
 Record = dict[str, np.ndarray]  # 1-D (or 0-d) arrays of numbers by name
 Batch = dict[str, Tensor]

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from anyformer.inputs.long import LongText
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.known import Knowing, is_any
 from anyformer.objectives.objective import Batch, Read, Record, language_head, padded, padded_texts
-from anyformer.ranges import at_least
+from anyformer.objectives.vocabulary import Knowing, is_any
+from anyformer.specs.checks import at_least
 
 ROUND = 16  # so many tokens more are asked for at once, so that a compiled step sees few sizes
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.generation.dice import mix, normal
-from anyformer.model.base import TransformerModule
+from anyformer.generation.random_state import mix, normal
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, scalars
-from anyformer.parts.pairs import KINDS, PairModule
-from anyformer.ranges import at_least
+from anyformer.parts.embedding.regression_pairs import KINDS, PairModule
+from anyformer.specs.checks import at_least
 
 
 class Regress(Objective):

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.model import Model
-from anyformer.model.base import TransformerModule
+from anyformer.models import Model
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, language_head, logits_of, num_labels, read
-from anyformer.parts.labels import binary_loss
-from anyformer.ranges import at_least
+from anyformer.parts.head.losses import binary_loss
+from anyformer.specs.checks import at_least
 
 
 class ReplacedTokens(Masked):
@@ -51,7 +51,7 @@ class ReplacedTokens(Masked):
         return {**batch, "dice": torch.from_numpy(np.pad(dice, (0, rest)).astype(np.float32))}
 
     def module(self, model: TransformerModule) -> nn.Module:
-        from anyformer.construct import build
+        from anyformer.models.construct import build
 
         generator = build(self.generator, seed=self.seed)
         return self.beside(model, generator)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.objective import (
     Batch,
     Objective,
@@ -17,7 +17,7 @@ from anyformer.objectives.objective import (
     padded,
     padded_texts,
 )
-from anyformer.ranges import chance
+from anyformer.specs.checks import chance
 
 
 class Rewrite(Objective):

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, text_of
-from anyformer.objectives.known import Known
 from anyformer.objectives.masked import Masked, masked_loss
 from anyformer.objectives.objective import Batch, Read, Record, head_of, scalars
-from anyformer.parts.head import PretrainingModule
-from anyformer.parts.labels import class_loss
+from anyformer.objectives.vocabulary import Known
+from anyformer.parts.head.losses import class_loss
+from anyformer.parts.head.pretraining import PretrainingModule
 
 FOLLOWS, RANDOM = 0, 1  # labels, as published checkpoints have them
 

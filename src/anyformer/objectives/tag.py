@@ -10,11 +10,11 @@ import numpy as np
 from torch import nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.messages import quote
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import array, column_name, field, label_number
 from anyformer.objectives.objective import Batch, Objective, Record, head_of, padded, padded_texts
-from anyformer.parts.head import TagModule
+from anyformer.parts.head.tag import TagModule
+from anyformer.specs.messages import quote
 
 LABEL_ALL_TOKENS = "label_all_tokens"  # the field of `source` that keeps `Tag.every` with the model
 OPENING, CLOSING = r"[(\[{\"“‘«¿¡]*", r"[)\]}\"”»,;:!?….]*$"

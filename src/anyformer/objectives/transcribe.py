@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from anyformer.kernels.loss import IGNORED
-from anyformer.model.base import TransformerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import flat, text_of
 from anyformer.objectives.objective import Batch, Record, padded
+from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.objectives.sound import Sounds
 
 
 class Transcribe(Sounds, Rewrite, called=("Whisper", "speech to text")):

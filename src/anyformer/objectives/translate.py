@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyformer.inputs.truncation import count_truncated
-from anyformer.messages import quote
 from anyformer.objectives.examples import column_name, ended, flat, texts_of, token_ids
 from anyformer.objectives.objective import Record
 from anyformer.objectives.rewrite import Rewrite
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
+from anyformer.specs.messages import quote
 
 
 class Translate(Rewrite, called=("seq2seq", "summarize")):

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer.model import ThreeTowerModule
-from anyformer.model.base import TransformerModule
+from anyformer.models import ThreeTowerModule
+from anyformer.models.base import TransformerModule
 from anyformer.objectives.examples import texts_of
+from anyformer.objectives.images import frames_of, normalised, scaled_to
 from anyformer.objectives.match import caption
 from anyformer.objectives.objective import Batch, Objective, Record, padded, padded_texts, taken
-from anyformer.objectives.picture import frames_of, normalised, scaled_to
-from anyformer.objectives.sound import heard
-from anyformer.parts.labels import Loss
-from anyformer.ranges import at_least
+from anyformer.objectives.recordings import heard
+from anyformer.parts.head.losses import Loss
+from anyformer.specs.checks import at_least
 
 
 class MatchVideo(Objective, called=("VATT", "MIL-NCE")):

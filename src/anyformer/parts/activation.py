@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.kernels.gelu import gelu_tanh
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

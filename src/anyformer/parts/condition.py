@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.part import Part, Site
-from anyformer.parts.constant import Computed
-from anyformer.parts.given import check_shape
+from anyformer.parts.computed import Computed
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.residual import Residual
-from anyformer.ranges import at_least
+from anyformer.runtime.inputs import check_shape
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyformer.part import Part, walk
+from anyformer.specs.part import Part, walk
 
 
 class Initializer(Part, sees="itself"):

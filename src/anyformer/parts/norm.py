@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.part import Part, Site
-from anyformer.ranges import at_least
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
 
 
 class Norm(Part):

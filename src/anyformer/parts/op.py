@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.part import Part, Site
+from anyformer.specs.part import Part, Site
 
 
 class Op(Part):

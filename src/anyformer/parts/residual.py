@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from anyformer.part import Part, Site
 from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.specs.part import Part, Site
 
 
 class Residual(Part):

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyformer.codec import override
 from anyformer.planning.layout import MACHINE, Job, Way
+from anyformer.specs.codec import override
 from anyformer.train.parallel import Mesh
 from anyformer.train.run import Batch
 from anyformer.train.start import check_suits

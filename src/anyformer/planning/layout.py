@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.construct import skeleton
 from anyformer.counting import Count, rows
 from anyformer.counting.survey import Survey
-from anyformer.parts.moe import ExpertsModule
+from anyformer.models.construct import skeleton
+from anyformer.parts.feedforward.moe import ExpertsModule
 from anyformer.train import shard
 from anyformer.train.accelerators import Accelerator
 

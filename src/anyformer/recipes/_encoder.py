@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer import families
 from anyformer.data import TrainedBPE
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.train.optim import AdamW
 from anyformer.train.run import Pretrained, Run
 

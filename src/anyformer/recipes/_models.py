@@ -6,13 +6,13 @@ import contextlib
 import warnings
 
 from anyformer import families
-from anyformer.codec import override
 from anyformer.data import TrainedBPE, Vocabulary
 from anyformer.inputs.text import Tokenizer
-from anyformer.model import Model, position_limit
-from anyformer.part import thaw, walk
-from anyformer.parts.head import ClassifyHead
-from anyformer.parts.pool import Pool
+from anyformer.models import Model, position_limit
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
+from anyformer.specs.codec import override
+from anyformer.specs.part import thaw, walk
 from anyformer.train.run import Pretrained, description_of, model_of
 from anyformer.weights import hub
 

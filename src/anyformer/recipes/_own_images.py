@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from anyformer import families
 from anyformer.data import Data, ImageFolder
 from anyformer.inputs.image import Images
-from anyformer.machine import need
-from anyformer.model import Model
-from anyformer.objectives.picture import ClassifyImage
+from anyformer.kernels.hardware import need
+from anyformer.models import Model
+from anyformer.objectives.images import ClassifyImage
 from anyformer.recipes._models import labelled
 from anyformer.recipes._own import Tell, held_out, name_of
 from anyformer.train.optim import AdamW, Cosine

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from anyformer.codec import to_json
 from anyformer.data import HFDataset
 from anyformer.recipes import recipe
 from anyformer.recipes.wnut17 import LABELS as TAGS
+from anyformer.specs.codec import to_json
 from anyformer.weights import hub
 from anyformer.weights.manifest import sealed
 

@@ -6,8 +6,8 @@ size. Nine tenths of the steps see 128 tokens, the last tenth 512.
 
 from __future__ import annotations
 
+from anyformer.checkpoint import spec
 from anyformer.data import Data, Held, Mixture, Share, Stored, TextFiles
-from anyformer.names import spec
 from anyformer.objectives.sentences import MaskedAndNext
 from anyformer.train.optim import AdamW, Linear
 from anyformer.train.run import Batch, Begin, Evaluate, Keep, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from anyformer import families
 from anyformer.data import Data, Episodes, Held
-from anyformer.objectives.act import Act
+from anyformer.objectives.decision import Act
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

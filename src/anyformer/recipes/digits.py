@@ -7,9 +7,9 @@ from typing import Any
 from anyformer import families
 from anyformer.data import Data, Words
 from anyformer.objectives.ctc import CTC
-from anyformer.objectives.sound import Sounds
+from anyformer.objectives.recordings import Sounds
 from anyformer.objectives.transcribe import Transcribe
-from anyformer.parts.audio import SpecAugment
+from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.init import Kaiming
 from anyformer.recipes._digits import RATE, SIZE, held, learnt, official, words
 from anyformer.train.optim import AdamW, Cosine

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anyformer.codec import override
-from anyformer.parts.autoencoder import GaussianLatent
+from anyformer.parts.grid.dvae import GaussianLatent
 from anyformer.recipes import fashion_vae
+from anyformer.specs.codec import override
 from anyformer.train.run import Run
 
 NUMBERS, SIDE = 4, 7

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from anyformer import families
-from anyformer.codec import override
 from anyformer.recipes import fashion_dit
 from anyformer.recipes.fashion_kl import NUMBERS, SIDE
 from anyformer.recipes.fashion_vae import MEAN, STD
+from anyformer.specs.codec import override
 from anyformer.train.run import Run
 
 # the DiT of fashion-dit, on 49 places instead of 196 patches

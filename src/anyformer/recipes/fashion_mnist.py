@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer import families
-from anyformer.codec import override
 from anyformer.data import IDX, Beside, Data
-from anyformer.model import Model
-from anyformer.objectives.picture import ClassifyImage
-from anyformer.parts.pixels import Convolution, ConvolutionEmbedding
+from anyformer.models import Model
+from anyformer.objectives.images import ClassifyImage
+from anyformer.parts.grid.convolution import Convolution, ConvolutionEmbedding
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from anyformer.data import Data
-from anyformer.model import AutoencoderModel
+from anyformer.models import AutoencoderModel
 from anyformer.objectives.draw import Reconstruct
-from anyformer.parts.autoencoder import ConvEmbedding, ConvPainter, RoundedCodes
+from anyformer.parts.grid.dvae import ConvEmbedding, ConvPainter, RoundedCodes
 from anyformer.parts.init import Normal
 from anyformer.recipes.fashion_mnist import pictures
 from anyformer.train.optim import AdamW, Cosine

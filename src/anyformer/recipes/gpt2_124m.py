@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anyformer.codec import override
+from anyformer.checkpoint import spec
 from anyformer.data import Data, Held, TextFiles, TrainedBPE
-from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -6,11 +6,11 @@ small and grow over the first 4 to 12 billion tokens; here they are as large fro
 
 from __future__ import annotations
 
-from anyformer.codec import override
+from anyformer.checkpoint import spec
 from anyformer.data import Data, Mixture, Share, Stored, TextFiles
-from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
 from anyformer.recipes.gpt2_124m import WITHOUT
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

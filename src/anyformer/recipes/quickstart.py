@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from anyformer.codec import override
+from anyformer.checkpoint import spec
 from anyformer.data import Data, First, Held, PythonDocs, Source, TrainedBPE
-from anyformer.names import spec
 from anyformer.objectives.causal import NextToken
+from anyformer.specs.codec import override
 from anyformer.train.optim import Cosine, Muon
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from anyformer import families
 from anyformer.data import Data, Numbers
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.objectives.regress import Regress
-from anyformer.parts.pairs import KINDS, PairEmbedding, PairHead
-from anyformer.parts.position import Learned
+from anyformer.parts.embedding.regression_pairs import KINDS, PairEmbedding, PairHead
+from anyformer.parts.position.absolute import Learned
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 

@@ -29,14 +29,14 @@ from anyformer.checkpoint import COMPANION, load, read_spec
 from anyformer.evaluate.predict import Predictor
 from anyformer.inputs.image import Images
 from anyformer.inputs.image import files as picture_files
-from anyformer.inputs.sound import streams
+from anyformer.inputs.recordings import streams
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.messages import quote
-from anyformer.model import Output, TransformerModule, position_limit
+from anyformer.models import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
-from anyformer.part import nearest
-from anyformer.tasks.hearing import files as sound_files
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.tasks.long_audio import files as sound_files
 from anyformer.tasks.table import TASKS
 from anyformer.weights import hub
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.model import TwoTowerModule
+from anyformer.models import TwoTowerModule
 from anyformer.objectives.examples import joined
 from anyformer.objectives.match import ended
 from anyformer.objectives.objective import Record
-from anyformer.parts.similarity import ProjectionModule
+from anyformer.parts.head.similarity import ProjectionModule
 from anyformer.tasks.task import Row, TaskRun, Truncate
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from anyformer.evaluate.predict import written
 from anyformer.generation import check_writer
-from anyformer.generation.config import settings_for
-from anyformer.generation.settings import ONLY_BEAMS
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.options import ONLY_BEAMS
 from anyformer.objectives.objective import Record
 from anyformer.tasks.task import TaskRun, Texts
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from anyformer.data import DataSplit
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.classify import Classify
-from anyformer.objectives.picture import ClassifyImage
+from anyformer.objectives.images import ClassifyImage
 from anyformer.train.reading import class_counts
 from anyformer.train.trainer import Callback, Trainer
 

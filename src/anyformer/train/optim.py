@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anyformer import machine
-from anyformer.messages import quote
-from anyformer.part import Part
-from anyformer.ranges import at_least, positive
+from anyformer.kernels import hardware
+from anyformer.specs.checks import at_least, positive
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part
 from anyformer.train.parallel import by_mesh, whole
 
 Named = list[tuple[str, nn.Parameter]]  # (address, parameter)
@@ -100,7 +100,7 @@ class Muon(Optimizer):
         if not inner:
             raise ValueError(f"Muon.matrices {quote(self.matrices)} names no matrix of this model")
         rest = [pair for pair in named if all(pair[1] is not p for _, p in inner)]
-        slow = all(p.device.type == "cpu" for _, p in inner) and not machine.has("bf16")
+        slow = all(p.device.type == "cpu" for _, p in inner) and not hardware.has("bf16")
         kind = WideMuon if slow else torch.optim.Muon
         made: list[torch.optim.Optimizer] = [
             kind(

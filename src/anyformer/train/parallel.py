@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from anyformer import machine
-from anyformer.block import StackModule
-from anyformer.part import Part
-from anyformer.ranges import at_least
+from anyformer.kernels import hardware
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part
+from anyformer.stacks.stack import StackModule
 from anyformer.weights import manifest
 
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class Mesh(Part, called=("DDP", "FSDP", "tensor parallel")):
 def start(device: str | torch.device | None = "auto") -> torch.device:
     """Joins the other processes where torchrun started several. Gives the device of this one."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    device = machine.device(device)
+    device = hardware.device(device)
     if several and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if several and not dist.is_initialized():

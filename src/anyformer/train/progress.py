@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anyformer.model import TransformerModule
+from anyformer.models import TransformerModule
 from anyformer.train import parallel
 from anyformer.train.accelerators import published
 from anyformer.train.trainer import DTYPES, EVERY, Callback, Done, Trainer
@@ -153,7 +153,7 @@ class Samples(Callback):
 def sample(model: TransformerModule, tokenizer: Any, prompt: str, length: int, seed: int = 0) -> str:
     """A drawn continuation, with its prompt; what could steer a terminal is left out."""
     from anyformer.generation import generate
-    from anyformer.model import position_limit
+    from anyformer.models import position_limit
 
     ids = torch.tensor([tokenizer.encode(prompt)], device=model.device)
     limit = position_limit(model.spec)
@@ -267,7 +267,7 @@ class WeightsAndBiases(Callback):
             import wandb
         except ImportError:
             raise ValueError("--log wandb needs it: pip install wandb") from None
-        from anyformer.codec import encode
+        from anyformer.specs.codec import encode
 
         name = trainer.folder.resolve().name
         self.run = wandb.init(

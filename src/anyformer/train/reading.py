@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from anyformer.data import DataSplit, Splits
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.objectives.objective import Objective
-from anyformer.part import walk
+from anyformer.specs.part import walk
 
 SHOWN = 10  # classes that are counted one by one
 RAW = ("pixels", "samples")  # fields of a record that an embedding makes tokens of

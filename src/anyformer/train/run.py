@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyformer.objectives
-from anyformer.checkpoint import CONFIGS, body, read_spec
-from anyformer.codec import encode, from_json, override
+from anyformer.checkpoint import CONFIGS, body, read_spec, spec
 from anyformer.data import Data, Vocabulary
 from anyformer.families import names
-from anyformer.model import Model
-from anyformer.names import spec
+from anyformer.models import Model
 from anyformer.objectives.objective import Objective
-from anyformer.part import Part, nearest
-from anyformer.ranges import at_least, chance
-from anyformer.slots import kinds
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.codec import encode, from_json, override
+from anyformer.specs.part import Part, nearest
+from anyformer.specs.slots import kinds
 from anyformer.train.optim import AdamW, Constant, Optimizer, Schedule
 from anyformer.train.parallel import Mesh
 from anyformer.transforms.lora import LoRA

@@ -8,9 +8,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from anyformer.codec import FORMAT, encode
-from anyformer.part import Part, Table, fitting, hints, slot_types
-from anyformer.slots import ANY, fields_of, needs_kind, only_kind, slots_of
+from anyformer.specs.codec import FORMAT, encode
+from anyformer.specs.part import Part, Table, fitting, hints, slot_types
+from anyformer.specs.slots import ANY, fields_of, needs_kind, only_kind, slots_of
 from anyformer.train.run import Run, every_kind
 
 PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", None: "null"}

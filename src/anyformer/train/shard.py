@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from anyformer.parts.attention import AttentionModule
-from anyformer.parts.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
-from anyformer.parts.feedforward import GatedMLPModule, MLPModule
-from anyformer.parts.moe import ExpertsModule, Routing
-from anyformer.parts.rotary import RopeModule
+from anyformer.parts.attention.attention import AttentionModule
+from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
+from anyformer.parts.feedforward.moe import ExpertsModule, Routing
+from anyformer.parts.position.bias import AlibiModule, BucketedBiasModule, DistanceBiasModule
+from anyformer.parts.position.rotary import RopeModule
 
 # kind of module -> its layers whose outputs, and whose inputs, are dealt out
 SPLIT: dict[type, tuple[str, str]] = {

@@ -16,22 +16,23 @@ from typing import Any
 
 import torch
 
-from anyformer import families, machine
+from anyformer import families
 from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
-from anyformer.codec import override, to_json
-from anyformer.construct import build, skeleton
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import Lock, only_one
 from anyformer.data.unused import unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, belong
-from anyformer.model import Model, TransformerModule, position_limit
+from anyformer.kernels import hardware
+from anyformer.models import Model, TransformerModule, position_limit
+from anyformer.models.construct import build, skeleton
 from anyformer.objectives.objective import Objective
-from anyformer.part import Table, thaw, walk
-from anyformer.parts.pool import Pool
+from anyformer.parts.head.pool import Pool
+from anyformer.specs.codec import override, to_json
+from anyformer.specs.part import Table, thaw, walk
 from anyformer.train import parallel, record
-from anyformer.train.course import Course, Phase, row_of
+from anyformer.train.learning_plan import Course, Phase, row_of
 from anyformer.train.progress import shown_epochs
 from anyformer.train.reading import described_data, tokens_per_number
 from anyformer.train.run import Pretrained, Run, differences, read_run
@@ -63,14 +64,14 @@ def setup(
     records = records or folder / "data"
     layout = parallel.Layout(run.mesh, parallel.start(device))
     check(run.objective, run.evaluate.metrics)
-    if run.compile and not machine.has("compiler"):
-        raise ValueError(f"compile=true: {machine.NO_COMPILER}")
+    if run.compile and not hardware.has("compiler"):
+        raise ValueError(f"compile=true: {hardware.NO_COMPILER}")
     if run.record:
         processes, micro = parallel.world_size(), run.batch.micro
         why = record.refusal(run.objective, layout.device, run.precision, processes, micro)
         if why is not None:
             raise ValueError(f"record=true: {why}")
-    if layout.device.type == "cpu" and run.precision.startswith("bf16") and not machine.has("bf16"):
+    if layout.device.type == "cpu" and run.precision.startswith("bf16") and not hardware.has("bf16"):
         tell(f"precision={run.precision}: this CPU has no bf16 products of its own; fp32 would be faster")
     with claimed(run, folder, resume) as (fresh, lock):
         tokenizer = vocabulary(run, folder, tell)

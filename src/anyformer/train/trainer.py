@@ -22,21 +22,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyformer import machine
 from anyformer.data import Ready
 from anyformer.data.lock import Lock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
-from anyformer.messages import quote
-from anyformer.model import TransformerModule
-from anyformer.nonfinite import first_nonfinite
+from anyformer.kernels import hardware
+from anyformer.models import TransformerModule
 from anyformer.objectives.objective import Batch, Objective
+from anyformer.runtime.nonfinite import first_nonfinite
+from anyformer.specs.messages import quote
 from anyformer.train import parallel
 from anyformer.train.average import Average
-from anyformer.train.checkpoint import Checkpoints, Saved, fill, gathered
 from anyformer.train.interrupt import end_after_step
 from anyformer.train.optim import clip
 from anyformer.train.record import Recorder
+from anyformer.train.resume import Checkpoints, Saved, fill, gathered
 from anyformer.train.run import Pretrained, Run
 from anyformer.transforms.adapters import save_adapter
 from anyformer.transforms.fuse import fuse
@@ -122,7 +122,7 @@ class Trainer:
         metrics: Callable[[Trainer, dict[str, float]], dict[str, float]] | None = None,
     ) -> None:  # fmt: skip
         self.run, self.folder, self.model, self.feed, self.valid = run, folder, model, feed, valid
-        self.layout = layout or parallel.Layout(run.mesh, machine.device(device))
+        self.layout = layout or parallel.Layout(run.mesh, hardware.device(device))
         self.tokenizer, self.identity, self.device = tokenizer, dict(identity or {}), self.layout.device
         self.callbacks, self.metrics = list(callbacks), metrics
         self.checkpoints = Checkpoints(folder, run.keep.last, run.keep.best, pieces=self.layout.sharded)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from anyformer import families
 from anyformer.checkpoint import ADAPTER, blaming, load_as, read_spec, save_description
-from anyformer.messages import quote
-from anyformer.model import Model, TransformerModule
+from anyformer.models import Model, TransformerModule
+from anyformer.specs.messages import quote
 from anyformer.transforms.lora import NAMES, Adapter, LoRA, adapted, adopt
 from anyformer.weights import hub
 from anyformer.weights.filling import Report, finite

@@ -8,9 +8,9 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
-from anyformer.messages import quote
-from anyformer.model import TransformerModule
-from anyformer.part import nearest
+from anyformer.models import TransformerModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.transforms.lora import NAMES
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from torch import nn
 
 from anyformer.kernels.gelu import gelu_tanh
-from anyformer.messages import quote
-from anyformer.part import nearest
-from anyformer.parts.attention import AttentionModule
-from anyformer.parts.feedforward import GatedMLPModule, MLPModule
-from anyformer.parts.joined import Joined, JoinedInTraining, LinearThenGELU
+from anyformer.parts.attention.attention import AttentionModule
+from anyformer.parts.feedforward.mlp import GatedMLPModule, MLPModule
+from anyformer.parts.fused_linear import Joined, JoinedInTraining, LinearThenGELU
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 # where the joined layer stands, and what it joins
 SITES: dict[type, tuple[str, tuple[str, ...]]] = {

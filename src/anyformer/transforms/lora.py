@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer.messages import quote
-from anyformer.model import TransformerModule
-from anyformer.part import Part, nearest
+from anyformer.models import TransformerModule
 from anyformer.parts.init import Kaiming, Value, initialise
-from anyformer.ranges import at_least, chance, positive
+from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, nearest
 from anyformer.transforms.fuse import unfuse
 from anyformer.transforms.pack import unpack
 

@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer import machine
-from anyformer.kernels import matvec
+from anyformer.kernels import hardware, matvec
 from anyformer.kernels.packed import Packed
-from anyformer.messages import quote
-from anyformer.part import nearest
-from anyformer.parts.joined import Joined
+from anyformer.parts.fused_linear import Joined
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 ROWS = range(2, 65)  # for which a packed product is used
 
@@ -72,7 +71,7 @@ PACKED = Packed()
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, views: list[Tensor]) -> Tensor:
     """x (..., in) times weights (out, in) that are packed as oneDNN wants them for few rows; `views` are tensors in
     their memory through which they may be changed, and which count that for themselves."""
-    if not machine.has("onednn") or (x.dtype == torch.bfloat16 and not machine.has("bf16")):
+    if not hardware.has("onednn") or (x.dtype == torch.bfloat16 and not hardware.has("bf16")):
         return F.linear(x, weight, bias)
     changes = sum(view._version for view in views)
     packed = PACKED.of(weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8), changes)

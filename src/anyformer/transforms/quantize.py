@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyformer import machine
+from anyformer.kernels import hardware
 from anyformer.kernels.packed import Packed
-from anyformer.messages import quote
-from anyformer.model import TransformerModule
-from anyformer.part import nearest
+from anyformer.models import TransformerModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.transforms.fuse import fuse, sites, unfuse
 
 
@@ -114,7 +114,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
     top = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
     wide = wide / top  # with each row in [-1, 1], one step size is right for all of them
     levels = activation_levels()
-    if machine.has("int8"):
+    if hardware.has("int8"):
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         out = multiply(wide, 1 / levels, levels + 1, PACKED.of(weight, lambda: pack(weight, scale)))
     else:
@@ -128,7 +128,7 @@ def by_bytes(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> T
 def activation_levels() -> int:
     """Steps from 0 to the largest activation of a row. CPUs without VNNI add pairs of products in 16 bits, so their
     bytes stay below 128: 7 bits with a zero at 64, where others have 8 bits with a zero at 128."""
-    return 63 if machine.int8() and not torch.cpu._is_vnni_supported() else 127
+    return 63 if hardware.int8() and not torch.cpu._is_vnni_supported() else 127
 
 
 def plainly(x: Tensor, weight: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from anyformer.context import Context
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.runtime.context import Context
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 
 
 def recompute(model: nn.Module, pattern: str = "*.layers.*") -> nn.Module:

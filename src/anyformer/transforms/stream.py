@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyformer.block import StackModule
+from anyformer.stacks.stack import StackModule
 
 
 def narrow_stream(model: nn.Module) -> nn.Module:

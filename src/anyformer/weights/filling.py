@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from anyformer.messages import shorten
-from anyformer.model import Model, TransformerModule
+from anyformer.models import Model, TransformerModule
 from anyformer.parts.init import computed, within
+from anyformer.specs.messages import shorten
 from anyformer.weights.io import Checkpoint
 from anyformer.weights.pieces import Pieces
 from anyformer.weights.rules import Matched

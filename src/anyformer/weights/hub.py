@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 
 # What a model needs and nothing that can run: no pickles, no Python. Second copies of the weights in another
 # layout (Mistral's `consolidated*`, folders such as `onnx/`) would only double the download.

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 
 JSON_BYTES = 64 * 2**20  # the largest tokenizer.json in use is about 35 MB
 JSON_VALUES = 4_000_000  # a parsed value takes up to ~100 bytes: bounds memory where the size does not

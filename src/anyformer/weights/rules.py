@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 
 
 @functools.cache

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.messages import quote
-from anyformer.processes import end_with_parent
+from anyformer.runtime.processes import end_with_parent
+from anyformer.specs.messages import quote
 from anyformer.weights.io import DTYPE_NAMES, PICKLES, read_weight_map, write_file, write_json
 
 SECONDS = 10.0  # of the processor, for a file of no size; twice that on the clock, once torch is there

@@ -8,7 +8,7 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from anyformer.part import nearest
+from anyformer.specs.part import nearest
 
 if TYPE_CHECKING:
     from anyformer.lab.experiment import Experiment

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.codec import override
 from anyformer.data import Bytes, Data, Held, PythonDocs, Source, TextFiles, Vocabulary, Words
 from anyformer.lab.experiments._language import Language
 from anyformer.lab.trials import Place
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.objectives.causal import NextToken
 from anyformer.objectives.objective import Objective
 from anyformer.recipes._encoder import SPECIAL
+from anyformer.specs.codec import override
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 from anyformer.train.trainer import Trainer

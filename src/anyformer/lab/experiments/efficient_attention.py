@@ -21,16 +21,16 @@ import torch
 from torch import nn
 
 from anyformer import families
-from anyformer.codec import override
-from anyformer.construct import build
 from anyformer.counting.step import Live
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.mask import CAUSAL
-from anyformer.model import Model
-from anyformer.parts.efficient import LinearAttention, SoftmaxFeatures
-from anyformer.parts.induced import InducedAttention, LunaAttention, Seeds
+from anyformer.models import Model
+from anyformer.models.construct import build
+from anyformer.parts.attention.linear import LinearAttention, SoftmaxFeatures
+from anyformer.parts.attention.set_transformer import InducedAttention, LunaAttention, Seeds
+from anyformer.runtime.mask import CAUSAL
+from anyformer.specs.codec import override
 
 CLAIM = (
     "the time of full attention grows with an exponent of at least 1.4, that of every other with at most 1.25; what "

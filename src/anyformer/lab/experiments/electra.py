@@ -23,7 +23,7 @@ from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import LANGUAGE, READER, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.model import Model
+from anyformer.models import Model
 from anyformer.objectives.masked import Masked
 from anyformer.objectives.objective import Objective
 from anyformer.objectives.replaced import ReplacedTokens

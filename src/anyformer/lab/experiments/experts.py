@@ -22,10 +22,10 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.maps import routing
 from anyformer.look.trace import trace
-from anyformer.model import Model
-from anyformer.parts.balance import PooledBalance
-from anyformer.parts.feedforward import MLP
-from anyformer.parts.moe import MoE, TopK
+from anyformer.models import Model
+from anyformer.parts.feedforward.balance import PooledBalance
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.train.progress import read_metrics
 
 CLAIM = (

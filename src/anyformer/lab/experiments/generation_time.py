@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from anyformer import families
-from anyformer.construct import build
 from anyformer.counting import count
 from anyformer.generation import generate
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import SIZE, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.model import Model
+from anyformer.models import Model
+from anyformer.models.construct import build
 
 CLAIM = (
     "without a cache the longest text takes at least twice as long as with one, and the time grows with a higher "

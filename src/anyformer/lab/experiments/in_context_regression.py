@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anyformer.codec import override
 from anyformer.evaluate.regression import curves
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.trials import Place, Row, Trial, Values
@@ -18,6 +17,7 @@ from anyformer.look import figures
 from anyformer.objectives.regress import Regress
 from anyformer.recipes import recipe
 from anyformer.recipes.regression import model
+from anyformer.specs.codec import override
 
 CLAIM = "after any number of pairs from the first on, the mean squared error is within 5 % of that of Bayes"
 FORMS = {

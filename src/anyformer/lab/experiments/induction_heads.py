@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.block import Block
-from anyformer.codec import override
 from anyformer.data import Data
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import checkpoints, each_loss, training, writer
@@ -27,10 +25,12 @@ from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.scores import head_scores
 from anyformer.look.trace import trace
-from anyformer.mask import Causal, Window
-from anyformer.model import Model, TransformerModule
-from anyformer.parts.bias import RelativeVectors
+from anyformer.models import Model, TransformerModule
 from anyformer.parts.init import Normal
+from anyformer.parts.position.bias import RelativeVectors
+from anyformer.runtime.mask import Causal, Window
+from anyformer.specs.codec import override
+from anyformer.stacks.block import Block
 from anyformer.train.trainer import Callback, Done, Trainer
 
 CLAIM = (

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.construct import build
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import READER, held_out, mean, reader, texts, training
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.maps import attention
 from anyformer.look.trace import trace
-from anyformer.model import TransformerModule
+from anyformer.models import TransformerModule
+from anyformer.models.construct import build
 from anyformer.objectives.masked import Masked
 
 CLAIM = (

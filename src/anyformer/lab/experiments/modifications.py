@@ -1,6 +1,6 @@
 """Modifications: does a small table put the changes of a Transformer in the order of the large one?
 
-Every row of Narang et al. (`lab/modifications.py`), small, learns to fill in spans of text for equally many steps; the
+Every row of Narang et al. (`lab/narang_table.py`), small, learns to fill in spans of text for equally many steps; the
 rows that are best in the paper with several seeds. Losses of texts that were held out are compared with the paper's
 losses of pre-training, by rank: early, after an eighth of the steps, and at the end.
 """
@@ -16,10 +16,10 @@ import numpy as np
 from anyformer.data import Data, Held, PythonDocs, Source, Stored, TextFiles, TrainedBPE, texts_of
 from anyformer.data.lock import only_one
 from anyformer.lab.experiment import Form, Verdict
-from anyformer.lab.modifications import ROWS, Size, row_named
+from anyformer.lab.narang_table import ROWS, Size, row_named
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.objectives.span import SpanCorruption
+from anyformer.objectives.span_corruption import SpanCorruption
 from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.progress import read_metrics
 from anyformer.train.run import Batch, Evaluate, Keep, Run

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from anyformer.construct import build
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import SIZE, each_loss, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
-from anyformer.model import Model
+from anyformer.models import Model
+from anyformer.models.construct import build
 from anyformer.parts.init import Normal
 from anyformer.parts.init import deepnorm as scaled_down
 from anyformer.parts.norm import LayerNorm

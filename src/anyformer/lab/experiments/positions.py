@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyformer.codec import override
-from anyformer.construct import build
 from anyformer.lab.experiment import Form, Verdict
 from anyformer.lab.experiments._runs import each_loss, held_out, mean, texts, training, writer
 from anyformer.lab.trials import Place, Row, Trial, Values
 from anyformer.look import figures
 from anyformer.look.trace import trace
-from anyformer.model import Model
-from anyformer.parts.bias import Alibi, BucketedBias, RelativeVectors
+from anyformer.models import Model
+from anyformer.models.construct import build
 from anyformer.parts.init import Normal
-from anyformer.parts.position import Binary, Integer, Learned, Sinusoidal
-from anyformer.parts.relative import RelativeSinusoids
-from anyformer.parts.rotary import Rope
+from anyformer.parts.position.absolute import Binary, Integer, Learned, Sinusoidal
+from anyformer.parts.position.bias import Alibi, BucketedBias, RelativeVectors
+from anyformer.parts.position.relative import RelativeSinusoids
+from anyformer.parts.position.rotary import Rope
+from anyformer.specs.codec import override
 
 CLAIM = (
     "at four times the length it learnt from ALiBi loses 3 % at most and sinusoids lose 10 % or more, whatever the "

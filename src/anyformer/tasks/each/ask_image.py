@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from anyformer.tasks.picturing import ASKED, check_template, write_about
+from anyformer.tasks.describe_media import ASKED, check_template, write_about
 from anyformer.tasks.task import How, Source, ask
 
 

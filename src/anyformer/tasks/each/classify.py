@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from anyformer.objectives.objective import Record, head_of
-from anyformer.parts.head import ClassifyModule
+from anyformer.parts.head.classify import ClassifyModule
 from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask, labels_of
 
 

@@ -8,8 +8,8 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from anyformer.objectives.objective import head_of
-from anyformer.parts.head import ClassifyModule
-from anyformer.parts.image import DistilledModule
+from anyformer.parts.head.classify import ClassifyModule
+from anyformer.parts.head.image import DistilledModule
 from anyformer.tasks.each.classify import scores_of
 from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
 

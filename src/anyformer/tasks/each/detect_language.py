@@ -6,11 +6,11 @@ from typing import Any, Unpack
 
 import torch
 
-from anyformer.generation.opening import code
-from anyformer.inputs.audio import AudioProcessor
+from anyformer.generation.speech_prompt import code
+from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.languages import SPOKEN
 from anyformer.tasks.each.transcribe import check_listener
-from anyformer.tasks.hearing import Listener
+from anyformer.tasks.long_audio import Listener
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask, file_of
 
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
-from anyformer.parts.detect import DetectModule
+from anyformer.parts.head.replaced_tokens import DetectModule
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
 
 

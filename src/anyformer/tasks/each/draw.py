@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from anyformer.generation.diffusion import denoise
-from anyformer.inputs.sheet import drawn, widest, write_sheet
-from anyformer.messages import quote
-from anyformer.model import AutoencoderModule, TransformerModule
+from anyformer.inputs.contact_sheet import drawn, widest, write_sheet
+from anyformer.models import AutoencoderModule, TransformerModule
 from anyformer.objectives.objective import shown_head
-from anyformer.part import nearest
-from anyformer.parts.noise import NoiseHead
-from anyformer.tasks.pictures import by_tokens, can_write, companion
+from anyformer.parts.diffusion import NoiseHead
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.tasks.image_tokens import by_tokens, can_write, companion
 from anyformer.tasks.task import How, Inputs, Reader, Source, TaskRun, checked_rows, open_model
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.messages import quote
 from anyformer.objectives.objective import Batch, Record, read, taken
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
 from anyformer.tasks.towers import text_vectors, tower
 from anyformer.weights.io import read_json

@@ -7,8 +7,8 @@ from typing import Any, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.messages import quote
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.tasks.each.embed import hidden, stacked
 from anyformer.tasks.task import How, Source, TaskRun, ask
 from anyformer.tasks.towers import image_vectors, tower

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from anyformer.evaluate.likelihood import Pair, encode_pair, likelihoods
 from anyformer.generation import check_writer
-from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import Record
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, ask
 from anyformer.tasks.writing import check_settings, write
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.messages import quote
 from anyformer.objectives.objective import Record, language_head
+from anyformer.specs.messages import quote
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
 
 

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from anyformer.objectives.objective import Record
 from anyformer.objectives.sentences import FOLLOWS
-from anyformer.parts.head import NextSentenceHead, PretrainingHead
+from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
 from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from anyformer.checkpoint import load
-from anyformer.model import TransformerModule
-from anyformer.parts.trajectory import TrajectoryModule
+from anyformer.models import TransformerModule
+from anyformer.parts.embedding.trajectory import TrajectoryModule
 
 
 def play(

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from anyformer.inputs.image import files
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 

@@ -8,12 +8,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from anyformer.messages import quote
 from anyformer.objectives.examples import array
 from anyformer.objectives.objective import head_of
 from anyformer.objectives.tag import LABEL_ALL_TOKENS, split_words, token_words
-from anyformer.part import nearest
-from anyformer.parts.head import TagModule
+from anyformer.parts.head.tag import TagModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, labels_of
 
 OUTSIDE = "O"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from anyformer.inputs.audio import AudioProcessor
-from anyformer.parts.head import CTCHead
-from anyformer.tasks.hearing import Listened, Listener, Segment, letters, sentences, words
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.parts.head.ctc import CTCHead
+from anyformer.tasks.long_audio import Listened, Listener, Segment, letters, sentences, words
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask, file_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from anyformer.messages import quote
 from anyformer.objectives.objective import Record
-from anyformer.part import nearest
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, ask
 from anyformer.tasks.writing import check_pair, options_of, stored, write
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from anyformer.generation import check_writer, generate
-from anyformer.generation.config import settings_for
+from anyformer.generation.defaults import settings_for
 from anyformer.generation.writing import Writing, check_ids, length_for
 from anyformer.objectives.objective import Record
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, ask

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from anyformer.messages import quote
+from anyformer.specs.messages import quote
 from anyformer.tasks.task import How, Source, ask, file_of
 from anyformer.tasks.towers import image_vectors, text_vectors, towers
 

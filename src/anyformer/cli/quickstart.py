@@ -1,0 +1,151 @@
+"""`make quickstart`: a small GPT, from its description to text that it writes, in about three minutes on any machine.
+
+What happens is `anyformer train quickstart` and `anyformer generate`: the parts of the description are shown, the model
+is trained on what every machine with Python has, and a part is swapped in the end. How large it is follows from how
+long its first steps take here, how many steps there are from how long each takes; with --set steps=N nothing is
+measured, and the recipe is as it stands.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyformer as af
+from anyformer import cli
+from anyformer.cli.settings import device_flag, setting
+from anyformer.cli.train import train
+from anyformer.recipes import recipe
+from anyformer.specs.part import Part, walk
+
+GATED = {"decoder.layers.feedforward.op": {"kind": "GatedMLP", "width": 512, "activation": "silu"}}  # [Shazeer 2020]
+PROMPT = "The following functions"
+TRIED = 3  # steps of a size to see how fast it is; the first, which is slow everywhere, does not count
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Arguments are PATH=VALUE of the recipe, and a folder with --out."""
+    parser = cli.Parser(prog="python -m anyformer.cli.quickstart", description=__doc__)
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[])
+    parser.add_argument("--out", metavar="DIR", default="runs/quickstart")
+    parser.add_argument("--minutes", metavar="X", type=float, default=3.0, help="how long it may take in all; 3")
+    device_flag(parser)
+    options = parser.parse(arguments)
+    if not options.minutes > 0:
+        raise ValueError(f"--minutes is {options.minutes}; it must be above 0")
+    start = time.monotonic()
+    changes = dict(setting(text) for text in options.set)
+    folder = unused(Path(options.out))
+    run, watch = recipe("quickstart"), []
+    if "steps" not in changes:
+        run, deadline = fitting(options.device, start, 60 * options.minutes)
+        watch.append(deadline)
+    run = af.override(run, changes)
+    show_parts(run.model)
+    print(f"\n$ anyformer train quickstart --out {folder}", flush=True)
+    trainer = train(run, folder, resume=False, device=options.device, watch=watch)
+    print(f"\n$ anyformer generate {folder} '{PROMPT}' --do-sample --top-k 50 --seed 1", flush=True)
+    cli.dispatch(["generate", str(folder), PROMPT, "--do-sample", "--top-k", "50", "--seed", "1"])
+    swapped = af.count(af.override(trainer.model.spec, GATED)).parameters
+    print(f"\na part swapped: with a gated feed-forward it has {swapped:,} parameters and trains as it is, by")
+    print("  anyformer train quickstart --out runs/gated \\")
+    print("    --set 'model.decoder.layers.feedforward.op={\"kind\": \"GatedMLP\", \"width\": 512}'")
+    print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
+
+
+def fitting(device: str, start: float, seconds: float) -> tuple[Any, Any]:
+    """The largest size of the recipe that learns enough in the time, and what sees to it that the time is kept."""
+    from anyformer.recipes.quickstart import sizes
+    from anyformer.train.deadline import Deadline
+
+    tail = 0.6 * (time.monotonic() - start)  # what follows the training takes about so long, measured by the imports
+    end = start + seconds
+    chosen, pace = sizes()[0], 0.0
+    for size in sizes():
+        tried = step_seconds(size.run, device)
+        if pace and (end - tail - time.monotonic()) / tried < size.enough:
+            break
+        chosen, pace = size, tried
+    steps = max(int((end - tail - time.monotonic()) / pace), 1)
+    batch: Any = chosen.run.batch
+    tokens = batch.examples * batch.length / pace
+    print(
+        f"this machine learns from {tokens:,.0f} tokens/s in the {chosen.name} size: about {steps:,} steps until "
+        f"{seconds / 60:g} minutes are over\n", flush=True,
+    )  # fmt: skip
+    every = max(steps // 3, 1)
+    changes = {"steps": steps, "evaluate.every": every, "keep.every": every, "schedule.warmup": min(20, steps // 10)}
+    return af.override(chosen.run, changes), Deadline(end, tail)
+
+
+def step_seconds(run: Any, device: str) -> float:
+    """How long a step of training takes, on tokens that mean nothing."""
+    import torch
+
+    from anyformer.kernels import hardware
+
+    model = af.build(run.model, device=hardware.device(device))
+    optimizers = run.optimizer.make(model)
+    ids = torch.arange(run.batch.examples * run.batch.length, device=model.device) % run.model.head.vocab_size
+    ids = ids.view(run.batch.examples, -1)
+    best = float("inf")
+    for step in range(TRIED):
+        begun = time.monotonic()
+        model(input_ids=ids, labels=ids).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        optimizers.zero_grad()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.monotonic() - begun) if step else best
+    return best
+
+
+def unused(folder: Path) -> Path:
+    """The folder, or the first of its name with a number that holds no run."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{i}") for i in range(2, 10_000)))
+    return next(name for name in names if not (name / "run.json").exists())
+
+
+def show_parts(spec: Any) -> None:
+    """The description as a tree: address, kind, parameters of each part that has some."""
+    sizes = af.count(spec)
+    print(f"a small GPT: {sizes.parameters:,} parameters\n")
+    totals = sizes.table(depth=99)
+
+    def size(address: str) -> int:
+        return sum(n for part, n in totals.items() if f"{part}.".startswith(f"{address}."))
+
+    found = [(address, part) for address, part in walk(spec) if address and size(address)]
+    if not sys.stdout.isatty():
+        for address, part in found:
+            print(f"{address:42}{kind(part):16}{size(address):>10,}")
+        return
+    from rich.console import Console
+    from rich.tree import Tree
+
+    tree = Tree(f"[bold]{type(spec).__name__}[/]")
+    branches = {"": tree}
+    for address, part in found:
+        parent = address.rpartition(".")[0]
+        while parent not in branches:
+            parent = parent.rpartition(".")[0]
+        branches[address] = branches[parent].add(f"{address}  [cyan]{kind(part)}[/]  [bold]{size(address):,}[/]")
+    Console().print(tree)
+
+
+def kind(part: Part) -> str:
+    depth = getattr(part, "depth", None)
+    return f"{type(part).__name__} x {depth}" if depth else type(part).__name__
+
+
+def command() -> int:
+    """As `anyformer` does it: a mistake is one line and exit code 2."""
+    return cli.guarded(lambda: main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,0 +1,481 @@
+"""Checks that any Part can be held to: those that anyformer's own suite asks of its Parts.
+
+>>> import anyformer as af
+>>> report = af.check(af.parts.RMSNorm())
+>>> report.passed
+True
+
+B batch, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anyformer.checkpoint import load, save
+from anyformer.counting import count
+from anyformer.models import DecoderModel, EncoderModel, Model
+from anyformer.models.construct import build
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.init import Normal, computed, within
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.mask import Causal
+from anyformer.specs.codec import decode, encode, override
+from anyformer.specs.part import Part, fits, slot_types, walk
+from anyformer.specs.part_errors import error_origin
+from anyformer.specs.slots import slots_of
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+from anyformer.transforms.recompute import recompute
+
+T, V, PADS = 12, 40, 4
+TOLERANCE = 1e-5  # of outputs, relative to the largest where that is above 1
+MIXER = "decoder.layers.attention.op"
+
+Result = Literal["passed", "failed", "does not apply"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One check and what came of it."""
+
+    name: str
+    result: Result
+    reason: str  # the figure that was measured, what is wrong, or why it does not apply
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All checks of a Part, in the model it was put into."""
+
+    part: Part
+    address: str  # of the Part in that model
+    model: Model
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.result == "failed")
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+    @property
+    def title(self) -> str:
+        where = f" at {self.address} of a small {type(self.model).__name__}" if self.address else ""
+        return f"{type(self.part).__name__}{where}"
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        return [(check.name, check.result, check.reason) for check in self.checks]
+
+    def __str__(self) -> str:
+        widths = [max(len(row[i]) for row in self.rows()) for i in range(2)]
+        lines = [f"  {name:{widths[0]}}  {result:{widths[1]}}  {reason}" for name, result, reason in self.rows()]
+        return "\n".join((self.title, *(line.rstrip() for line in lines)))
+
+
+class DoesNotApply(Exception):
+    """Raised by a check that says nothing about this Part, with the reason."""
+
+
+class Failed(Exception):
+    """Raised by a check, with what is wrong."""
+
+
+def check(part: Part | type[Part]) -> Report:
+    """Puts a Part into a small model of texts, in the slot that it fits, and runs the checks of our own suite on it:
+    what a token sees, padding, packed documents, cached decoding, rows of a batch, gradients, half precision, saving,
+    counting. A Part that fits no slot of such a model is checked inside a description of yours: `check(model)`."""
+    if isinstance(part, type):
+        part = part()
+    if not isinstance(part, Part):
+        raise ValueError(f"af.check takes a Part, or a model's description, got {type(part).__name__}")
+    spec, address = place(part)
+    subject = Subject(part, spec, address)
+    return Report(part, address, spec, tuple(_run(name, subject) for name in CHECKS))
+
+
+def _run(name: str, subject: Subject) -> Check:
+    try:
+        return Check(name, "passed", CHECKS[name](subject))
+    except DoesNotApply as error:
+        return Check(name, "does not apply", str(error))
+    except Failed as error:
+        return Check(name, "failed", str(error))
+    except Exception as error:  # whatever a Part of someone else's does
+        origin = error_origin(error)
+        lines = str(error).splitlines() or [""]
+        return Check(name, "failed", f"{type(error).__name__}: {lines[0]}" + (f", in {origin}" if origin else ""))
+
+
+# -- the model that a Part is put into ---------------------------------------------------------------------------------
+
+
+def small_model(**changes: Any) -> DecoderModel:
+    """A small model of plain Parts that writes."""
+    block = Block(
+        attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=4, mask=Causal())),
+        feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
+    )
+    embedding = TextEmbedding(tokens=Tokens(vocab_size=V), position=Learned(length=4 * (T + PADS)))
+    return DecoderModel(**{
+        "width": 16, "embedding": embedding, "head": LMHead(vocab_size=V),
+        "decoder": Stack(layers=block, depth=2, norm=LayerNorm()), "init": {"*": Normal(std=0.3)}, **changes,
+    })  # fmt: skip
+
+
+def as_encoder(spec: DecoderModel) -> EncoderModel:
+    """The same without a head, as a model in which a token may see all others."""
+    return EncoderModel(**{("encoder" if name == "decoder" else name): value for name, value in spec.items()})
+
+
+def place(part: Part) -> tuple[Model, str]:
+    """A small model with the Part in it, and the Part's address there."""
+    if isinstance(part, Model):
+        if part.pair or part.towers or not reads_text(part):
+            raise ValueError("af.check runs models with one stack that read texts (input_ids), and this one is another")
+        return part, ""
+    refusals: list[str] = []
+    for address in sorted(addresses_for(type(part)), key=lambda each: each == MIXER and part.sees == "itself"):
+        for writes in (True, False):
+            try:
+                spec: Any = override(small_model() if writes else small_model(head=None), {address: part})
+                spec = spec if writes else as_encoder(spec)
+            except ValueError as error:
+                refusals.append(str(error))
+                continue
+            if reads_text(spec):
+                return spec, address if writes else address.replace("decoder", "encoder", 1)
+    kind = type(part).__name__
+    why = f" ({refusals[0]})" if refusals else ""
+    raise ValueError(f"{kind} fits no slot of a small model of texts{why}; give af.check a model's description with it")
+
+
+def reads_text(spec: Model) -> bool:
+    return "input_ids" in dict(spec.items())["embedding"].inputs
+
+
+def addresses_for(kind: type[Part]) -> list[str]:
+    """The addresses of the small model where a Part of this kind may stand, those where one stands already first."""
+    filled: list[str] = []
+    empty: list[str] = []
+    for path, owner in walk(small_model()):
+        for name, hint in slots_of(type(owner)).items():
+            if any(slot is not Part and fits(kind, slot) for slot in slot_types(hint)):
+                holds = isinstance(dict(owner.items()).get(name), Part)
+                (filled if holds else empty).append(f"{path}.{name}" if path else name)
+    return filled + empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is checked: a Part, at its address in a model."""
+
+    part: Part
+    spec: Model
+    address: str
+
+    @functools.cached_property
+    def model(self) -> Any:
+        return random_model(self.spec)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        return dict(self.spec.items())["embedding"].tokens.vocab_size
+
+    def ids(self, batch: int = 2, length: int = T, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(1, self.vocab_size, (batch, length), generator=generator)
+
+    def compare(self, difference: Callable[[Any], float], model: Any = None) -> str:
+        """Passes where two ways to compute the same differ by no more than the tolerance. What rounding did is
+        forgiven: what differs in fp32 is compared in double precision too."""
+        model = self.model if model is None else model
+        gap = difference(model)
+        if not gap <= TOLERANCE:
+            wide = copy.deepcopy(model).double()
+            with contextlib.suppress(RuntimeError):  # of a kernel without double precision
+                gap = difference(wide)
+        if not gap <= TOLERANCE:
+            raise Failed(f"off by {gap:.1e}, at most {TOLERANCE:.0e} is allowed")
+        return f"off by {gap:.1e}"
+
+
+def random_model(spec: Model, seed: int = 0) -> Any:
+    """A model in eval mode with noise on every weight, so that none at 0 or 1 hides a mistake."""
+    model, generator = build(spec, seed=seed), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model: Any, ids: Tensor, **inputs: Any) -> dict[str, Tensor]:
+    """Floating-point outputs by name. Random numbers are the same in every call."""
+    if isinstance(model.spec, DecoderModel):
+        inputs = {"use_cache": False, **inputs}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        out = model(input_ids=ids, **inputs)
+    return {name: value for name, value in out.items() if isinstance(value, Tensor) and value.is_floating_point()}
+
+
+def per_token(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
+    """(B, T, ...) what the model says of every token."""
+    found = [value for value in outputs(model, ids, **inputs).values() if value.shape[:2] == ids.shape]
+    if not found:
+        raise DoesNotApply("the model says nothing of single tokens")
+    return found[0]
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest value of `b` where that is above 1."""
+    if a.shape != b.shape:
+        raise Failed(f"the shape is {tuple(a.shape)} and not {tuple(b.shape)}")
+    if not b.numel():
+        return 0.0
+    if not bool(a.isfinite().all() & b.isfinite().all()):
+        raise Failed("values are not finite")
+    return float((a - b).abs().max()) / max(1.0, float(b.abs().max()))
+
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+
+def causality(subject: Subject) -> str:
+    """What a token sees is what its kind says."""
+    sees, spec = subject.part.sees, subject.spec
+    if isinstance(subject.part, Model):
+        sees = "past" if spec.writes else "all"
+    if sees is None:
+        kind = type(subject.part).__name__
+        raise DoesNotApply(f'{kind} does not say what a token sees: class {kind}(..., sees="past"), "itself" or "all"')
+    if sees == "all" or not spec.writes:
+        raise DoesNotApply("it says that a token may see all others" if sees == "all" else "the model does not write")
+    found = subject.compare(future_difference)
+    if sees == "past" or subject.address.startswith(f"{MIXER}."):
+        return f"nothing of the future is seen: {found}"
+    alone = spec if subject.address == MIXER else override(spec, {MIXER: MLP(width=24)})
+    found = subject.compare(functools.partial(future_difference, past_too=True), random_model(alone))
+    return f"no other token is seen: {found}"
+
+
+def future_difference(model: Any, past_too: bool = False) -> float:
+    """How much other tokens after a place change what is said before it, in training and afterwards;
+    with `past_too`, also how much those before it change what is said from there on."""
+    ids, worst = Subject(model.spec, model.spec, "").ids(), 0.0
+    size, training, kernel = model.spec.embedding.tokens.vocab_size, model.training, model.kernel
+    others = ids % (size - 1) + 1  # every token is another
+    for mode, model.kernel in ((True, "auto"), (False, "eager")):
+        model.train(mode)
+        plain = per_token(model, ids)
+        for at in range(1, T):
+            later = per_token(model, torch.cat((ids[:, :at], others[:, at:]), dim=1))
+            worst = max(worst, gap(later[:, :at], plain[:, :at]))
+            if past_too:
+                earlier = per_token(model, torch.cat((others[:, :at], ids[:, at:]), dim=1))
+                worst = max(worst, gap(earlier[:, at:], plain[:, at:]))
+    model.train(training)
+    model.kernel = kernel
+    return worst
+
+
+def padding(subject: Subject) -> str:
+    """Pads on either side change nothing at the real tokens."""
+
+    def difference(model: Any) -> float:
+        ids, worst = subject.ids(), 0.0
+        plain, pads, real = per_token(model, ids), torch.full((2, PADS), 7), torch.ones_like(ids)
+        for side in (1, -1):
+            row, mask = (torch.cat(pair[::side], dim=1) for pair in ((pads, ids), (torch.zeros_like(pads), real)))
+            found = per_token(model, row, attention_mask=mask)
+            worst = max(worst, gap(found[:, PADS:] if side == 1 else found[:, :T], plain))
+        return worst
+
+    return subject.compare(difference)
+
+
+def packing(subject: Subject) -> str:
+    """Documents packed into a row are what each is by itself, or the row is refused."""
+    if "document_ids" not in subject.model.inputs:
+        raise DoesNotApply("the model takes no packed documents")
+    try:
+        return subject.compare(packing_difference)
+    except ValueError as error:
+        if "document" in str(error) or "packed" in str(error):
+            raise DoesNotApply(f"packed documents are refused: {error}") from None
+        raise
+
+
+def packing_difference(model: Any, cuts: tuple[int, ...] = (0, 5, 9, T)) -> float:
+    ids = Subject(model.spec, model.spec, "").ids(1)
+    spans = [*itertools.pairwise(cuts)]
+    documents = torch.tensor([[i for i, (a, b) in enumerate(spans) for _ in range(a, b)]])
+    together = per_token(model, ids, document_ids=documents)
+    return gap(together, torch.cat([per_token(model, ids[:, a:b]) for a, b in spans], dim=1))
+
+
+def cached_decoding(subject: Subject) -> str:
+    """Token by token with a state is what one pass gives: with a growing and a static one, and after padded prompts."""
+    model = subject.model
+    if not subject.spec.left_to_right or not subject.spec.writes:
+        raise DoesNotApply("the model does not write")
+    if not model.remembers:
+        raise DoesNotApply(f"{model.forgotten[0]} remembers nothing: texts are read again for each token")
+
+    def difference(model: Any) -> float:
+        ids, worst = subject.ids(), 0.0
+        full = per_token(model, ids)
+        for state in (model.new_state(), model.new_state(2, capacity=T + 3)):
+            for start, end in [(0, 4), *((t, t + 1) for t in range(4, T - 3)), (T - 3, T)]:
+                step = per_token(model, ids[:, start:end], past_key_values=state, use_cache=True)
+                worst = max(worst, gap(step, full[:, start:end]))
+        state, pads = model.new_state(), torch.full((2, 3), 7)
+        mask = torch.cat((torch.zeros_like(pads), torch.ones(2, 4, dtype=torch.long)), dim=1)
+        prompt = torch.cat((pads, ids[:, :4]), dim=1)
+        per_token(model, prompt, attention_mask=mask, past_key_values=state, use_cache=True)
+        step = per_token(model, ids[:, 4:7], past_key_values=state, use_cache=True)
+        return max(worst, gap(step, full[:, 4:7]))
+
+    return subject.compare(difference)
+
+
+def rows(subject: Subject) -> str:
+    """A batch is what each of its rows is by itself."""
+
+    def difference(model: Any) -> float:
+        ids = subject.ids(3)
+        whole, each = outputs(model, ids), [outputs(model, ids[i : i + 1]) for i in range(3)]
+        return max(gap(value, torch.cat([row[name] for row in each])) for name, value in whole.items() if value.dim())
+
+    return subject.compare(difference)
+
+
+def gradients(subject: Subject) -> str:
+    """Every parameter of the Part learns, alike for one seed, and alike where layers are recomputed."""
+    models = [build(subject.spec, seed=3).train() for _ in range(2)]
+    first, second = (learn(model, subject.ids()) for model in models)
+    for name, tensor in models[0].state_dict().items():
+        if not torch.equal(tensor, models[1].state_dict()[name]):
+            raise Failed(f"{name} starts differently for one seed")
+    random = learn(subject.model, subject.ids())
+    subject.model.zero_grad()
+    learned = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
+    own = [name for name in learned if not subject.address or within(_layerless(name), subject.address)]
+    silent = [name for name in own if not any(_moves(each.get(name)) for each in (first, random))]
+    if silent:
+        raise Failed(f"no gradient: {', '.join(silent[:3])}" + (f" and {len(silent) - 3} more" * (len(silent) > 3)))
+    for name, slope in first.items():
+        if not bool(slope.isfinite().all()):
+            raise Failed(f"the gradient of {name} is not finite")
+        if not torch.equal(slope, second[name]):
+            raise Failed(f"the gradient of {name} differs for one seed")
+    again = learn(recompute(models[1]), subject.ids())
+    worst = max((gap(again[name], slope) for name, slope in first.items()), default=0.0)
+    if worst > TOLERANCE:
+        raise Failed(f"off by {worst:.1e} where layers are recomputed in the backward pass")
+    return f"{len(own)} parameters learn" if own else "it has no parameters, and others learn through it"
+
+
+def _layerless(name: str) -> str:
+    """The address in the description of what a parameter is called: without the numbers of layers."""
+    return ".".join(step for step in name.split(".") if not step.isdecimal())
+
+
+def _moves(slope: Tensor | None) -> bool:
+    return slope is not None and bool((slope != 0).any())
+
+
+def learn(model: Any, ids: Tensor) -> dict[str, Tensor]:
+    """Gradients by parameter, of the labels' loss or of the distance of what comes out from something fixed."""
+    model.zero_grad()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        out = model(input_ids=ids, **({"labels": ids} if isinstance(model.spec.head, LMHead) else {}))
+        loss = out.loss
+        if loss is None:
+            found = [v for v in out.values() if isinstance(v, Tensor) and v.requires_grad]
+            loss = sum((v - torch.randn(v.shape)).square().mean() for v in found)
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        return {}
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def half_precision(subject: Subject) -> str:
+    """In bf16 and fp16 the model runs, keeps its type, and gives finite numbers near those of fp32."""
+    ids, told = subject.ids(), []
+    exact = outputs(subject.model, ids)
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        try:
+            found = outputs(copy.deepcopy(subject.model).to(dtype), ids)
+        except RuntimeError as error:
+            if "not implemented for" in str(error):  # a product that this machine has for other types only
+                told.append(f"{name} cannot run here")
+                continue
+            raise
+        for key, value in found.items():
+            if not bool(value.isfinite().all()):
+                raise Failed(f"{key} is not finite in {name}")
+        worst = max(gap(value.float(), exact[key]) for key, value in found.items())
+        told.append(f"{name} off by {worst:.1e}")
+    return ", ".join(told)
+
+
+def saving(subject: Subject) -> str:
+    """Saved and loaded, it is the same description, the same tensors and the same outputs."""
+    spec, model = subject.spec, subject.model
+    if decode(encode(spec)) != spec:
+        raise Failed("the description is another one after a round trip through JSON")
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, folder)
+        loaded = load(folder)
+        if loaded.spec.replace(source=spec.source) != spec:
+            raise Failed("the description that is loaded is another one")
+        for name, tensor in model.state_dict().items():
+            if not torch.equal(loaded.state_dict()[name], tensor):
+                raise Failed(f"{name} is another tensor after loading")
+        ours, theirs = outputs(model, subject.ids()), outputs(loaded, subject.ids())
+    for name, value in ours.items():
+        if not torch.equal(theirs[name], value):
+            raise Failed(f"{name} is off by {gap(theirs[name], value):.1e} after loading: something was not saved")
+    return "the same description, tensors and outputs"
+
+
+def counting(subject: Subject) -> str:
+    """It is counted without being allocated: parameters as built, and FLOPs."""
+    fixed = computed(subject.model)
+    built = sum(p.numel() for name, p in subject.model.named_parameters() if name not in fixed)
+    counted = count(subject.spec)
+    if counted.parameters != built:
+        raise Failed(f"{counted.parameters:,} parameters are counted and {built:,} are built")
+    return f"{counted.parameters:,} parameters, {counted.flops(T):,} FLOPs of {T} tokens"
+
+
+CHECKS: dict[str, Callable[[Subject], str]] = {
+    "causality": causality, "padding": padding, "packing": packing, "cached decoding": cached_decoding, "rows": rows,
+    "gradients": gradients, "half precision": half_precision, "saving": saving, "counting": counting,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""What several published configs have in common."""

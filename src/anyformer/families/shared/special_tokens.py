@@ -1,0 +1,26 @@
+"""Special tokens as published configs name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer import families
+from anyformer.families.base.family import COMMON, Absent, Field
+from anyformer.models import Model
+from anyformer.specs.part import Table, thaw
+
+
+def token_ids(spec: Model) -> dict[str, Any]:
+    """The special tokens of a description: as its config said, or the family's published defaults."""
+    known = families.find(spec.family).known if spec.family else COMMON
+    found = {}
+    for name in (n for n in known if n.endswith("_token_id")):
+        field = known[name]
+        try:
+            value = field.recover(spec) if isinstance(field, Field) else None
+        except Absent:
+            value = None
+        value = value if value is not None else thaw(Table(spec.source)).get(name, field.default)
+        if value is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,106 @@
+"""Published `summary_*` fields: the second head of GPT and GPT-2 (DoubleHead), and the vector that speaks for a text in
+ELECTRA and XLNet (a Pool)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyformer.families.base.family import Absent, ConfigField, Field, activation_at
+from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
+from anyformer.parts.head.double import DoubleHead, Summary
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+
+TAKES: dict[str, Any] = {"cls_index": "index", "last": "last", "first": "first", "mean": "mean"}
+
+
+def last_dropout(spec: Any) -> float:
+    """The published config class has no such field, and its model reads it."""
+    if not spec.head.summary.last_dropout:
+        raise Absent
+    return spec.head.summary.last_dropout
+
+
+def projects_to_labels(spec: Any) -> bool:
+    if spec.head.summary.width is None:
+        raise Absent
+    return spec.head.summary.width == 1
+
+
+def activation(spec: Any) -> str | None:
+    name = published_name(spec.head.summary.activation)
+    return None if name == "linear" else name
+
+
+TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; the last is not implemented anywhere
+FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
+
+FIELDS: dict[str, ConfigField] = {
+    "summary_type": Field(
+        "cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take], choices=TYPES
+    ),
+    "summary_use_proj": Field(True, lambda spec: spec.head.summary.width is not None),
+    "summary_activation": Field(None, activation, choices=FUNCTIONS),
+    "summary_proj_to_labels": Field(True, projects_to_labels),
+    "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
+    "summary_last_dropout": Field(None, last_dropout),
+}
+
+
+def double_head(c: Any) -> DoubleHead:
+    if c.summary_type not in TAKES:
+        hint = nearest(str(c.summary_type), TAKES)
+        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
+    summary = Summary(
+        take=TAKES[c.summary_type],
+        width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
+        activation=activation_named(c.summary_activation or "linear"),
+        first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,
+    )  # fmt: skip
+    return DoubleHead(lm=LMHead(vocab_size=c.vocab_size), summary=summary)
+
+
+# -- as a Pool --------------------------------------------------------------------------------------------------------
+
+# which vector speaks for the text; "cls_index" is the last too, since nobody can give an index
+POOLS: dict[str, Any] = {"cls_index": "end", "last": "end", "first": "first", "mean": "all"}
+
+
+def first_dropout(spec: Any) -> float:
+    """The published config classes have no such field, and their models read it."""
+    if spec.head.pool.input_dropout == 0:
+        raise Absent
+    return spec.head.pool.input_dropout
+
+
+def pool_fields(take: str, activation: str, dropout: float, classes: tuple[str, ...]) -> dict[str, ConfigField]:
+    """The fields of a summary with these published defaults, in the classes that have one."""
+
+    def of(read: Any) -> Any:
+        return lambda spec: read(spec if spec.architecture in classes else None)
+
+    return {
+        "summary_type": Field(
+            take, of(lambda spec: {v: k for k, v in POOLS.items()}[spec.head.pool.take]), choices=TYPES
+        ),
+        "summary_use_proj": Field(True, of(lambda spec: spec.head.pool.dense)),
+        "summary_activation": Field(activation, of(activation_at("head.pool.activation")), choices=FUNCTIONS),
+        "summary_first_dropout": Field(0.0, of(first_dropout)),
+        "summary_last_dropout": Field(dropout, of(lambda spec: spec.head.pool.dropout)),
+        "summary_proj_to_labels": Field(False),
+    }
+
+
+def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
+    read = c.architecture in classes  # what no class reads is not refused
+    if read and c.summary_type not in POOLS:
+        hint = nearest(str(c.summary_type), POOLS)
+        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
+    if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
+        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
+    return Pool(
+        take=POOLS.get(c.summary_type, "first"), input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
+        activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""Texts that are written together: they join and leave between two steps, and each is what it would be alone.
+
+    running = Running(model)
+    first = running.add(input_ids=ids, max_new_tokens=20)
+    running.step()
+    second = running.add(input_ids=others, do_sample=True, temperature=0.7, seed=3)     # joins the first
+    while running.step():
+        ...
+    first.result.sequences, second.result.log_probs
+
+One call of the model serves all of them. Each has its own settings, scores, dice and end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.generation import beams, sample
+from anyformer.generation.search_state import Job, Move, Writer
+from anyformer.generation.setup import begin
+from anyformer.generation.stepper import Stepper
+from anyformer.models import Output, TransformerModule
+
+
+class Request:
+    """A text (or several, from one call's prompts) on its way; `result` is what `af.generate` would give."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.stepper = job, job.stepper
+        self.writer: Writer = (beams.search if job.settings.num_beams > 1 else sample.write)(job)
+        self.rows = job.ids.shape[0]
+        self.move: Move | None = None
+        self.result: Output | None = None
+
+    def advance(self, scores: Tensor | None) -> None:
+        """Takes the scores (rows, V) after its last move, and says the next one or its result."""
+        try:
+            self.move = next(self.writer) if scores is None else self.writer.send(scores)
+        except StopIteration as end:
+            self.move, self.result = None, Output(end.value)
+
+
+class Running:
+    def __init__(self, model: TransformerModule) -> None:
+        self.model = model
+        self.requests: list[Request] = []  # in the order of their rows
+        self.waiting: list[Request] = []
+        self.stepper: Stepper | None = None
+
+    @torch.no_grad()
+    def add(self, input_ids: Tensor | None = None, **options: Any) -> Request:
+        """Reads a prompt, which joins the others at their next step. The arguments are those of `af.generate`."""
+        named = {name: options.pop(name, None) for name in ("inputs_embeds", "attention_mask")}
+        job = begin(self.model, {"input_ids": input_ids, **named}, options, detailed=True, compiled=False)
+        s = job.settings
+        alone = {"penalty_alpha": s.contrastive, "prompt_lookup_num_tokens": bool(s.prompt_lookup_num_tokens)}
+        alone["inputs_embeds"] = job.stepper.embeds is not None
+        for name in (name for name, asked in alone.items() if asked):
+            raise ValueError(f"{name}: such a text is written alone, by af.generate")
+        job.shared = True
+        request = Request(job)
+        request.advance(None)
+        if request.result is None:
+            self.waiting.append(request)
+        return request
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """One more token of every text; whether any is left to write."""
+        self.admit()
+        if self.stepper is None:
+            return False
+        moves = [request.move for request in self.requests if request.move is not None]
+        self.reorder(moves)
+        scores = self.stepper.step(torch.cat([move.tokens for move in moves]))
+        for request, own in zip(self.requests, scores.split([request.rows for request in self.requests]), strict=True):
+            request.advance(own)
+        self.dismiss()
+        return bool(self.requests or self.waiting)
+
+    def admit(self) -> None:
+        """Those that wait join the others."""
+        steppers = [request.stepper for request in self.waiting]
+        if steppers and self.stepper is None:
+            self.stepper, *steppers = steppers
+        if steppers and self.stepper is not None:
+            self.stepper.join(steppers)
+        self.requests, self.waiting = [*self.requests, *self.waiting], []
+
+    def reorder(self, moves: list[Move]) -> None:
+        """The rows of beams change places; those of other texts stay."""
+        assert self.stepper is not None
+        if all(move.rows is None for move in moves):
+            return
+        places, first = [], 0
+        for move in moves:
+            count = move.tokens.shape[0]
+            own = torch.arange(count, device=move.tokens.device) if move.rows is None else move.rows
+            places.append(own + first)
+            first += count
+        self.stepper.reorder(torch.cat(places), same_memory=True)
+
+    def dismiss(self) -> None:
+        """Those that are done leave, with all that was remembered of them."""
+        assert self.stepper is not None
+        going = [request for request in self.requests if request.result is None]
+        if len(going) == len(self.requests):
+            return
+        rows: list[int] = []
+        first = 0
+        for request in self.requests:
+            if request.result is None:
+                rows += range(first, first + request.rows)
+            first += request.rows
+        self.requests = going
+        if not going:
+            self.stepper = None
+            return
+        self.stepper.reorder(torch.tensor(rows, device=self.model.device))
+        self.stepper.trim()

@@ -1,0 +1,76 @@
+"""Where settings come from: the caller, over the model's generation_config.json, over the token ids of its config."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anyformer.generation.options import ONLY_BEAMS, ONLY_SAMPLING, Settings
+from anyformer.models import TransformerModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+
+NAMES = {field.name: field.default for field in dataclasses.fields(Settings)}
+
+# fields of generation_config.json that say nothing about what is written
+SILENT = {
+    "_from_model_config", "transformers_version", "output_attentions", "output_hidden_states", "output_scores",
+    "output_logits", "return_dict_in_generate", "cache_implementation", "cache_config", "max_cache_len",
+    "disable_compile", "return_legacy_cache", "trust_remote_code", "use_model_defaults", "low_memory",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "is_assistant", "target_lookbehind", "assistant_lookbehind", "compile_config",
+    "assistant_early_exit", "continuous_batching_config", "speculation_type", "alignment_heads",
+    # how a long recording is gone through, which tasks/each/transcribe.py does
+    "condition_on_prev_tokens", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
+}  # fmt: skip
+# those that would, and the values that do nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "guidance_scale": (1, 1.0), "token_healing": (False,), "use_mtp": (False,), "constraints": ([],),
+    "force_words_ids": ([],), "watermarking_config": ({},),
+}  # fmt: skip
+INSIDE = ("output_attentions", "output_hidden_states")
+
+
+def settings_for(model: TransformerModule, given: Mapping[str, Any]) -> Settings:
+    for name in given:
+        if name in INSIDE:
+            raise ValueError(f"{name}: nothing of this is kept while writing; run the model over the sequences")
+        if name not in NAMES:
+            raise ValueError(f"generate has no option {quote(name)}; {nearest(name, NAMES)}")
+    from anyformer.families.shared.special_tokens import token_ids
+
+    found: dict[str, Any] = {n: v for n, v in token_ids(model.spec).items() if n in NAMES}
+    folder = getattr(model, "folder", None)
+    if folder is not None and (Path(folder) / "generation_config.json").is_file():
+        found |= stored(Path(folder) / "generation_config.json")
+    said = {n: v for n, v in given.items() if v is not None}
+    if "max_new_tokens" in said:
+        found.pop("max_length", None)
+    elif "max_length" in said:
+        found.pop("max_new_tokens", None)
+    found |= said
+    if isinstance(found.get("exponential_decay_length_penalty"), list):
+        found["exponential_decay_length_penalty"] = tuple(found["exponential_decay_length_penalty"])
+    out = Settings(**found)
+    out.check_kinds()
+    only_sampling = ONLY_SAMPLING if out.contrastive else (*ONLY_SAMPLING, "top_k")
+    for name in (name for name in said if said[name] != NAMES[name]):
+        out.need(out.do_sample is not False or name not in only_sampling, name, "does nothing without do_sample=True")
+        out.need(out.num_beams != 1 or name not in ONLY_BEAMS, name, "does nothing without num_beams above 1")
+    return out
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """What a generation_config.json asks for; what cannot be honoured is refused by name."""
+    from anyformer.weights.io import read_json
+
+    fields = {name: value for name, value in read_json(path).items() if value is not None}
+    for name, value in fields.items():
+        known = name in NAMES or name in SILENT or name.endswith(("_token_id", "_token_ids"))
+        neutral = any(value is v or (type(value) is type(v) and value == v) for v in NEUTRAL.get(name, ()))
+        if not known and not neutral:
+            raise ValueError(f"{path}: {name}={json.dumps(value)} is not supported")
+    return {name: value for name, value in fields.items() if name in NAMES and name not in SILENT}

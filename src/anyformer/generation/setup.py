@@ -1,0 +1,115 @@
+"""From a caller's wishes to a job whose prompt is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from anyformer.generation import fast
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.options import Settings
+from anyformer.generation.prompt import NOT_HERE, Prompt, prompt_of, room
+from anyformer.generation.random_state import Dice
+from anyformer.generation.scores import steps
+from anyformer.generation.search_state import Ending, Job
+from anyformer.generation.stepper import Stepper
+from anyformer.models import TransformerModule
+from anyformer.runtime.inputs import check_given
+from anyformer.runtime.state import State
+
+CANNOT_WRITE = "has no language-model head that writes from left to right"
+
+
+def begin(
+    model: TransformerModule, named: dict[str, Any], options: dict[str, Any], *, state: State | None = None,
+    assistant: TransformerModule | None = None, detailed: bool = False, stream: Callable[[Tensor], None] | None = None,
+    tokenizer: Any = None, compiled: bool | None = None,
+) -> Job:  # fmt: skip
+    """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
+    check_writer(model, asked=True)
+    if model.training:
+        raise ValueError("generate needs a model in eval mode: model.eval()")
+    options = dict(options)
+    if model.spec.state_name in options:
+        state = options.pop(model.spec.state_name)
+    known = {*model.known_inputs(), *NOT_HERE} - {*model.common, *model.caching}
+    inputs = {**named, **{name: options.pop(name) for name in list(options) if name in known}}
+    check_given({**inputs, "past_key_values": state})
+    s = settings_for(model, options)
+    s.check(model.spec.head.vocab_size)
+    if state is not None:
+        model.check_memory()
+    if state is not None and not s.use_cache:
+        s.need("use_cache" not in options, "use_cache", "past_key_values cannot be used without it")
+        s = dataclasses.replace(s, use_cache=True)
+    if model.asked:
+        for name in ("prompt_lookup_num_tokens", "penalty_alpha"):
+            s.need(not getattr(s, name), name, "this model is asked for one token at a time")
+        if assistant is not None:
+            raise ValueError("assistant_model: this model is asked for one token at a time")
+    s.need(detailed or not s.output_scores, "output_scores", "needs return_dict=True")
+    s.need(detailed or not s.output_logits, "output_logits", "needs return_dict=True")
+    if stream is not None:
+        s.need(s.num_beams == 1, "num_beams", "beams cannot be streamed: the best text is known only at the end")
+    prompt = prompt_of(model, {name: value for name, value in inputs.items() if value is not None}, s)
+    if assistant is not None:
+        check_assistant(model, assistant, s, prompt)
+    max_length = room(model, s, prompt, state)
+    device, P, V = prompt.ids.device, prompt.ids.shape[1], model.spec.head.vocab_size
+    ended = Ending(s, max_length, P, tokenizer, device)
+    said = {} if prompt.memory is None else {"encoder_outputs": prompt.memory}
+    stepper = Stepper(model, {**prompt.source, **said}, s.use_cache, s.prefill_chunk_size)
+    stepper.wants_hidden = s.contrastive
+    copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
+    dice = Dice(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
+    scores = stepper.begin(prompt.aligned, prompt.mask, prompt.embeds, state)
+    ids = prompt.written(s.pad, V)
+    encoded = None
+    if stepper.pair and "input_ids" in prompt.source:
+        read = prompt.source["input_ids"]
+        encoded = Prompt(read, read, prompt.source.get("attention_mask"), None, {}).written(s.pad, V).clamp(max=V)
+    rules = steps(s, P, max_length, encoded if stepper.pair else ids, device)
+    stepper.repeat(copies)
+    fast.quicken(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
+    job = Job(
+        settings=s, stepper=stepper, prompt=prompt.ids, ids=ids.repeat_interleave(copies, 0),
+        scores=scores.repeat_interleave(copies, 0), places=prompt.places().repeat_interleave(copies), steps=rules,
+        ended=ended, dice=dice, detailed=detailed, stream=stream,
+        source_ids=None if encoded is None else encoded.repeat_interleave(copies, 0),
+    )  # fmt: skip
+    if assistant is not None:
+        job.draft = Stepper(assistant, prompt.source, s.use_cache, s.prefill_chunk_size)
+        also = {name: value for name, value in prompt.read.items() if name in assistant.inputs}
+        seen, _ = assistant.fed({"input_ids": prompt.aligned, **also})
+        job.draft.begin(prompt.aligned, prompt.mask, seen.get("inputs_embeds"))
+        job.draft.repeat(copies)
+    return job
+
+
+def check_writer(model: TransformerModule, asked: bool = False) -> None:
+    """ValueError where a model scores no next tokens, or with `asked` cannot be asked for one either."""
+    head = model.spec.head
+    writes = bool(model.spec.left_to_right) or (asked and model.asked)
+    if not writes or getattr(model.head, "scores", None) is None or not hasattr(head, "vocab_size"):
+        raise ValueError(f"{model.spec.architecture or 'this model'} {CANNOT_WRITE}")
+
+
+def check_assistant(model: TransformerModule, assistant: TransformerModule, s: Settings, prompt: Prompt) -> None:
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise ValueError(f"assistant_model: {what}")
+
+    mine, other = model.spec.head.vocab_size, getattr(getattr(assistant.spec, "head", None), "vocab_size", None)
+    need(bool(assistant.spec.left_to_right) and other is not None, f"it {CANNOT_WRITE}")
+    need(other == mine, f"its vocabulary has {other} tokens, the model's {mine}")
+    need(not assistant.training, "needs to be in eval mode: assistant_model.eval()")
+    need(assistant.spec.pair == model.spec.pair, "one of the two has an encoder and the other has none")
+    need("encoder_outputs" not in prompt.source, "it reads the encoder's inputs itself: encoder_outputs are not enough")
+    need(prompt.embeds is None or bool(prompt.read), "cannot read inputs_embeds, which belong to another table")
+    need(s.num_beams == 1, f"cannot draft for beams, and num_beams={s.num_beams}")
+    need(not s.contrastive, f"cannot draft for contrastive search, and penalty_alpha={s.penalty_alpha}")
+    lookup = s.prompt_lookup_num_tokens
+    need(lookup is None, f"either it drafts or the prompt does, and prompt_lookup_num_tokens={lookup}")

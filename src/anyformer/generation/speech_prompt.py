@@ -1,0 +1,94 @@
+"""What a listener is told before it writes: the language it hears, what to do with it, and whether to say when.
+
+B rows, n tokens of an opening.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.generation.options import Settings
+from anyformer.inputs.languages import CODES
+from anyformer.models.base import TransformerModule
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+
+
+def opening(
+    model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings
+) -> tuple[Tensor, Tensor | None]:
+    """The start tokens (B, 1) with those that the settings ask for behind them (B, n), and what the encoder said of the
+    source, where that was needed to hear the language."""
+    if s.is_multilingual is False and (s.language is not None or s.task is not None):
+        raise ValueError("language and task: this model hears and writes one language")
+    forced = [] if s.language is not None or s.task is not None else [token for _, token in in_order(s)]
+    language: Tensor | None = None  # (B,) or (1,)
+    memory: Tensor | None = None
+    if s.language is not None:
+        language = torch.tensor([language_id(name, s) for name in spoken(s.language, len(start))])
+    elif s.lang_to_id and (not forced or forced[0] is None):
+        language, memory = heard(model, start, source, s)
+    parts: list[Tensor] = [start]
+    if language is not None:
+        parts.append(language.to(start.device)[:, None].expand(len(start), 1))
+        forced = forced[1:]
+    rest = [token for token in forced if token is not None]
+    if s.task is not None or (s.language is not None and s.task_to_id):
+        rest.append(task_id(s.task or "transcribe", s))
+    silent = s.no_timestamps_token_id
+    if s.return_timestamps:
+        s.need(silent is not None, "return_timestamps", "this model has no tokens for times (no_timestamps_token_id)")
+        rest = rest[:-1] if rest and rest[-1] == silent else rest
+    elif silent is not None and rest[-1:] != [silent]:
+        rest.append(silent)
+    parts.append(torch.tensor(rest, dtype=torch.long, device=start.device).expand(len(start), -1))
+    return torch.cat(parts, dim=1), memory
+
+
+def in_order(s: Settings) -> list[list[int | None]]:
+    places = s.forced_decoder_ids or []
+    if [place for place, _ in places] != list(range(1, len(places) + 1)):
+        raise ValueError(f"forced_decoder_ids={places}: tokens for the places 1, 2, ... behind the start token")
+    return places
+
+
+def spoken(language: str | list[str], rows: int) -> list[str]:
+    languages = [language] if isinstance(language, str) else list(language)
+    if len(languages) not in (1, rows):
+        raise ValueError(f"language: {len(languages)} languages for {rows} recordings; give one for all, or one each")
+    return languages
+
+
+def language_id(name: str, s: Settings) -> int:
+    """By its token, its code or its English name."""
+    known = s.lang_to_id or {}
+    name = name.lower()
+    found = next((each for each in (name, f"<|{name}|>", f"<|{CODES.get(name)}|>") if each in known), None)
+    if found is None:
+        raise ValueError(f"language={quote(name)}: this model has no token for it; {nearest(name, map(code, known))}")
+    return known[found]
+
+
+def code(token: str) -> str:
+    return token.removeprefix("<|").removesuffix("|>")
+
+
+def task_id(name: str, s: Settings) -> int:
+    known = s.task_to_id or {}
+    if name not in known:
+        raise ValueError(f"task={quote(name)}: this model has no token for it; {nearest(name, known)}")
+    return known[name]
+
+
+def heard(model: TransformerModule, start: Tensor, source: dict[str, Any], s: Settings) -> tuple[Tensor, Tensor]:
+    """(B,) the token of each recording's language, the likeliest behind the start token, and what the encoder said."""
+    memory = source.get("encoder_outputs")
+    if memory is None:
+        memory, _ = model.encode({name: v for name, v in source.items() if name in model.spec.embedding.inputs}, None)
+    memory = memory if isinstance(memory, Tensor) else memory[0]
+    scores = model(decoder_input_ids=start, encoder_outputs=memory, use_cache=False, return_dict=True).logits[:, -1]
+    ids = torch.tensor(sorted((s.lang_to_id or {}).values()), device=scores.device)
+    return ids[scores[:, ids].argmax(-1)], memory

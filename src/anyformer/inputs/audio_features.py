@@ -1,0 +1,281 @@
+"""Sound for a model: samples as they are (`input_values`), or their log-mel spectrogram (`input_features`), as the
+folder's preprocessor_config.json says: of a fixed length and up to 80 dB below the loudest (Whisper), or as long as the
+recording, each channel to mean 0 and variance 1 (Parakeet).
+
+    hear = AudioProcessor.load("a/model/folder")
+    inputs = hear(["a.flac", (samples, 44100)])            # files, arrays, any rate: resampled to the model's
+
+B recordings, T samples, M channels of a spectrogram, F frames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyformer.inputs.recordings import Recording, Source
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+from anyformer.weights.io import read_json, write_json
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+KINDS = {"Wav2Vec2FeatureExtractor": "values", "WhisperFeatureExtractor": "mel", "ParakeetFeatureExtractor": "bank"}
+USUAL = {"values": {}, "mel": {"feature_size": 80}, "bank": {"feature_size": 80, "n_fft": 512}}  # where not said
+SWITCHES = ("return_attention_mask", "do_normalize")
+LEAST = 1e-10  # power of what cannot be heard
+QUIET, NARROW = 2**-24, 1e-5  # added to powers before their logarithm, and to spreads before they divide (Parakeet)
+LARGEST = 2**25  # numbers of what is held of a recording at once; Whisper's are 600,000
+RANGE = 8.0  # of what is shown, in powers of ten below the loudest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AudioProcessor:
+    """Field names are those of preprocessor_config.json."""
+
+    kind: Literal["values", "mel", "bank"] = "values"
+    sampling_rate: int = 16000
+    feature_size: int = 1  # M
+    padding_value: float = 0.0
+    return_attention_mask: bool = False
+    do_normalize: bool = True  # samples to mean 0 and variance 1; a spectrogram is as it is
+    n_fft: int = 400
+    hop_length: int = 160
+    win_length: int = 400  # samples that are weighed for a frame, of n_fft (bank)
+    preemphasis: float = 0.97  # so much of each sample is taken from the next (bank)
+    chunk_length: int = 30  # seconds of a spectrogram of a fixed length (mel)
+    dither: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("sampling_rate", "feature_size", "n_fft", "hop_length", "win_length", "chunk_length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 10_000_000:
+                raise ValueError(f"{name} is {quote(value)}; it must be a whole number above 0")
+        for name in ("padding_value", "dither", "preemphasis"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
+                raise ValueError(f"{name} is {quote(value)}; it must be a number")
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {quote(getattr(self, name))}; it must be true or false")
+        if self.kind == "values" and self.feature_size != 1:
+            raise ValueError(f"feature_size is {self.feature_size}; samples have one value each")
+        if self.kind == "bank" and self.win_length > self.n_fft:
+            raise ValueError(f"win_length is {self.win_length}, longer than n_fft {self.n_fft}")
+        if self.kind != "values":
+            bins, samples = self.n_fft // 2 + 1, self.chunk_length * self.sampling_rate
+            if max(samples, self.chunk_frames * max(bins, self.feature_size), self.feature_size * bins) > LARGEST:
+                names = ("chunk_length", "sampling_rate", "n_fft", "hop_length", "feature_size")
+                said = ", ".join(f"{name} {getattr(self, name):,}" for name in names)
+                raise ValueError(f"a spectrogram of {said} is too large")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> AudioProcessor:
+        for name in FILES:
+            file = Path(folder) / name
+            if file.is_file():
+                config = read_json(file)
+                config = config.get("feature_extractor", config) if name == FILES[1] else config
+                try:
+                    return cls.of(config)
+                except ValueError as error:
+                    raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{folder}: no {FILES[0]}, which says how sound is prepared")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> AudioProcessor:
+        """The processor that such a file describes; fields that published classes do not know change nothing."""
+        if not isinstance(config, Mapping):
+            raise ValueError(f"feature_extractor is {quote(config)}; expected an object")
+        name = config.get("feature_extractor_type")
+        if name is None:  # as the first files were
+            name = "WhisperFeatureExtractor" if "n_fft" in config else "Wav2Vec2FeatureExtractor"
+        if not isinstance(name, str) or name not in KINDS:
+            raise ValueError(f"feature_extractor_type {quote(name)} is not supported; {nearest(str(name), KINDS)}")
+        if (side := config.get("padding_side") or "right") != "right":
+            raise ValueError(f"padding_side is {quote(side)}; recordings are padded at their end; valid: 'right'")
+        known = {field.name for field in dataclasses.fields(cls)} - {"kind"}
+        # a switch that is null is off, as published, and whatever else is null is as if it were not there
+        off: dict[str, Any] = {field: False for field in SWITCHES if field in config}
+        given = {field: value for field, value in config.items() if field in known and value is not None}
+        return cls(**{"kind": KINDS[name], **USUAL[KINDS[name]], **off, **given})
+
+    def save(self, folder: str | Path) -> None:
+        """Writes what `load` reads, and transformers too."""
+        name = next(name for name, kind in KINDS.items() if kind == self.kind)
+        values = {field: value for field, value in dataclasses.asdict(self).items() if field != "kind"}
+        write_json(Path(folder) / FILES[0], {"feature_extractor_type": name, **values})
+
+    # -- whole recordings ---------------------------------------------------------------------------------------------
+
+    def __call__(
+        self, audio: Source | Sequence[Source], sampling_rate: int | None = None, *, padding: str | None = None,
+        max_length: int | None = None, truncation: bool | None = None, return_attention_mask: bool | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The inputs of one or several recordings, padded to the longest or ("max_length") to `max_length` samples,
+        which for a spectrogram are its chunk_length unless said, and cut there unless `truncation` is False."""
+        several = audio if isinstance(audio, list) else [audio]
+        if not several:
+            raise ValueError("give at least one recording")
+        mel = self.kind == "mel"
+        padding = padding or ("max_length" if mel else "longest")
+        if padding not in ("longest", "max_length"):
+            raise ValueError(f"padding={quote(padding)}; {nearest(padding, ('longest', 'max_length'))}")
+        cut = mel if truncation is None else truncation
+        if mel and max_length is None:
+            max_length = self.chunk_length * self.sampling_rate
+        if padding == "max_length" and max_length is None:
+            raise ValueError("padding='max_length' needs max_length")
+        rows = []
+        for number, source in enumerate(several, 1):
+            try:
+                with Recording.open(source, sampling_rate) as recording:
+                    rows.append(recording.read(self.sampling_rate, max_length if cut else None))
+                if not len(rows[-1]):
+                    raise ValueError("a recording of no samples")
+            except ValueError as error:
+                raise error if len(several) == 1 else ValueError(f"recording {number}: {error}") from None
+        longest = max(map(len, rows))
+        length = max(longest, max_length) if padding == "max_length" and max_length is not None else longest
+        masked = self.return_attention_mask if return_attention_mask is None else return_attention_mask
+        return self.prepared(rows, length, masked)
+
+    def prepared(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+        """The inputs of samples at the model's rate, filled up to `length` of them."""
+        match self.kind:
+            case "values":
+                return self.values(rows, length, masked)
+            case "mel":
+                return self.spectrograms(rows, length, masked)
+        return self.banks(rows, length)
+
+    def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+        """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
+        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int32)
+        for i, row in enumerate(rows):
+            mask[i, : len(row)] = 1
+        if self.do_normalize:
+            for i, row in enumerate(rows):
+                real = slice(0, len(row) if masked else length)
+                out[i, real] = (out[i, real] - out[i, real].mean()) / np.sqrt(out[i, real].var() + 1e-7)
+        found = {"input_values": torch.from_numpy(out)}
+        return {**found, "attention_mask": torch.from_numpy(mask)} if masked else found
+
+    def spectrograms(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+        """(B, M, F)"""
+        if length // self.hop_length < 1 or length <= self.n_fft // 2:
+            raise ValueError(f"{length} samples are less than a frame of {self.n_fft}")
+        half = self.n_fft // 2
+        around = np.pad(self.filled(rows, length), ((0, 0), (half, half)), mode="reflect")
+        power = self.powers(torch.from_numpy(around))[..., : length // self.hop_length]
+        found = {"input_features": self.shown(power, power.amax((1, 2), keepdim=True))}
+        if masked:
+            frames = torch.arange(length // self.hop_length) * self.hop_length
+            found["attention_mask"] = (frames < torch.tensor([len(row) for row in rows])[:, None]).int()
+        return found
+
+    def banks(self, rows: list[np.ndarray], length: int) -> dict[str, Tensor]:
+        """(B, F, M), and which frames are of a recording: those count for the mean and the variance of a channel."""
+        counts = torch.tensor([len(row) // self.hop_length for row in rows])
+        if int(counts.min()) < 2:
+            few = min(map(len, rows))
+            raise ValueError(f"{few} samples are less than two frames, {self.hop_length} samples apart")
+        samples = torch.from_numpy(self.filled(rows, length))
+        samples = torch.cat((samples[:, :1], samples[:, 1:] - self.preemphasis * samples[:, :-1]), dim=1)
+        real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+        window = torch.hann_window(self.win_length, periodic=False)
+        waves = torch.stft(
+            samples.masked_fill(~real, 0.0), self.n_fft, self.hop_length, self.win_length, window, pad_mode="constant",
+            return_complex=True,
+        )  # fmt: skip
+        powers = (torch.matmul(self.filters, waves.abs().square()) + QUIET).log().transpose(1, 2)
+        mask = torch.arange(powers.shape[1]) < counts[:, None]
+        share, number = mask[..., None].float(), counts[:, None, None]
+        mean = (powers * share).sum(1, keepdim=True) / number
+        spread = (((powers - mean).square() * share).sum(1, keepdim=True) / (number - 1)).sqrt()
+        return {"input_features": (powers - mean) / (spread + NARROW) * share, "attention_mask": mask}
+
+    def filled(self, rows: list[np.ndarray], length: int) -> np.ndarray:
+        """(B, length)"""
+        out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+        return out
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def powers(self, samples: Tensor) -> Tensor:
+        """(..., T) -> (..., M, F) powers of ten, a frame of n_fft samples every hop_length, no padding."""
+        if self.dither:
+            samples = samples + self.dither * torch.randn_like(samples)
+        window = torch.hann_window(self.n_fft)
+        waves = torch.stft(samples, self.n_fft, self.hop_length, window=window, center=False, return_complex=True)
+        return torch.matmul(self.filters, waves.abs().square()).clamp(min=LEAST).log10()
+
+    def shown(self, powers: Tensor, loudest: Tensor) -> Tensor:
+        return (torch.maximum(powers, loudest - RANGE) + 4.0) / 4.0
+
+    @functools.cached_property
+    def filters(self) -> Tensor:
+        highest = self.sampling_rate / 2 if self.kind == "bank" else 8000.0
+        filters = mel_filters(self.n_fft // 2 + 1, self.feature_size, self.sampling_rate, highest)
+        return torch.from_numpy(filters).float()
+
+    # -- recordings of any length -------------------------------------------------------------------------------------
+
+    @property
+    def chunk_frames(self) -> int:
+        return self.chunk_length * self.sampling_rate // self.hop_length
+
+    def stream(self, blocks: Iterable[np.ndarray]) -> Iterator[Tensor]:
+        """Blocks of samples -> powers (M, F) of the frames they complete; all of them together are those of the whole
+        recording, and no more than two blocks are held at once."""
+        half, hop = self.n_fft // 2, self.hop_length
+        held = tail = np.zeros(0, np.float32)
+        total, given, begun = 0, 0, False
+        for block in blocks:
+            total += len(block)
+            held, tail = np.concatenate((held, block)), np.concatenate((tail, block))[-half - 1 :]
+            if not begun:
+                if len(held) <= half:
+                    continue
+                held, begun = np.concatenate((held[half:0:-1], held)), True
+            count = min((len(held) - self.n_fft) // hop + 1, total // hop - given)
+            if count > 0:
+                given += count
+                yield self.powers(torch.from_numpy(held[: (count - 1) * hop + self.n_fft]))
+                held = held[count * hop :]
+        if not begun:
+            raise ValueError(f"{total} samples are less than a frame of {self.n_fft}")
+        left = total // hop - given
+        if left > 0:
+            end = np.concatenate((held, tail[-2::-1]))  # mirrored, as at the beginning
+            yield self.powers(torch.from_numpy(end[: (left - 1) * hop + self.n_fft]))
+
+
+def mel_filters(bins: int, channels: int, rate: int, highest: float = 8000.0) -> np.ndarray:
+    """(channels, bins): triangles of equal area, evenly spaced up to `highest` by pitch as it is heard: linear below 1
+    kHz and logarithmic above [Slaney 1998]."""
+    ends = to_hertz(np.linspace(0.0, to_mel(highest), channels + 2))
+    frequencies = np.linspace(0, rate // 2, bins)
+    rising = (frequencies - ends[:-2, None]) / np.diff(ends)[:-1, None]
+    falling = (ends[2:, None] - frequencies) / np.diff(ends)[1:, None]
+    area = 2.0 / (ends[2:] - ends[:-2])
+    return np.maximum(0, np.minimum(rising, falling)) * area[:, None]
+
+
+STEP = np.log(6.4) / 27.0  # of a mel above 1 kHz, where 15 of them stand
+
+
+def to_mel(hertz: float) -> float:
+    return 15.0 + np.log(hertz / 1000.0) / STEP if hertz >= 1000.0 else 3.0 * hertz / 200.0
+
+
+def to_hertz(mel: np.ndarray) -> np.ndarray:
+    return np.where(mel >= 15.0, 1000.0 * np.exp(STEP * (mel - 15.0)), 200.0 * mel / 3.0)

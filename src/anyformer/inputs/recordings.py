@@ -1,0 +1,200 @@
+"""Recordings, from files, arrays or tensors: one channel of samples between -1 and 1, at any rate, a block at a time.
+
+    with Recording.open("talk.flac") as recording:
+        for block in recording.blocks(16000):      # resampled, at most BLOCK seconds each
+            ...
+
+Files are read and rates changed by soundfile and soxr (the extra `audio`); a 16-bit WAV needs neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyformer.kernels.hardware import need
+from anyformer.specs.messages import quote
+
+BLOCK = 30  # seconds: what is held of a file at once, however long it is
+HIGHEST = 10_000_000  # samples a second that a header may claim
+LOUDEST = 1e12  # far above 32-bit integers given as floats; the square of 1e19 is infinite in fp32
+ENDINGS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au", ".caf")
+
+Source = str | Path | np.ndarray | Any  # a file, samples, (samples, rate), or (an iterator of chunks of them, rate)
+
+
+class Unreadable(ValueError):
+    """A file that holds no sound that can be read."""
+
+
+@dataclasses.dataclass
+class Recording:
+    """`rate` samples a second; `pull(n)` gives the next n or fewer as (n, channels), and none at the end."""
+
+    rate: int
+    pull: Callable[[int], np.ndarray]
+    name: str = ""
+    close: Callable[[], object] = lambda: None
+    length: int | None = None  # samples, where a header says so
+
+    @classmethod
+    def open(cls, source: Source, rate: int | None = None) -> Recording:
+        """Of a file, which says its rate itself, or of samples (T,) at `rate`; (samples, rate) is the same. An iterator
+        of chunks of samples is a stream, as from a microphone: it is read once, as it comes."""
+        if isinstance(source, str | Path):
+            file = Path(source)
+            if not file.is_file():
+                raise FileNotFoundError(f"{file}: no such file")
+            if file.stat().st_size == 0:
+                raise Unreadable(f"{file}: is empty")
+            return _wave(file) or _sound(file)
+        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], int):
+            source, rate = source
+        if rate is None:
+            raise ValueError("samples need their rate: give (samples, rate), or sampling_rate")
+        if not isinstance(rate, int) or not 0 < rate <= HIGHEST:
+            raise ValueError(f"sampling_rate is {quote(rate)}; it must be a whole number from 1 to {HIGHEST:,}")
+        return _stream(source, rate) if isinstance(source, Iterator) else _array(source, rate)
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def blocks(self, rate: int | None = None) -> Iterator[np.ndarray]:
+        """Samples (n,) in fp32 at `rate`, channels mixed, at most about BLOCK seconds a block."""
+        rate = rate or self.rate
+        change = None
+        if rate != self.rate:
+            soxr = need("soxr", "audio", f"sound of {self.rate} samples a second for a model that hears {rate}")
+            change = soxr.ResampleStream(self.rate, rate, 1, dtype="float32")
+        done = 0
+        while len(block := self.pull(BLOCK * self.rate)):
+            mono = np.ascontiguousarray(block.mean(1, dtype=np.float32))
+            if not np.abs(mono).max() <= LOUDEST:  # NaN is refused too
+                bad = int(np.flatnonzero(~(np.abs(mono) <= LOUDEST))[0])
+                problem = f"{mono[bad]:.3g}, too large" if np.isfinite(mono[bad]) else "not a finite number"
+                raise Unreadable(f"{self.name}: sample {done + bad:,} is {problem}; samples are between -1 and 1")
+            done += len(mono)
+            yield mono if change is None else change.resample_chunk(mono)
+        if self.length is not None and done < self.length:
+            raise Unreadable(f"{self.name}: ends after {done:,} of {self.length:,} samples")
+        if change is not None and len(last := change.resample_chunk(np.zeros(0, np.float32), last=True)):
+            yield last
+
+    def read(self, rate: int | None = None, most: int | None = None) -> np.ndarray:
+        """All of it (T,), or the first `most` samples."""
+        found, total = [np.zeros(0, np.float32)], 0
+        for block in self.blocks(rate):
+            found.append(block)
+            total += len(block)
+            if most is not None and total >= most:
+                break
+        return np.concatenate(found)[:most]
+
+
+def streams(source: Source) -> bool:
+    """Whether it can be read only once."""
+    return isinstance(source[0] if isinstance(source, tuple) and source else source, Iterator)
+
+
+def _stream(chunks: Iterator[Any], rate: int) -> Recording:
+    def pull(n: int) -> np.ndarray:
+        held = next((chunk for chunk in map(_samples, chunks) if len(chunk)), np.zeros(0, np.float32))
+        return held[:, None].astype(np.float32)
+
+    return Recording(rate, pull, "the stream")
+
+
+def _array(samples: Any, rate: int) -> Recording:
+    numbers, place = _samples(samples), 0
+
+    def pull(n: int) -> np.ndarray:
+        nonlocal place
+        block = numbers[place : place + n, None].astype(np.float32)
+        place += len(block)
+        return block
+
+    return Recording(rate, pull, "the samples")
+
+
+def _samples(samples: Any) -> np.ndarray:
+    try:
+        numbers = np.asarray(samples)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"samples are an array of numbers, not a {type(samples).__name__}: {error}") from None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
+        raise ValueError(f"samples are numbers (T,), one channel, got {numbers.dtype} {quote(numbers.shape)}")
+    if numbers.dtype.kind != "f":
+        if numbers.dtype.kind == "u" or numbers.dtype.itemsize > 4:
+            raise ValueError(f"samples are fp32 between -1 and 1, or int16 or int32, got {numbers.dtype}")
+        numbers = numbers / np.float32(-float(np.iinfo(numbers.dtype).min))
+    return numbers
+
+
+def _wave(file: Path) -> Recording | None:
+    """Plain 16-bit sound, which needs no library."""
+    if file.suffix.lower() != ".wav":
+        return None
+    stream = None
+    try:
+        stream = wave.open(str(file), "rb")  # noqa: SIM115
+        channels, rate, length = stream.getnchannels(), stream.getframerate(), stream.getnframes()
+    except (wave.Error, EOFError, OSError, ValueError) as error:
+        if "unknown format" in str(error):
+            return None
+        raise Unreadable(f"{file}: {_reason(error)}") from None
+    if not 0 < rate <= HIGHEST:
+        stream.close()
+        raise Unreadable(f"{file}: {_wrong_rate(rate)}")
+    if stream.getsampwidth() != 2 or channels < 1:
+        stream.close()
+        return None
+
+    def pull(n: int) -> np.ndarray:
+        raw = stream.readframes(n)
+        numbers = np.frombuffer(raw[: len(raw) // (2 * channels) * (2 * channels)], "<i2")
+        return numbers.reshape(-1, channels) / np.float32(32768)
+
+    # a stream that was written to a pipe claims the longest there is
+    return Recording(rate, pull, str(file), stream.close, None if length * channels * 2 > 2**32 - 256 else length)
+
+
+def _sound(file: Path) -> Recording:
+    soundfile = need("soundfile", "audio", "sound that is not 16-bit WAV")
+    try:
+        stream = soundfile.SoundFile(file)
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        raise Unreadable(f"{file}: {_reason(error)}") from None
+    if not 0 < stream.samplerate <= HIGHEST:
+        with contextlib.suppress(soundfile.SoundFileError):
+            stream.close()
+        raise Unreadable(f"{file}: {_wrong_rate(stream.samplerate)}")
+
+    def pull(n: int) -> np.ndarray:
+        try:
+            return stream.read(n, dtype="float32", always_2d=True)
+        except (soundfile.SoundFileError, OSError) as error:
+            raise Unreadable(f"{file}: {_reason(error)}") from None
+
+    length = stream.frames if 0 < stream.frames < 2**62 else None
+    return Recording(stream.samplerate, pull, str(file), stream.close, length)
+
+
+def _reason(error: BaseException) -> str:
+    """Why a file cannot be read; a file that ends inside its header raises an EOFError without a message."""
+    reason = str(error).rpartition(": ")[2].strip().rstrip(".")
+    if "does not exist" in reason:  # libsndfile's words for an MP3 without a frame; the file is there
+        reason = "holds no sound that can be read"
+    return reason or "ends too early"
+
+
+def _wrong_rate(rate: int) -> str:
+    return f"its header claims {rate:,} samples a second; valid: 1 to {HIGHEST:,}"

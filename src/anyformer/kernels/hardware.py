@@ -1,0 +1,145 @@
+"""What this machine can do, found by asking torch, and where to compute. Everything that depends on it asks here.
+
+    ANYFORMER_WITHOUT=bf16,int8 anyformer ...        # as on a machine that has neither
+
+hides abilities that are there: for tests, and for whoever finds that one of them is slower or wrong somewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from anyformer.specs.messages import quote
+from anyformer.specs.part import nearest
+
+if TYPE_CHECKING:
+    import torch
+
+HIDING = "ANYFORMER_WITHOUT"  # names of abilities, commas between them
+
+
+def has(ability: str) -> bool:
+    """Whether this machine has it, and it is not hidden."""
+    return ability not in hidden(os.environ.get(HIDING, "")) and ABILITIES[ability]()
+
+
+@functools.cache
+def hidden(names: str) -> frozenset[str]:
+    found = frozenset(name.strip() for name in names.split(",") if name.strip())
+    for name in sorted(found - ABILITIES.keys()):
+        raise ValueError(f"{HIDING} names {quote(name)}; {nearest(name, ABILITIES)}")
+    return found
+
+
+# -- how each is found ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def bf16() -> bool:
+    """Whether this CPU multiplies bf16 numbers itself. Where it does not, torch still gives the right products, 4 to 60
+    times slower than those of fp32."""
+    import torch
+
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    x86 = torch.cpu._is_avx512_bf16_supported() or able.get("amx_bf16", torch.cpu._is_amx_tile_supported())
+    try:
+        used = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # oneDNN may have been told to leave it alone
+    except (AttributeError, RuntimeError):
+        used = False
+    return bool(used and (x86 or able.get("bf16", False)))
+
+
+@functools.cache
+def int8() -> bool:
+    """Whether torch has 8-bit products for this CPU: a build may list engines that then know no such processor."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # their tensors are deprecated
+            one = torch.ones(1, 1, dtype=torch.int8)
+            weight = torch._make_per_channel_quantized_tensor(one, torch.ones(1).double(), torch.zeros(1).long(), 0)
+            packed = torch.ops.quantized.linear_prepack(weight, None)
+        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        return multiply(torch.ones(1, 1), 1 / 127, 128, packed).item() == 1.0
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@functools.cache
+def onednn() -> bool:
+    """Whether weights can be kept in oneDNN's own layout (those in bf16 only where there are fast products of it)."""
+    import torch
+
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(1, 1), 8)
+        return torch.ops.mkldnn._linear_pointwise(torch.ones(2, 1), packed, None, "none", [], "").tolist() == [[1], [1]]
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@functools.cache
+def compiler() -> bool:
+    """Whether the C++ compiler that torch.compile would call is there and finds Python's own headers."""
+    command = shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+    command += ["-fsyntax-only", "-x", "c++", "-I", sysconfig.get_paths()["include"], "-"]
+    try:
+        program = b"#include <Python.h>\n#include <cmath>\n"
+        return subprocess.run(command, input=program, capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def triton() -> bool:
+    """Whether programs for a GPU can be made here: Triton builds what starts them with a compiler."""
+    return importlib.util.find_spec("triton") is not None and has("compiler")
+
+
+ABILITIES: dict[str, Callable[[], bool]] = {
+    "bf16": bf16, "int8": int8, "onednn": onednn, "compiler": compiler, "triton": triton,
+}  # fmt: skip
+
+NO_COMPILER = "there is no C++ compiler here that finds Python's headers (install g++ and python3-dev, or set CXX)"
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+def device(name: str | torch.device | None = "auto") -> torch.device:
+    """The device of this name; "auto" (or None) is a GPU where there is one. One that is not there is refused."""
+    import torch
+
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    try:
+        found = torch.device(name)
+        if found.type == "cuda":  # nothing is put there: each of several processes would take room on the first one
+            if f"cuda:{found.index or 0}" not in here:
+                raise RuntimeError(f"torch sees {len(here) or 'no'} GPU{'s' if len(here) > 1 else ''}")
+        elif found.type != "meta":
+            torch.empty(1, device=found).to("cpu")
+    except Exception as error:  # what it is differs by device and build
+        why = "torch knows no such device" if "device string" in str(error) else str(error).split(". ")[0].rstrip(".")
+        valid = ", ".join(("auto", "cpu", *here))
+        raise ValueError(f"device {quote(str(name))} is not here: {why}; there are {valid}") from None
+    return found
+
+
+def need(module: str, extra: str, purpose: str) -> Any:
+    """An optional library, or one line that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(f"{purpose} needs {module.split('.')[0]}: pip install 'anyformer[{extra}]'") from None

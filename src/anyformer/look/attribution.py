@@ -1,0 +1,245 @@
+"""What every sublayer and head adds to a token's score: direct attribution along the residual stream.
+
+At one place the stream is a sum: its input, and what each sublayer added. Everything between that sum and a score is
+linear once the norms' scales (and the gates of an activation in the head) are held at the values they have in this run.
+So each summand has a share of the score, and the shares add up to it. P places, D width, N lines.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.look.roles import Step, between, body, last_stretch, steps
+from anyformer.look.trace import Trace, main_tensor
+from anyformer.parts.head.language import LMHeadModule
+from anyformer.stacks.sublayer import SublayerModule
+
+CHUNK = 32  # places at once: N x P x D numbers are held
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One summand: the stream's input, a sublayer, a head of one, or all biases on the way together."""
+
+    name: str
+    address: str
+    head: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Contributions:
+    """`values[n, p]` is what line n adds to the score of `tokens[p]` at `positions[p]`; a column adds up to a score."""
+
+    names: tuple[Line, ...]
+    values: Tensor  # (N, P)
+    tokens: Tensor  # (P,)
+    positions: Tensor  # (P,)
+    scores: Tensor  # (P,) as the model gives them
+
+    def lines(self, place: int = 0) -> list[tuple[str, float]]:
+        """(name, share) at one of the places, the largest first."""
+        found = [(line.name, float(value)) for line, value in zip(self.names, self.values[:, place])]
+        return sorted(found, key=lambda line: -abs(line[1]))
+
+    def by_sublayer(self) -> dict[str, Tensor]:
+        """address -> (P,): heads of one sublayer taken together."""
+        found: dict[str, Tensor] = {}
+        for line, value in zip(self.names, self.values):
+            found[line.address] = found[line.address] + value if line.address in found else value
+        return found
+
+    def figure(self, place: int = 0, most: int = 30) -> Any:
+        """A matplotlib figure: the largest shares as bars."""
+        from anyformer.look.figures import bars
+
+        return bars(self.lines(place)[:most], f"score {float(self.scores[place]):.3f}")
+
+
+@torch.no_grad()
+def contributions(
+    run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
+) -> Contributions:
+    """The shares in the score of `token` (the likeliest unless said) at `position`, or of several at several."""
+    model, stack = run.model, body(run.model).last
+    logits, positions, tokens = asked(run, token, position, row)
+    if (other := between(body(run.model))) is not None:
+        raise ValueError(f"{other} stands between the stream and the head, and no sum goes through it")
+    first, layers = last_stretch(stack)
+    ways = list(steps(stack, layers))
+    mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
+    run = run.keeping(first, *{step.branch for step in ways}, *mixed,
+                      *({step.layer for step in ways} if run.change else ()))  # fmt: skip
+    parts = [Shares(run, row, chunk).through(ways, target) for chunk, target in
+             zip(positions.split(CHUNK), tokens.split(CHUNK))]  # fmt: skip
+    names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
+    scores = logits[positions, tokens]
+    _check(values.sum(0), scores.double(), model.dtype)
+    return Contributions(names, values.float(), tokens, positions, scores)
+
+
+def asked(
+    run: Trace, token: int | Sequence[int] | None, position: int | Sequence[int], row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores (T, V) of a row, and which tokens (P,) at which places (P,) are meant."""
+    logits = scored(run)[row]
+    wanted = [position] if isinstance(position, int) else list(position)
+    for place in wanted:
+        if not -len(logits) <= place < len(logits):
+            raise ValueError(f"no position {place}; the model scores {len(logits)} of them")
+    positions = torch.tensor([place % len(logits) for place in wanted])
+    if token is None:
+        tokens = logits[positions].argmax(-1)
+    else:
+        tokens = torch.tensor([token] * len(wanted) if isinstance(token, int) else list(token))
+    if len(tokens) != len(positions) or not bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()):
+        raise ValueError(f"give one token for each position, from 0 to {logits.shape[-1] - 1}")
+    return logits, positions, tokens
+
+
+def scored(run: Trace) -> Tensor:
+    """(B, T, V): the scores of a head that gives some at every place."""
+    said = main_tensor(dict(run.output))[0]
+    if said is None or said.dim() != 3 or rows_of(run.model.head) is None:
+        kind = type(run.model.spec.head).__name__ if run.model.spec.head is not None else "no head"
+        raise ValueError(f"contributions are to the scores of tokens, one place at a time; this model has {kind}")
+    return said
+
+
+def rows_of(head: Any) -> nn.Linear | None:
+    """What gives each score as one row times a vector of the stream, where a head works like that."""
+    out = getattr(getattr(head, "lm", head), "out", None)
+    return out if isinstance(out, nn.Linear) and not hasattr(getattr(head, "lm", head), "pool") else None
+
+
+class Shares:
+    """The stream at some places of one row, as a sum that is taken along."""
+
+    def __init__(self, run: Trace, row: int, positions: Tensor) -> None:
+        self.run, self.row, self.positions = run, row, positions
+        self.stack = body(run.model).last
+        first, _ = last_stretch(self.stack)
+        start = self.at(first)
+        self.names = [Line("biases", "biases"), Line("input", first)]
+        self.sum = torch.stack((torch.zeros_like(start), start))  # (N, P, D)
+
+    def at(self, address: str, time: int = 0) -> Tensor:
+        return self.run.kept[address][time][self.row, self.positions].double()
+
+    def through(self, ways: Sequence[Step], tokens: Tensor) -> tuple[tuple[Line, ...], Tensor]:
+        for step, after in zip(ways, [*ways[1:], None]):
+            if step.branch in self.run.kept:  # not passed over
+                self.step(step)
+            if self.run.change and (after is None or (after.layer, after.time) != (step.layer, step.time)):
+                self.changed(step)
+        whole, head = body(self.run.model), self.run.model.head
+        self.norm(self.stack.norm)
+        if self.stack.project is not None:
+            self.affine(self.stack.project)
+        if whole is not self.stack:
+            self.norm(getattr(whole, "norm", None))
+        head = getattr(head, "lm", head)
+        if isinstance(head, LMHeadModule):
+            if (transform := cast(Any, head.transform)) is not None:
+                self.affine(transform.dense)
+                self.gate(transform.activation)
+                self.norm(transform.norm)
+            self.sum = self.sum * (head.part.scale or 1.0)
+        out = cast(Any, head).out
+        weight = (out.effective() if hasattr(out, "effective") else out.weight)[tokens].double()  # (P, D)
+        values = torch.einsum("npd,pd->np", self.sum, weight)
+        for extra in (out.bias, getattr(head, "offset", None)):
+            values[0] += 0 if extra is None else extra[tokens].double()
+        return tuple(self.names), values
+
+    # -- what happens to a sum ---------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        sublayer, residual = step.sublayer, step.sublayer.residual
+        if sublayer.normed_skip:
+            self.norm(sublayer.pre_norm)
+        names, added = self.branch(step)
+        zero = torch.zeros_like(added[0])
+        constant = residual(zero, zero).double()
+        self.sum = torch.cat((residual(self.sum, torch.zeros_like(self.sum)).double() - constant,
+                              residual(torch.zeros_like(added), added).double() - constant))  # fmt: skip
+        self.sum[0] += constant + self.sum[len(self.names)]  # the branch's own biases
+        self.sum = torch.cat((self.sum[: len(self.names)], self.sum[len(self.names) + 1 :]))
+        self.names += names
+        self.norm(sublayer.out_norm)
+
+    def changed(self, step: Step) -> None:
+        """Where someone changed the stream after a layer, the change is a summand."""
+        change = self.at(step.layer, step.time) - self.sum.sum(0)
+        if float(change.abs().max()) > 1e-4 * float(self.sum.abs().max()):
+            self.names.append(Line(f"{step.layer} changed", step.layer))
+            self.sum = torch.cat((self.sum, change[None]))
+
+    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
+        """What a step adds (N, P, D), head by head where its op has some: first what no head added."""
+        whole, sublayer = self.at(step.branch, step.time), step.sublayer
+        if (parts := self.heads(sublayer, step.time)) is not None:
+            parts = through_norm(parts, sublayer.post_norm)
+            if torch.allclose(parts.sum(0), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
+                lines = [Line(f"{sublayer.address} head {i}", sublayer.address, i) for i in range(len(parts) - 1)]
+                return lines, parts
+        return [Line(sublayer.address, sublayer.address)], torch.stack((torch.zeros_like(whole), whole))
+
+    def heads(self, sublayer: SublayerModule, time: int) -> Tensor | None:
+        op: Any = sublayer.op
+        number, address = getattr(getattr(op, "part", None), "num_heads", None), f"{sublayer.address}.op.mixed"
+        if number is None or not hasattr(op, "o") or address not in self.run.kept:
+            return None
+        mixed = self.run.kept[address][time]
+        if mixed.dim() != 3 or mixed.shape[1] <= int(self.positions.max()) or mixed.shape[0] <= self.row:
+            return None
+        mixed = mixed[self.row, self.positions]
+        alone = torch.zeros(number + 1, *mixed.shape, dtype=mixed.dtype)
+        for i, columns in enumerate(torch.arange(mixed.shape[-1]).chunk(number), 1):
+            alone[i][:, columns] = mixed[:, columns]
+        made = op.o(alone).double()
+        made[1:] -= made[:1].clone()
+        return made
+
+    def norm(self, norm: nn.Module | None) -> None:
+        self.sum = through_norm(self.sum, norm)
+
+    def affine(self, linear: nn.Module) -> None:
+        exact = copy.deepcopy(linear).double()
+        bias = exact(torch.zeros_like(self.sum[0]))
+        self.sum = exact(self.sum) - bias
+        self.sum[0] += bias
+
+    def gate(self, activation: Callable[[Tensor], Tensor]) -> None:
+        """An activation as a product, z * (activation(z) / z), the second factor held."""
+        z = self.sum.sum(0).detach()
+        y = activation(z)
+        factor = torch.where(z == 0, 0, y / torch.where(z == 0, 1, z))
+        self.sum = self.sum * factor
+        self.sum[0] += y - self.sum.sum(0).detach()
+
+
+def through_norm(parts: Tensor, norm: nn.Module | None) -> Tensor:
+    """(N, P, D) whose sum a norm reads -> what it makes of each, its scale held at what it is here: then it takes off
+    the mean, where it does, and multiplies. Its bias goes to the first."""
+    if norm is None:
+        return parts
+    x = parts.sum(0).detach()
+    exact = copy.deepcopy(norm).double()
+    y, bias = exact(x).double().detach(), exact(torch.zeros_like(x)).double().detach()
+    centred = torch.allclose(exact(x + 1).double(), y, rtol=1e-6, atol=1e-6)
+    inside = x - x.mean(-1, keepdim=True) if centred else x
+    scale = torch.where(inside == 0, 0, (y - bias) / torch.where(inside == 0, 1, inside))
+    made = (parts - parts.mean(-1, keepdim=True) if centred else parts) * scale
+    return torch.cat((made[:1] + bias, made[1:]))
+
+
+def _check(found: Tensor, scores: Tensor, dtype: torch.dtype) -> None:
+    worst = float((found - scores).abs().max() / scores.abs().max().clamp(min=1))
+    if worst > min(1e4 * torch.finfo(dtype).eps, 0.1):
+        raise ValueError(f"the stream of this model is not a sum of what its sublayers add (off by {worst:.1e})")

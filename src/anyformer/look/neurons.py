@@ -1,0 +1,120 @@
+"""Neurons that matter: what each unit of a feed-forward layer adds to a token's score.
+
+A unit writes one vector into the stream, its column of `down`, as often as it is active. How much the score grows along
+that vector, all norms held at their scales of this run, is the slope of the sum in shares.py; activation times slope is
+the unit's share, and the shares of a layer add up to the layer's. P places, D width, F units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.look.attribution import CHUNK, Line, Shares, asked, through_norm
+from anyformer.look.roles import Step, between, body, calls, steps
+from anyformer.look.trace import Trace
+from anyformer.stacks.sublayer import SublayerModule
+
+
+class Neuron(NamedTuple):
+    """One unit at one place."""
+
+    address: str  # of its sublayer
+    unit: int
+    activation: float
+    share: float  # in the score
+
+
+@dataclasses.dataclass(frozen=True)
+class Neurons:
+    """`shares[address]` (P, F): what every unit of a sublayer adds to the score of `tokens[p]` at `positions[p]`."""
+
+    shares: dict[str, Tensor]
+    activations: dict[str, Tensor]  # (P, F)
+    tokens: Tensor  # (P,)
+    positions: Tensor  # (P,)
+
+    def best(self, most: int = 20, place: int = 0) -> list[Neuron]:
+        """Of all sublayers at one of the places, the largest shares first."""
+        found = []
+        for address, shares in self.shares.items():
+            units = shares[place].abs().topk(min(most, shares.shape[1])).indices.tolist()
+            active = self.activations[address][place]
+            found += [Neuron(address, unit, float(active[unit]), float(shares[place, unit])) for unit in units]
+        return sorted(found, key=lambda neuron: -abs(neuron.share))[:most]
+
+    def figure(self, most: int = 20, place: int = 0) -> Any:
+        """A matplotlib figure: the largest shares as bars."""
+        from anyformer.look.figures import bars
+
+        lines = [(f"{each.address} unit {each.unit}", each.share) for each in self.best(most, place)]
+        return bars(lines, f"shares of units in the score of token {int(self.tokens[place])}")
+
+
+def neurons(
+    run: Trace, token: int | Sequence[int] | None = None, position: int | Sequence[int] = -1, row: int = 0
+) -> Neurons:
+    """The shares of units in the score of `token` (the likeliest unless said) at `position`, or of several at
+    several."""
+    _, positions, tokens = asked(run, token, position, row)
+    stack = body(run.model).last
+    ways = list(steps(stack))
+    layers = {step.sublayer: down for step in ways if (down := last_of(step.sublayer)) is not None}
+    if not layers or between(body(run.model)) is not None:
+        raise ValueError("this model has no feed-forward layers whose units add to the scores one by one")
+    made = [f"{sublayer.address}.op" for sublayer in layers]
+    with torch.no_grad():
+        run = run.keeping(f"{stack.address}.input", *{step.branch for step in ways}, *made,
+                          *({step.layer for step in ways} if run.change else ()))  # fmt: skip
+        read = calls(run, list(layers.values()))
+    shares: dict[str, list[Tensor]] = {}
+    active: dict[str, list[Tensor]] = {}
+    for places, wanted in zip(positions.split(CHUNK), tokens.split(CHUNK)):
+        for step, slope in Slopes(run, row, places, layers).of(ways, wanted):
+            down, name = layers[step.sublayer], named(step)
+            inner = read[down][step.time].args[0][row, places].double()  # (P, F)
+            weight = (down.effective() if hasattr(down, "effective") else down.weight).detach().double()
+            shares.setdefault(name, []).append((slope @ weight * inner).float())
+            active.setdefault(name, []).append(inner.float())
+    whole, acts = ({name: torch.cat(parts) for name, parts in each.items()} for each in (shares, active))
+    return Neurons(whole, acts, tokens, positions)
+
+
+def named(step: Step) -> str:
+    return step.sublayer.address + (f", run {step.time + 1}" if step.time else "")
+
+
+def last_of(sublayer: SublayerModule) -> Any:
+    """The product that ends a feed-forward layer, where its units are columns of one."""
+    down = getattr(sublayer.op, "down", None)
+    spread = getattr(getattr(sublayer.op, "part", None), "num_heads", None)
+    return down if isinstance(down, nn.Linear) and spread is None else None
+
+
+class Slopes(Shares):
+    """The same sum with what feed-forward layers give as variables: how much a score grows along each of them."""
+
+    def __init__(self, run: Trace, row: int, positions: Tensor, layers: dict[SublayerModule, Any]) -> None:
+        super().__init__(run, row, positions)
+        self.layers, self.free = layers, list[tuple[Step, Tensor]]()
+
+    @torch.enable_grad()
+    def of(self, ways: Sequence[Step], tokens: Tensor) -> list[tuple[Step, Tensor]]:
+        """Every step that has units, and the slope (P, D) of its tokens' scores."""
+        _, values = self.through(ways, tokens)
+        slopes = torch.autograd.grad(values.sum(), [each for _, each in self.free])
+        return [(step, slope) for (step, _), slope in zip(self.free, slopes)]
+
+    def branch(self, step: Step) -> tuple[list[Line], Tensor]:
+        lines, parts = super().branch(step)
+        if step.sublayer in self.layers:
+            given = self.at(f"{step.sublayer.address}.op", step.time).detach().requires_grad_()
+            alone = through_norm(torch.stack((torch.zeros_like(given), given)), step.sublayer.post_norm)
+            if torch.allclose(alone.sum(0), parts.sum(0), rtol=1e-3, atol=1e-4 * float(parts.abs().max())):
+                self.free.append((step, given))
+                return lines, alone
+        return lines, parts

@@ -1,0 +1,110 @@
+"""A picture to a small grid of codes and back: what the text-to-image models of this package draw in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from anyformer.models.base import Model, TransformerModule
+from anyformer.parts.grid.convolution import GridEmbedding
+from anyformer.parts.grid.dvae import GumbelCodes, Latent, Painter
+from anyformer.parts.grid.windows import Grid
+from anyformer.parts.head.base import Head, Outputs
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import State
+from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.specs.part import Site
+
+
+class AutoencoderModel(Model):
+    """Reads a picture into a grid of `width`, squeezes each place of it into a code (or a few numbers), and draws the
+    picture again. `model.codes(pixel_values)` and `model.picture(codes)` are the two halves."""
+
+    embedding: GridEmbedding
+    latent: Latent = GumbelCodes()
+    painter: Painter
+    head: Head | None = None
+    reads: str = "pixel_values"  # what the published class calls the picture that is read,
+    says: str = "reconstruction"  # and the one that is drawn of it
+
+    def check(self) -> None:
+        super().check()
+        read, drawn = self.embedding, self.painter
+        if self.head is not None:
+            raise ValueError("head: what an autoencoder says is the picture; leave it out")
+        if drawn.channels != read.channels:
+            raise ValueError(f"painter.channels is {drawn.channels} and embedding.channels is {read.channels}")
+        if drawn.finer(read.grid) != read.image_size:
+            made = "the picture {} x {} pixels large, not {} x {}".format(*drawn.finer(read.grid), *read.image_size)
+            raise ValueError(f"painter.widths are {len(drawn.widths)} stages, and make {made}")
+
+    @property
+    def grid(self) -> Grid:
+        return self.embedding.grid
+
+    @property
+    def numbers(self) -> tuple[int, int, int] | None:
+        """(channels, rows, columns) of what a picture is squeezed into; None where that is codes."""
+        return None if self.latent.discrete else (self.latent.width, *self.grid)
+
+    def draws(self, shape: tuple[int, ...]) -> bool:
+        """Whether pictures are drawn of so many channels, rows and columns (of codes: rows and columns)."""
+        wanted = self.numbers or tuple(self.grid)
+        return shape == wanted or (self.embedding.any_size and len(shape) == len(wanted) and shape[:-2] == wanted[:-2])
+
+    def build(self, site: Site) -> nn.Module:
+        return AutoencoderModule(self, site)
+
+
+class AutoencoderModule(TransformerModule):
+    head: None
+    embedding: nn.Module
+
+    def __init__(self, spec: AutoencoderModel, site: Site) -> None:
+        super().__init__(spec)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        self.latent: Any = spec.latent.build(site.child("latent"))
+        self.painter: Any = spec.painter.build(site.child("painter", width=spec.latent.width))
+        self.head, self.forgotten = None, ()
+        self.inputs, self.shows = self.known_inputs(), declared(self)
+
+    def known_inputs(self) -> tuple[str, ...]:
+        return (*dict.fromkeys((self.spec.reads, *self.spec.embedding.inputs)), "return_dict")
+
+    def hidden(
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        if self.spec.reads in inputs:
+            inputs = {**inputs, self.spec.embedding.inputs[0]: inputs[self.spec.reads]}
+        x, ctx = self.embedding(inputs, state)
+        return x, ctx.having(taps=taps), {}
+
+    def run(self, inputs: dict[str, Any], taps: Taps | None, state: State | None) -> Outputs:
+        x, ctx, _ = self.hidden(inputs, taps, state)
+        z, price = self.latent(x)
+        grid = ctx.extra(Grid)
+        assert grid is not None
+        return {self.spec.says: self.painter(z, grid), "price": price.to(self.dtype), "last_hidden_state": x}
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        return {}
+
+    def codes(self, pixel_values: Tensor) -> Tensor:
+        """(B, rows, columns) the codes of pictures; (B, E, rows, columns) where they are numbers."""
+        x, ctx, _ = self.hidden({self.spec.reads: pixel_values})
+        found, grid = self.latent.read(x), ctx.extra(Grid)
+        assert grid is not None
+        return (found if self.spec.latent.discrete else found.transpose(1, 2)).unflatten(-1, grid)
+
+    def picture(self, codes: Tensor) -> Tensor:
+        """(B, C, H, W) of the codes of a whole grid."""
+        latent = self.spec.latent
+        if not self.spec.draws(tuple(codes.shape[1:])):
+            wanted = self.spec.numbers or tuple(self.spec.grid)
+            raise ValueError(f"a picture is drawn of (batch, {', '.join(map(str, wanted))}), got {tuple(codes.shape)}")
+        if latent.discrete and not (int(codes.min()) >= 0 and int(codes.max()) < latent.codes):
+            raise ValueError(f"codes go from 0 to {latent.codes - 1}, got {int(codes.min())} to {int(codes.max())}")
+        flat = codes.flatten(-2)
+        flat = flat if latent.discrete else flat.transpose(1, 2)
+        return self.painter(self.latent.vectors(flat), Grid(*codes.shape[-2:]))

@@ -1,0 +1,170 @@
+"""A pair: a decoder that looks at what an encoder read."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.models.base import Model, TransformerModule, memory_mask
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.head.base import Outputs
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.runtime.context import Context, Memory
+from anyformer.runtime.mask import begins
+from anyformer.runtime.state import State
+from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Site, walk
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.stack import Stack
+
+
+class EncoderDecoderModel(Model):
+    """A decoder that looks at what an encoder read. Where labels are given and no decoder inputs, the decoder reads the
+    labels moved one to the right behind `start_token`."""
+
+    left_to_right: ClassVar[tuple[str, ...]] = ("decoder_embedding", "decoder")
+    pair: ClassVar[bool] = True
+    target: ClassVar[str] = "decoder_embedding"
+
+    embedding: Embedding
+    encoder: Stack | Funnel
+    decoder_embedding: Embedding
+    decoder: Stack
+    start_token: int | None = None
+    padding_token: int | None = None
+    wrap: bool = False  # the last token that is not padding comes first, in start_token's place (fairseq)
+    reads_source: bool = False  # with neither, the decoder reads the encoder's tokens moved so (BART; T5 for spans)
+
+    def check(self) -> None:
+        super().check()
+        if not any(getattr(part, "memory", False) for _, part in walk(self.decoder)):
+            raise ValueError("EncoderDecoderModel: no layer of the decoder looks at the encoder, by memory=True")
+        for address, part in walk(self.encoder, "encoder"):
+            if getattr(part, "memory", False):
+                raise ValueError(f"{address}: the encoder of a pair has no memory to look at; its decoder has")
+        if self.head is not None and self.head.said == "all":
+            kind, instead = type(self.head).__name__, self.head.instead
+            raise ValueError(f"head: {kind} reads the tokens that it scores, and a pair reads others; use {instead}")
+        if isinstance(self.head, MultipleChoiceHead) and "a row of tokens" not in self.embedding.gives:
+            kind = type(self.embedding).__name__
+            raise ValueError(f"head: MultipleChoiceHead reads choices of tokens, which {kind} does not give")
+        given = self.encoder.out_width(self.width)
+        for address, part in walk(self.decoder, "decoder"):
+            wanted = getattr(part, "memory_width", None) or self.width
+            if getattr(part, "memory", False) and wanted != given:
+                raise ValueError(f"{address}: memory_width is {wanted}, and the encoder gives {given}")
+
+    def build(self, site: Site) -> nn.Module:
+        return EncoderDecoderModule(self, site)
+
+
+class EncoderDecoderModule(TransformerModule):
+    encoder: Any
+    decoder: Any
+
+    def __init__(self, spec: EncoderDecoderModel, site: Site) -> None:
+        super().__init__(spec)
+        self.embedding = spec.embedding.build(site.child("embedding"))
+        self.encoder = spec.encoder.build(site.child("encoder"))
+        self.decoder_embedding = spec.decoder_embedding.build(site.child("decoder_embedding"))
+        self.decoder = spec.decoder.build(site.child("decoder"))
+        width = spec.decoder.out_width(spec.width)
+        self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
+        self.inputs, self.shows = self.known_inputs(), declared(self)
+        self.forgotten = self.forgets()
+
+    def known_inputs(self) -> tuple[str, ...]:
+        spec = self.spec
+        decoder = tuple(f"decoder_{name}" for name in spec.decoder_embedding.inputs)
+        head = spec.head.inputs if spec.head else ()
+        return (
+            *spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.tree_inputs, *self.caching, *self.common,
+        )  # fmt: skip
+
+    def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
+        x, ctx = self.embedding(inputs)
+        return self.encoder(x, ctx.having(kernel=self.kernel, taps=taps))
+
+    def hidden(
+        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
+    ) -> tuple[Tensor, Context, Outputs]:
+        memory = inputs.get("encoder_outputs")
+        padding = inputs.get("attention_mask") if self.spec.embedding.hides else None
+        read: dict[str, Any] = {}  # what else the encoder says
+        routed = None  # the logits of its routers
+        losses: dict[str, list[Tensor]] = {}
+        if memory is not None:
+            memory, read = _encoder_outputs(memory)
+            routed = read.get("router_logits")
+        elif state is not None and state.memory is not None:
+            memory, padding = state.memory, state.memory_padding if padding is None else padding
+        else:
+            memory, source = self.encode(inputs, taps)
+            padding = source.padding  # of what it says, not of what it read
+            losses = dict(source.losses)
+            routed = losses.pop("router_logits", None)
+        if state is not None and memory is not state.memory:
+            state.look_at(memory, padding)
+        x, ctx = self.decoder_embedding(self.decoder_inputs(inputs), state)
+        seen = Memory(memory, memory_mask(padding, memory, "attention_mask"), inputs.get("document_ids"))
+        losses |= {"encoder_router_logits": list(routed)} if routed else {}
+        x, ctx = self.decoder(x, ctx.having(kernel=self.kernel, taps=taps, memory=seen, losses=losses))
+        if state is not None:
+            state.advance(ctx.index.shape[-1])
+        said = {"encoder_last_hidden_state": memory, **{f"encoder_{kind}": v for kind, v in read.items()}}
+        return x, ctx, said
+
+    def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
+        found = {f"encoder_{kind}": tuple(values) for kind, values in self.encoder.shown(seen).items()}
+        for kind, values in self.decoder.shown(seen).items():
+            found[kind if kind == "cross_attentions" else f"decoder_{kind}"] = tuple(values)
+        return found
+
+    def decoder_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs named decoder_*, or the labels (or the source) moved one to the right."""
+        mine = {name[len("decoder_") :]: value for name, value in inputs.items() if name.startswith("decoder_")}
+        if "input_ids" not in mine and "inputs_embeds" not in mine:
+            # a label of the whole text is no token
+            labels = None if isinstance(self.spec.head, ClassifyHead) else inputs.get("labels")
+            given = inputs.get("input_ids") if labels is None and self.spec.reads_source else labels
+            if given is None:
+                name = self.spec.embedding.inputs[0]
+                raise ValueError(f"give decoder_input_ids (or labels) beside the encoder's {name}")
+            if given.dim() != 2 or given.dtype not in (torch.long, torch.int):
+                raise ValueError(f"labels are token ids (batch, tokens), got {given.dtype} of {tuple(given.shape)}")
+            mine["input_ids"] = self.shift_right(given, mine.get("document_ids"))
+        return mine
+
+    def shift_right(self, labels: Tensor, documents: Tensor | None = None) -> Tensor:
+        """(B, T) moved one to the right behind the start token, in each packed document."""
+        if (self.spec.start_token is None and not self.spec.wrap) or self.spec.padding_token is None:
+            raise ValueError("labels alone need decoder_start_token_id and pad_token_id in the config")
+        if self.spec.wrap:
+            if documents is not None:
+                raise ValueError("packed documents need decoder_input_ids: each starts with its own last token")
+            labels = labels.masked_fill(labels == -100, self.spec.padding_token)
+            last = ((labels != self.spec.padding_token).sum(-1, keepdim=True) - 1).clamp(min=0)
+            return torch.cat((labels.gather(1, last), labels[:, :-1]), dim=1)
+        moved = F.pad(labels[:, :-1], (1, 0), value=self.spec.start_token)
+        if documents is not None:
+            moved = moved.masked_fill(begins(documents), self.spec.start_token)
+        return moved.masked_fill(moved == -100, self.spec.padding_token)
+
+
+def _encoder_outputs(given: Any) -> tuple[Tensor, dict[str, Any]]:
+    """The memory, and what else the encoder showed, of a tensor, a tuple or an encoder's named outputs."""
+    if isinstance(given, Tensor):
+        return given, {}
+    try:
+        memory = given[0]
+    except (TypeError, LookupError):
+        memory = None
+    if not isinstance(memory, Tensor):
+        raise ValueError(f"encoder_outputs are what an encoder returned, or its hidden states, got {quote(given)}")
+    kinds = ("hidden_states", "attentions", "router_logits")
+    named = given if hasattr(given, "get") else dict(zip(kinds, given[1:], strict=False))
+    return memory, {kind: named.get(kind) for kind in kinds}

@@ -1,0 +1,100 @@
+"""What to do next, so that a return is reached that is asked for [Chen et al. 2021]; without one, what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.models.base import TransformerModule
+from anyformer.objectives.examples import field
+from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, padded
+from anyformer.parts.embedding.trajectory import KINDS, TrajectoryModule
+from anyformer.specs.checks import at_least
+
+
+class Act(Objective):
+    """Columns "states" (N, S), "actions" (N,) or (N, A) and "rewards" (N,) of an episode. Each time another window of
+    `steps` is seen. Actions are numbers, or with `choices` one of so many. `asks` False leaves the return out, which is
+    behaviour cloning."""
+
+    steps: int = 20
+    choices: int = 0
+    scale: float = 1.0  # returns are divided by it, so that they are of order 1
+    asks: bool = True
+
+    def check(self) -> None:
+        at_least(self, 1, "steps")
+        at_least(self, 0, "choices")
+        if not self.scale > 0:
+            raise ValueError(f"Act.scale is {self.scale}; returns are divided by it, so above 0")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("states", "actions", "rewards")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        states, actions, rewards = (np.asarray(field(example, name)) for name in self.columns)
+        N = len(rewards)
+        if states.shape[:1] != (N,) or actions.shape[:1] != (N,):
+            raise ValueError(f"{len(states)} states, {len(actions)} actions and {N} rewards: one of each a time step")
+        if self.choices:
+            actions = actions.reshape(N).astype(np.int64)
+            if N and not (actions.min() >= 0 and actions.max() < self.choices):
+                raise ValueError(f"column 'actions': {actions.min()} to {actions.max()}, of {self.choices} choices")
+        to_go = np.cumsum(rewards[::-1].astype(np.float64))[::-1] / self.scale
+        numbers = states.reshape(-1), actions.reshape(-1), to_go
+        if not all(np.isfinite(each).all() for each in numbers):
+            raise ValueError("a number is not finite")
+        kinds = (np.float32, np.int64 if self.choices else np.float32, np.float32)
+        made = [each.astype(kind) for each, kind in zip(numbers, kinds, strict=True)]
+        return dict(zip(("states", "actions", "to_go"), made, strict=True)) | {"times": np.arange(N)}
+
+    def size(self, record: Record) -> int:
+        return KINDS * min(len(record["times"]), self.steps)
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        N = len(record["times"])
+        start = int(random.integers(max(N - self.steps, 0) + 1))
+        return {
+            name: values.reshape(N, -1)[start : start + self.steps].reshape(-1) for name, values in record.items()
+        }
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        lengths = torch.tensor([len(record["times"]) for record in records])
+        width = {name: records[0][name].size // len(records[0]["times"]) for name in records[0]}
+        rows = {name: padded([record[name] for record in records], 0) for name in records[0]}
+        B, N = rows["times"].shape
+        actions = rows["actions"]
+        actions = F.one_hot(actions, self.choices).float() if self.choices else actions.view(B, N, width["actions"])
+        batch = {
+            "states": rows["states"].view(B, N, width["states"]), "actions": actions,
+            "returns_to_go": rows["to_go"][..., None] * float(self.asks), "timesteps": rows["times"],
+        }  # fmt: skip
+        if int(lengths.min()) < N:
+            batch["attention_mask"] = (torch.arange(N) < lengths[:, None]).long()
+        return batch
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head = head_of(model, TrajectoryModule, "acting")
+        if self.choices and (head.bounded or head.action.out_features != self.choices):
+            found = f"{head.action.out_features} numbers" + (" between -1 and 1" if head.bounded else "")
+            raise ValueError(f"{self.choices} choices need as many scores, and the model gives {found}")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        mask = batch.get("attention_mask")
+        return {"loss": float(batch["timesteps"].numel() if mask is None else mask.sum())}
+
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        said, done = logits_of(model, seen, "action_preds"), batch["actions"]  # (B, N, A)
+        if self.choices:
+            each = F.cross_entropy(said.flatten(0, 1), done.argmax(-1).flatten(), reduction="none").view(done.shape[:2])
+        else:
+            each = (said - done).square().mean(-1)
+        mask = batch.get("attention_mask")
+        return {"loss": each.sum() if mask is None else (each * mask).sum()}

@@ -1,0 +1,198 @@
+"""Pictures as they are trained on, and a label for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.inputs.image import Images
+from anyformer.models.base import TransformerModule
+from anyformer.objectives.examples import field, label_of
+from anyformer.objectives.objective import Batch, Objective, Read, Record, head_of, logits_of, scalars
+from anyformer.parts.head.classify import ClassifyModule
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+
+CHANCES = 8  # numbers between 0 and 1, for each time that a picture is seen
+
+
+class Pictures(Objective):
+    """Column "image", whatever `Images` reads. Pictures are scaled to `image_size` once; each time they are seen they
+    may be mirrored (`flip` is the chance) and moved by up to `shift` pixels, with zeros where nothing was."""
+
+    image_size: tuple[int, int]  # height, width
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # one a channel
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    flip: float = 0.0
+    shift: int = 0
+
+    def check(self) -> None:
+        if min(self.image_size) < 1 or len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            needed = "a size of at least one pixel, and mean and std of 1 channel (grey) or 3"
+            raise ValueError(f"{type(self).__name__}: {needed}")
+        at_least(self, 0, "shift")
+        chance(self, "flip")
+
+    @property
+    def images(self) -> Images:
+        """How pictures are made ready for the model that is trained."""
+        size = {"height": self.image_size[0], "width": self.image_size[1]}
+        return Images(size=size, image_mean=self.mean, image_std=self.std, do_convert_rgb=len(self.mean) == 3)
+
+    def write_settings(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.images.save(folder)
+        return folder
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        return {"pixels": self.images.scaled(field(example, "image")).reshape(-1)}
+
+    def size(self, record: Record) -> int:
+        return 1  # pictures are all as large as each other
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        """What chance says of a picture; it is done to all of a batch at once."""
+        return {**record, "chance": random.random(CHANCES, np.float32)}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        B, C, (H, W) = len(records), len(self.mean), self.image_size
+        pixels = torch.from_numpy(np.stack([record["pixels"] for record in records])).view(B, C, H, W)
+        if "chance" in records[0] and (self.flip or self.shift):
+            pixels = self.moved(pixels, chances(records))
+        return {"pixel_values": normalised(pixels, self.mean, self.std)}
+
+    def moved(self, pixels: Tensor, chance: Tensor) -> Tensor:
+        """(B, C, H, W) mirrored and shifted, as chance has it."""
+        B, C, H, W = pixels.shape
+        down, right = ((chance[:, i : i + 1] * (2 * self.shift + 1)).long() for i in (1, 2))
+        rows, columns = torch.arange(H) + down, torch.arange(W) + right  # (B, H), (B, W) of the picture in its margin
+        columns = torch.where(chance[:, :1] < self.flip, W - 1 + 2 * self.shift - columns, columns)
+        places = rows[:, :, None] * (W + 2 * self.shift) + columns[:, None, :]  # (B, H, W)
+        around = F.pad(pixels, (self.shift,) * 4).flatten(2)
+        return around.gather(2, places.view(B, 1, H * W).expand(-1, C, -1)).view(B, C, H, W)
+
+    def fits(self, embedding: Any) -> None:
+        """ValueError where a model reads other pictures."""
+        channels = len(self.mean)
+        if "an image" not in embedding.gives or embedding.channels != channels:
+            raise ValueError(f"pictures of {channels} channels need a PatchEmbedding(channels={channels})")
+
+
+class LabelledPictures(Pictures):
+    """Also a column "label": one of `labels`, by name or number."""
+
+    fewest: ClassVar[tuple[int, str]] = (1, "one label")
+
+    labels: tuple[str, ...]
+
+    def check(self) -> None:
+        super().check()
+        least, said = self.fewest
+        if len(self.labels) < least or len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"{type(self).__name__}.labels: {said} or more, and none twice")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image", "label")
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        label = np.asarray(label_of(example, "label", self.labels), np.int64)
+        return {**super().encode(example, tokenizer), "label": label}
+
+
+class ClassifyImage(LabelledPictures):
+    """Which of `labels` a picture shows. In training a box of a picture may come from its neighbour in the batch (`cut`
+    is the chance), whose label then counts for the share of it [Yun et al. 2019], or be empty (`erase`)
+    [Zhong et al. 2020]."""
+
+    command: ClassVar[str] = "run classify-image RUN FILE"
+
+    fewest: ClassVar[tuple[int, str]] = (2, "two labels")
+
+    smoothing: float = 0.0  # of the labels
+    cut: float = 0.0
+    erase: float = 0.0
+
+    def check(self) -> None:
+        super().check()
+        chance(self, "smoothing", "cut", "erase")
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        batch = {**super().collate(records, pad), "labels": scalars(records, "label")}
+        return {**batch, "chance": chances(records)} if (self.cut or self.erase) and "chance" in records[0] else batch
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head = head_of(model, ClassifyModule, "classification")
+        if head.num_labels != len(self.labels):
+            raise ValueError(f"{len(self.labels)} labels, and the model tells {head.num_labels} apart")
+        self.fits(model.spec.embedding)
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"loss": float(len(batch["labels"]))}
+
+    def losses(self, trained: Any, batch: Batch) -> dict[str, Tensor]:
+        return super().losses(trained, self.pasted(batch) if trained.training and "chance" in batch else batch)
+
+    def pasted(self, batch: Batch) -> Batch:
+        """With boxes from neighbours, and empty ones."""
+        pixels, chance = batch["pixel_values"], batch["chance"]
+        if self.cut:
+            box = boxes(chance[:, 3:6], pixels.shape[2:]) & (chance[:, 6] < self.cut)[:, None, None]
+            pixels = torch.where(box[:, None], pixels.roll(1, 0), pixels)
+            share = box.flatten(1).float().mean(1)
+            batch = {**batch, "other_labels": batch["labels"].roll(1, 0), "share": share}
+        if self.erase:
+            box = boxes(chance[:, (4, 5, 3)], pixels.shape[2:]) & (chance[:, 7] < self.erase)[:, None, None]
+            pixels = pixels.masked_fill(box[:, None], 0)
+        return {**batch, "pixel_values": pixels}
+
+    def judge(self, model: TransformerModule, batch: Batch, seen: Read) -> dict[str, Tensor]:
+        logits = logits_of(model, seen)
+        kind: dict[str, Any] = {"reduction": "none", "label_smoothing": self.smoothing}
+        loss = F.cross_entropy(logits, batch["labels"], **kind)
+        if "share" in batch:
+            loss = torch.lerp(loss, F.cross_entropy(logits, batch["other_labels"], **kind), batch["share"])
+        return {"loss": loss.sum()}
+
+
+def frames_of(example: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """The pictures of a column, in their order."""
+    frames = field(example, name)
+    if isinstance(frames, (str, bytes)) or not hasattr(frames, "__len__") or not len(frames):
+        raise ValueError(f"column {quote(name)}: its frames, one picture or more")
+    return frames
+
+
+def scaled_to(size: tuple[int, int], channels: int) -> Images:
+    """What brings pictures to a size."""
+    return Images(size={"height": size[0], "width": size[1]}, do_convert_rgb=channels == 3)
+
+
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Bytes (N, C, ..., H, W), a mean and a deviation a channel."""
+    shape = (-1, *(1,) * (pixels.dim() - 2))
+    middle, spread = (torch.tensor(values).view(shape) for values in (mean, std))
+    return pixels.float().div_(255).sub_(middle).div_(spread)
+
+
+def chances(records: Sequence[Record]) -> Tensor:
+    """(B, CHANCES)"""
+    return torch.from_numpy(np.stack([record["chance"] for record in records]))
+
+
+def boxes(chance: Tensor, size: Sequence[int]) -> Tensor:
+    """(B, 3) numbers -> (B, H, W) True in a box with the proportions of the picture: which share of it (less where it
+    lies over the edge), and where."""
+    inside = []
+    for side, middle in zip(size, chance[:, 1:].unbind(1), strict=True):
+        half, middle = chance[:, 0].sqrt() * side / 2, middle * side
+        places = torch.arange(side, device=chance.device) + 0.5
+        inside.append((places - middle[:, None]).abs() < half[:, None])
+    return inside[0][:, :, None] & inside[1][:, None, :]

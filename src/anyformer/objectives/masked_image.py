@@ -1,0 +1,64 @@
+"""Pictures of which most is hidden, drawn again from the rest [Xie et al. 2022]: no labels are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from anyformer.models.base import TransformerModule
+from anyformer.objectives.images import Pictures
+from anyformer.objectives.objective import Batch, Record, head_of
+from anyformer.parts.head.image import PixelModule
+from anyformer.specs.checks import at_least
+
+
+class MaskedImage(Pictures):
+    """Each time a picture is seen, a `share` of its squares is hidden, other ones; a square is `unit` x `unit` patches.
+    The loss is the mean distance of the drawn pixels to the hidden ones."""
+
+    patch_size: tuple[int, int]  # the model's
+    unit: int = 1
+    share: float = 0.6
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "unit")
+        if any(side % (step * self.unit) for side, step in zip(self.image_size, self.patch_size, strict=True)):
+            raise ValueError(f"MaskedImage: {self.unit} patches of {self.patch_size} do not divide {self.image_size}")
+        if not 0 < self.share < 1:
+            raise ValueError(f"MaskedImage.share is {self.share}; it must be between 0 and 1")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image",)
+
+    @property
+    def squares(self) -> tuple[int, int]:
+        """Rows and columns of what is hidden as a whole."""
+        (height, width), (down, right) = self.image_size, self.patch_size
+        return height // (down * self.unit), width // (right * self.unit)
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        count = self.squares[0] * self.squares[1]
+        hidden = np.zeros(count, np.bool_)
+        hidden[random.permutation(count)[: max(round(self.share * count), 1)]] = True
+        return {**super().vary(record, random), "hidden": hidden}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        hidden = torch.from_numpy(np.stack([record["hidden"] for record in records])).view(-1, *self.squares)
+        patches = hidden.repeat_interleave(self.unit, 1).repeat_interleave(self.unit, 2)
+        return {**super().collate(records, pad), "bool_masked_pos": patches.flatten(1)}
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        head = head_of(model, PixelModule, "drawing what is hidden")
+        self.fits(model.spec.embedding)
+        if head.part.patch_size != self.patch_size:
+            raise ValueError(f"patches of {self.patch_size} are hidden, and the model's are {head.part.patch_size}")
+        return model
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """In pixels."""
+        return {"loss": float(batch["bool_masked_pos"].sum()) * self.patch_size[0] * self.patch_size[1]}

@@ -1,0 +1,109 @@
+"""Sound as it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.inputs.recordings import Recording
+from anyformer.objectives.examples import field
+from anyformer.objectives.objective import Batch, Objective, Record
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+
+LOUDEST = 32768  # recordings are kept in 16 bits
+
+
+def heard(example: Mapping[str, Any], rate: int) -> np.ndarray:
+    """The samples of column "audio" at this rate; column "rate" says theirs where they are no file."""
+    audio, given = field(example, "audio"), example.get("rate")
+    with Recording.open(audio, None if given is None else int(given)) as recording:
+        return recording.read(rate)
+
+
+class Sounds(Objective):
+    """Column "audio": a file, or samples (T,) whose "rate" stands beside them. They are brought to `rate` once, and
+    `form` is what the model hears: samples ("values"), or a spectrogram of `channels` like Whisper's ("mel", always
+    `seconds` long) or like Parakeet's ("bank"), a frame of `window` samples every `hop`.
+
+    Each time they are seen they may be faster or slower by up to `speed` (0.1: from 0.9 to 1.1 times), their pitch with
+    them [Ko et al. 2015], and hiss by up to `noise` times their own loudness. A record is as long as its samples."""
+
+    rate: int = 16000
+    form: Literal["values", "mel", "bank"] = "values"
+    channels: int = 80
+    window: int = 400
+    hop: int = 160
+    seconds: int = 30
+    speed: float = 0.0
+    noise: float = 0.0
+
+    def check(self) -> None:
+        chance(self, "speed")
+        at_least(self, 0, "noise")
+        self.processor  # noqa: B018 which says what is wrong with the rest
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("audio",)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.columns[1:]  # a recording may be the name of a file
+
+    @property
+    def processor(self) -> AudioProcessor:
+        """How sound is made ready for the model that is trained."""
+        if self.form == "values":
+            return AudioProcessor(sampling_rate=self.rate, return_attention_mask=True)
+        wide = 1 << (self.window - 1).bit_length() if self.form == "bank" else self.window  # a Fourier transform's
+        return AudioProcessor(
+            kind=self.form, sampling_rate=self.rate, feature_size=self.channels, n_fft=wide, win_length=self.window,
+            hop_length=self.hop, chunk_length=self.seconds,
+        )  # fmt: skip
+
+    def write_settings(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.processor.save(folder)
+        return folder
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
+        samples = heard(example, self.rate)
+        if len(samples) < 2 * self.hop:
+            raise ValueError(f"{len(samples)} samples of sound, less than two frames")
+        if self.form == "mel" and len(samples) > self.seconds * self.rate:
+            raise ValueError(f"{len(samples) / self.rate:.1f} seconds of sound, and {self.seconds} are heard")
+        return {"samples": np.clip(np.rint(samples * LOUDEST), -LOUDEST, LOUDEST - 1).astype(np.int16)}
+
+    def size(self, record: Record) -> int:
+        return len(record["samples"])
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        if not self.speed and not self.noise:
+            return record
+        samples = record["samples"].astype(np.float32) / LOUDEST
+        if self.speed:
+            places = np.arange(0, len(samples) - 1, random.uniform(1 - self.speed, 1 + self.speed))
+            samples = np.interp(places, np.arange(len(samples)), samples).astype(np.float32)
+        if self.noise:
+            loud = np.sqrt(np.square(samples).mean()) * random.uniform(0, self.noise)
+            samples = samples + loud * random.standard_normal(len(samples), np.float32)
+        return {**record, "samples": samples}
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        rows = [record["samples"] for record in records]
+        rows = [row / np.float32(LOUDEST) if row.dtype == np.int16 else row for row in rows]
+        longest = self.seconds * self.rate if self.form == "mel" else max(map(len, rows))
+        return self.processor.prepared(rows, longest, masked=True)
+
+    def fits(self, embedding: Any) -> None:
+        """ValueError where a model hears something else."""
+        name = "input_values" if self.form == "values" else "input_features"
+        if name not in embedding.inputs:
+            raise ValueError(f"form={quote(self.form)} makes {name}, and the model takes {', '.join(embedding.inputs)}")
+        if self.form != "values" and embedding.channels != self.channels:
+            raise ValueError(f"a spectrogram of {self.channels} channels, and the model hears {embedding.channels}")

@@ -1,0 +1,101 @@
+"""Span corruption [Raffel et al. 2020]: spans of a text give way to sentinels, and are written after them.
+
+    Thank you for inviting me to your party last week.
+    reads:   Thank you <extra_id_0> me to your party <extra_id_1> week.
+    writes:  <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyformer.inputs.long import LongText
+from anyformer.objectives.examples import around
+from anyformer.objectives.objective import Record
+from anyformer.objectives.rewrite import Rewrite
+from anyformer.objectives.vocabulary import Knowing, Known
+from anyformer.specs.checks import at_least
+
+
+class SpanCorruption(Rewrite, Knowing, called=("T5 pretraining",)):
+    """`rate` of the tokens, in spans of `mean` tokens on average. Rows of text are so long that what is left of them
+    fills the model's length."""
+
+    rate: float = 0.15
+    mean: float = 3.0
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "mean")
+        if not 0 < self.rate < 1:
+            raise ValueError(f"SpanCorruption.rate is {self.rate}; it must be between 0 and 1")
+
+    @property
+    def packs(self) -> bool:
+        return True
+
+    def needs(self, known: Known) -> None:
+        if not known.sentinels:
+            raise ValueError("span corruption needs a tokenizer with the tokens <extra_id_0>, <extra_id_1>, ...")
+
+    def reads(self, length: int) -> int:
+        """The most tokens of text that, spans out and sentinels and the end token in, are no more than `length`."""
+        size = length
+        while self.left(size + 1) <= length:
+            size += 1
+        return size
+
+    def left(self, size: int) -> int:
+        noise, spans = self.amounts(size)
+        return size - noise + spans + 1
+
+    def amounts(self, size: int) -> tuple[int, int]:
+        """How many tokens go, in how many spans. A token at least stays, and one goes."""
+        noise = min(max(round(size * self.rate), 1), size - 1)
+        return noise, min(max(round(noise / self.mean), 1), size - noise)
+
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        yield from tokenizer.pieces(text, add_special_tokens=False)
+        yield [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        ids, known = record["input_ids"], self.words
+        gone = self.spans(len(ids), random)
+        source, target = corrupt(ids, gone, known.sentinels)
+        return {"input_ids": around(None, source, known.end), "labels": around(None, target, known.end)}
+
+    def spans(self, size: int, random: np.random.Generator) -> np.ndarray:
+        """(T,) True where a token goes: kept and gone pieces take turns, a kept one first, all divisions equally
+        likely."""
+        if size < 2:
+            return np.zeros(size, bool)
+        noise, spans = self.amounts(size)
+        lengths = np.stack([pieces(size - noise, spans, random), pieces(noise, spans, random)], axis=1).ravel()
+        return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
+
+
+def pieces(total: int, number: int, random: np.random.Generator) -> np.ndarray:
+    """(number,) lengths of at least 1 that make up `total`: where to cut is drawn among all places between tokens."""
+    cuts = np.sort(random.permutation(total - 1)[: number - 1]) + 1
+    return np.diff(np.concatenate([[0], cuts, [total]]))
+
+
+def corrupt(ids: np.ndarray, gone: np.ndarray, sentinels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """What is read and what is written. A text that ends with a kept piece is closed by one sentinel more."""
+    starts = gone & ~np.concatenate([[False], gone[:-1]])
+    spans = int(starts.sum())
+    last = spans if len(gone) and not gone[-1] else spans - 1
+    if last >= len(sentinels):
+        raise ValueError(f"{last + 1} spans and {len(sentinels)} sentinels: shorten the rows or lengthen the spans")
+    marks = np.asarray(sentinels)[np.maximum(np.cumsum(starts) - 1, 0)]  # (T,) the sentinel of the span so far
+    source = np.where(starts, marks, ids)[~gone | starts]
+    which = np.flatnonzero(gone)
+    places = np.arange(len(which)) + np.cumsum(starts[which])  # each span is moved by the sentinels before it
+    target = np.empty(len(which) + spans, ids.dtype)
+    target[places] = ids[which]
+    first = np.flatnonzero(starts[which])
+    target[places[first] - 1] = marks[starts]
+    return source, target if last < spans else np.append(target, sentinels[last])

@@ -1,0 +1,69 @@
+"""What objectives that add to another share: the data is the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from torch import nn
+
+from anyformer.inputs.long import LongText
+from anyformer.models.base import TransformerModule
+from anyformer.objectives.objective import Batch, Objective, Record
+
+
+class Around(Objective):
+    """An objective that changes what another one learns."""
+
+    of: Objective
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.of.columns
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.of.texts
+
+    @property
+    def packs(self) -> bool:
+        return self.of.packs
+
+    @property
+    def truncates(self) -> int | None:
+        return self.of.truncates
+
+    @property
+    def partners(self) -> int:
+        return self.of.partners
+
+    def reads(self, length: int) -> int:
+        return self.of.reads(length)
+
+    def within(self, length: int) -> Self:
+        return self.replace(of=self.of.within(length))
+
+    def ready(self, tokenizer: Any) -> Self:
+        return self.replace(of=self.of.ready(tokenizer))
+
+    def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record | list[Record]:
+        return self.of.encode(example, tokenizer)
+
+    def ids(self, text: str | LongText, tokenizer: Any) -> Iterator[list[int]]:
+        return self.of.ids(text, tokenizer)
+
+    def size(self, record: Record) -> int:
+        return self.of.size(record)
+
+    def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
+        return self.of.vary(record, random, *partners)
+
+    def collate(self, records: Sequence[Record], pad: int) -> Batch:
+        return self.of.collate(records, pad)
+
+    def module(self, model: TransformerModule) -> nn.Module:
+        return self.of.module(model)
+
+    def before(self, trained: Any, step: int) -> None:
+        self.of.before(trained, step)

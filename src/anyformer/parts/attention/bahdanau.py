@@ -1,0 +1,80 @@
+"""Additive attention, the first there was [Bahdanau et al. 2014].
+
+B batch, T tokens, S tokens seen, A width in which they are compared, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import attend
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import FULL, Full, Mask
+from anyformer.runtime.state import PerMemory, PerToken
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Sees, Site
+
+
+class AdditiveAttention(Op, sees="past", called=("Bahdanau", "concat attention")):
+    """The score of a token and of what it looks at is w tanh(q + k), and what is seen are the states themselves. Of all
+    pairs (T, S) there are A numbers: it is for short texts."""
+
+    width: int | None = None  # A; D unless said
+    mask: Mask = FULL
+    dropout: float = 0.0  # on the attention weights
+    memory: bool = False  # what is looked at is the memory: as first published, an encoder's states
+    memory_width: int | None = None
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "memory_width")
+        chance(self, "dropout")
+        if self.memory and not isinstance(self.mask, Full):
+            raise ValueError("AdditiveAttention.memory is another text, seen whole: no mask")
+        if self.memory_width is not None and not self.memory:
+            raise ValueError("AdditiveAttention.memory_width is that of a memory; set memory=True too")
+
+    def reaches(self) -> Sees | None:
+        return "itself" if self.memory else super().reaches()
+
+    def build(self, site: Site) -> nn.Module:
+        return AdditiveAttentionModule(self, site)
+
+
+class AdditiveAttentionModule(nn.Module):
+    def __init__(self, part: AdditiveAttention, site: Site) -> None:
+        super().__init__()
+        self.part, self.address, self.mask_key = part, site.address, repr(part.mask)
+        self.width, self.source = part.width or site.width, part.memory_width or site.width
+        self.q, self.k = nn.Linear(site.width, self.width), nn.Linear(self.source, self.width, bias=False)
+        self.score = nn.Linear(self.width, 1, bias=False)
+        self.o = nn.Linear(self.source, site.width)
+        weights = "cross_attentions" if part.memory else MIXER["weights"]
+        self.tapped: Declared = {"q": None, "k": None, "weights": weights, "mixed": None}
+
+    def state_spec(self) -> PerToken | PerMemory:
+        shapes = {"k": (self.width,), "v": (self.source,)}
+        return PerMemory(shapes) if self.part.memory else PerToken(shapes)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q = ctx.tap(self.address, "q", self.q(x))
+        if self.part.memory:
+            k, v = ctx.from_memory(self.address, lambda states: self.memory_keys(states, ctx))
+            visible = ctx.visible_memory()
+        else:
+            seen, places = ctx.remember(self.address, {"k": ctx.tap(self.address, "k", self.k(x)), "v": x})
+            k, v, visible = seen["k"], seen["v"], ctx.visible(self.part.mask, self.mask_key, places)
+        scores = self.score(torch.tanh(q[:, :, None] + k[:, None]))[..., 0][:, None]  # (B, 1, T, S)
+        v = v[:, None]
+        out = attend(  # of scores that are given
+            torch.zeros_like(v[:, :, :1]).expand(-1, -1, x.shape[1], -1), torch.zeros_like(v), v, visible, bias=scores,
+            scale=1.0, kernel=ctx.kernel, dropout=self.part.dropout if self.training else 0.0,
+            weights=ctx.weights(self.address),
+        )  # fmt: skip
+        return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
+
+    def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B, M, A) and (B, M, D)"""
+        return ctx.tap(self.address, "k", self.k(states)), states

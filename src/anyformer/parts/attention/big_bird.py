@@ -1,0 +1,315 @@
+"""Block-sparse attention [Zaheer et al. 2020]: blocks of tokens look at their neighbours, at the first and the last
+block, and at a few random ones; the first and the last block look at all.
+
+Time and memory grow with the length: only the eager kernel, the reference, and weights that are asked for hold T x T
+numbers.
+
+B batch, T tokens, H heads, K head width, b tokens of a block, n blocks, r random blocks, S keys of a block, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import EVERYTHING, Visible, attend
+from anyformer.kernels.recording import recording
+from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.parts.attention.longformer import Chunked
+from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
+from anyformer.parts.layer_mix import Neck
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import FULL, Full, Mask, first_of_document
+from anyformer.runtime.state import State
+from anyformer.runtime.taps import Declared, Listener, through
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
+
+OLD_PLANS, OLD_REACH = (1024, 3072, 4096), 1024  # lengths of pretraining, whose random blocks lie in the first tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockText:
+    """How a text is read, from the embedding to what follows."""
+
+    all_pairs: bool  # by all pairs of tokens
+    length: int  # without what fills up the last block
+
+
+def shortest(block_size: int, random_blocks: int) -> int:
+    """Texts up to this length are read by all pairs of tokens: a block would see most of them anyway."""
+    return (5 + 2 * random_blocks) * block_size
+
+
+# -- texts of whole blocks ---------------------------------------------------------------------------------------------
+
+
+class BlockTextEmbedding(TextEmbedding, sees="itself"):
+    """Text whose layers cut it into blocks: longer ones are filled up with pads to whole blocks. As published, a model
+    that has once read a short text looks at all pairs of tokens from then on, until it is loaded again."""
+
+    block_size: int
+    random_blocks: int
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockTextEmbeddingModule(self, site)
+
+
+class BlockTextEmbeddingModule(TextEmbeddingModule):
+    part: BlockTextEmbedding
+    switched = False  # to all pairs, for good
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        text = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
+        if text is None or text.dim() < 2:
+            return super().forward(inputs, state)  # which says what is wrong
+        T = text.shape[1]
+        short = self.short(T)
+        if short and not recording():
+            self.switched = True
+        whole = short or self.switched or self.all_short(inputs.get("document_ids"))
+        more = 0 if whole else -T % self.part.block_size
+        x, ctx = super().forward(self.filled(inputs, text, more) if more else inputs, state)
+        return x, ctx.having(BlockText(whole, T))
+
+    def short(self, length: int) -> bool:
+        return length <= shortest(self.part.block_size, self.part.random_blocks)
+
+    def all_short(self, documents: Tensor | None) -> bool:
+        """Packed documents that would be short texts alone see all pairs, each of its own."""
+        if documents is None or recording():
+            return False
+        index = torch.arange(documents.shape[1], device=documents.device)
+        longest = int((index - first_of_document(documents)).max()) + 1
+        return self.short(longest)
+
+    def filled(self, inputs: dict[str, Any], text: Tensor, more: int) -> dict[str, Any]:
+        """With `more` pads behind each row."""
+        pad, out = self.part.tokens.padding_index or 0, dict(inputs)
+        for name, value in (("input_ids", pad), ("position_ids", pad), ("token_type_ids", 0)):
+            if inputs.get(name) is not None:
+                out[name] = F.pad(inputs[name], (0, more), value=value)
+        if inputs.get("inputs_embeds") is not None:  # published so: pads are embedded twice
+            ids = torch.full((text.shape[0], more), pad, device=text.device)
+            out["inputs_embeds"] = torch.cat((text, super().forward({"input_ids": ids})[0]), dim=1)
+        mask = inputs.get("attention_mask")
+        mask = torch.ones(text.shape[:2], dtype=torch.bool, device=text.device) if mask is None else mask
+        return {**out, "attention_mask": F.pad(mask, (0, more))}
+
+
+class TextOnly(Neck, sees="itself"):
+    """Cuts off what filled up the last block; `rest` is what the text goes through then."""
+
+    rest: Part | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return TextOnlyModule(self, site)
+
+
+class TextOnlyModule(nn.Module):
+    tapped: ClassVar[Declared] = {"text": "hidden_states"}
+
+    def __init__(self, part: TextOnly, site: Site) -> None:
+        super().__init__()
+        self.address = site.address
+        self.rest = part.rest.build(site.child("rest")) if part.rest else None
+
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        x = states[-1]
+        text = ctx.extra(BlockText)
+        T = x.shape[1] if text is None else text.length
+        if x.shape[1] > T:
+            padding = None if ctx.padding is None else ctx.padding[:, :T]
+            x, ctx = x[:, :T], ctx.having(index=ctx.index[:T], positions=ctx.positions[:, :T], padding=padding)
+        x = ctx.tap(self.address, "text", x)  # the states of the layers are shown with their pads, as published
+        return (x if self.rest is None else self.rest(x)), ctx
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+class BlockSparseAttention(Op, sees="past", called=("BigBird", "sparse attention")):
+    """Random blocks are drawn for each layer and head while training; without, the first block counts as often more,
+    both as published. Short texts are read by all pairs of tokens, and a causal mask allows no others. A bias of
+    positions that the layers of a Stack share is not added, short text or long."""
+
+    num_heads: int
+    block_size: int
+    random_blocks: int
+    length: int  # of the longest text, for which random blocks were drawn in pretraining
+    bias: str = "qkvo"  # which projections have one
+    mask: Mask = FULL
+    dropout: float = 0.0  # on the attention weights of short texts alone, as published
+
+    def check(self) -> None:
+        at_least(self, 1, "block_size", "length")
+        at_least(self, 0, "random_blocks")
+        self.whole()
+
+    def whole(self) -> Attention:
+        return Attention(num_heads=self.num_heads, bias=self.bias, mask=self.mask, dropout=self.dropout)
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockSparseModule(self, site)
+
+
+class BlockSparseModule(AttentionModule):
+    def __init__(self, sparse: BlockSparseAttention, site: Site) -> None:
+        super().__init__(sparse.whole(), site)
+        self.sparse, self.layer = sparse, site.layer
+        self.limit = shortest(sparse.block_size, sparse.random_blocks)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        (B, T), b = x.shape[:2], self.sparse.block_size
+        text = ctx.extra(BlockText)
+        if x.shape[1] <= self.limit or (text is not None and text.all_pairs):
+            return super().forward(x, ctx.having(bias=None))
+        if not isinstance(self.part.mask, Full):
+            raise ValueError(
+                f"{self.address}: blocks look ahead, so a decoder reads at most {self.limit} tokens at once;"
+                " longer ones need full attention (attention_type='original_full')"
+            )
+        if ctx.documents is not None:
+            kind = "one document a row: blocks are cut across them"
+            raise ValueError(f"{self.address}: texts longer than {self.limit} tokens have {kind}")
+        n = -(-T // b)
+        fused = self.qkv is not None and self.qkv.covers(self.q, self.k, self.v)
+        found = self.qkv(x) if fused and self.qkv is not None else (self.q(x), self.k(x), self.v(x))
+        found = (ctx.tap(self.address, name, t) for name, t in zip("qkv", found, strict=True))
+        q, k, v = (F.pad(t, (0, 0, 0, n * b - T)).view(B, n, b, -1, self.head_width) for t in found)
+        real = ctx.tokens
+        if n * b > T:
+            real = torch.ones(B, T, dtype=torch.bool, device=x.device) if real is None else real
+            real = F.pad(real, (0, n * b - T))
+        weights = ctx.watched(self.address)
+        out = None if ctx.kernel == "eager" else self.blocks(q, k, v, real, ctx)
+        if out is None or weights is not None:
+            dense = self.dense(q, k, v, real, weights)
+            out = dense if out is None or (weights is not None and weights.changed) else out
+        out = out if real is None else out * real[..., None]  # pads see nothing
+        return self.o(ctx.tap(self.address, "mixed", out[:, :T]))
+
+    def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(n - 2, 1 or H, 5 + r) the blocks that each but the first and last looks at, and (n - 2, 1, 5 + r) what is
+        added to their scores: the logarithm of how often they count."""
+        r, places = self.sparse.random_blocks, torch.arange(1, n - 1, device=device)
+        near = places[:, None] + torch.arange(-1, 2, device=device)
+        first, last = torch.zeros_like(near[:, :1]), torch.full_like(near[:, :1], n - 1)
+        blocks = torch.cat((first, near, last), dim=1)
+        again = F.pad((near == 0) | (near == n - 1), (1, 1))  # in the window, and seen by all anyway
+        times = torch.zeros(n - 2, 5, device=device).masked_fill(again, float("-inf"))
+        if not r or not self.training:
+            times[:, 0] = math.log(1 + r)
+            return blocks[:, None], times[:, None]
+        drawn: Any = random_blocks(self.layer, n, self.sparse, self.part.num_heads)
+        drawn = torch.tensor(drawn, device=device).transpose(0, 1)  # (n - 2, H, r)
+        blocks = torch.cat((blocks[:, None].expand(-1, drawn.shape[1], -1), drawn), dim=-1)
+        return blocks, F.pad(times, (0, r))[:, None]
+
+    def blocks(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ctx: Context) -> Tensor:
+        """q, k, v (B, n, b, H, K) -> (B, n b, H K), block by block."""
+        B, n, b, H, K = q.shape
+
+        def make() -> tuple[Tensor, Tensor]:
+            """(n - 2) H (5 + r) numbers of (block, head) pairs, and the bias (B (n - 2), 1 or H, 1, S)."""
+            chosen, times = self.table(n, q.device)
+            bias = times[..., None].expand(-1, -1, -1, b)
+            if real is not None:
+                bias = torch.where(real.view(B, n, b)[:, chosen], bias, float("-inf"))
+            bias = bias.expand(B, -1, -1, -1, -1).flatten(3).flatten(0, 1)[:, :, None].to(q.dtype)
+            return (chosen * H + torch.arange(H, device=q.device)[:, None]).flatten(), bias
+
+        random = self.training and self.sparse.random_blocks
+        key = f"blocks {b} {self.sparse.random_blocks} {H} {q.dtype}"
+        chosen, bias = make() if random else ctx.once(key, make)
+        S = chosen.shape[0] // ((n - 2) * H) * b
+
+        def seen(t: Tensor) -> Tensor:
+            """(B (n - 2), H, S, K)"""
+            t = t.transpose(2, 3).reshape(B, n * H, b, K)
+            return t.index_select(1, chosen).view(B * (n - 2), H, S, K)
+
+        inner = q[:, 1:-1].reshape(B * (n - 2), b, H, K).transpose(1, 2)
+        inner = attend(inner, seen(k), seen(v), EVERYTHING, bias=bias, scale=self.scale)
+        inner = inner.transpose(1, 2).reshape(B, n - 2, b, H * K)
+        ends = torch.cat((q[:, 0], q[:, -1]), dim=1).transpose(1, 2)  # (B, H, 2 b, K)
+        k, v = (t.flatten(1, 2).transpose(1, 2) for t in (k, v))
+        outer = attend(ends, k, v, visible(real), scale=self.scale)
+        outer = outer.transpose(1, 2).reshape(B, 2, b, H * K)
+        return torch.cat((outer[:, :1], inner, outer[:, 1:]), dim=1).flatten(1, 2)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, weights: Listener | None) -> Tensor:
+        """The same over all pairs of tokens. Shown are the weights (B, H, n b, n b) of one of each block where it
+        counts more often, as published."""
+        _, n, b, H, _ = q.shape
+        chosen, times = self.table(n, q.device)
+        counts = torch.ones(H, n, n, device=q.device)
+        inner = torch.zeros(n - 2, H, n, device=q.device)
+        inner = inner.scatter_add(2, chosen.expand(-1, H, -1), times.exp().expand(-1, H, -1).contiguous())
+        counts[:, 1:-1] = inner.transpose(0, 1)
+        counts = counts.repeat_interleave(b, 1).repeat_interleave(b, 2)[None]
+        q, k, v = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))
+        bias = counts.log().to(q.dtype)
+        if weights is not None:
+            often = counts.clamp(min=1).to(v.dtype)
+            weights = through(weights, lambda seen: seen / often, lambda used: used * often)
+        out = attend(q, k, v, visible(real), bias=bias, scale=self.scale, kernel="eager", weights=weights)
+        return out.transpose(1, 2).flatten(2)
+
+
+def visible(real: Tensor | None) -> Visible:
+    return EVERYTHING if real is None else Chunked(real[:, None, None])
+
+
+# -- random blocks -----------------------------------------------------------------------------------------------------
+
+
+def random_blocks(seed: int, n: int, sparse: BlockSparseAttention, num_heads: int) -> list[Any]:
+    """(H, n - 2, r) as published: numpy's generator, seeded by the number of the layer."""
+    drawn = _drawn(seed, n, sparse.random_blocks, num_heads, sparse.block_size, sparse.length)
+    if drawn is None:
+        raise ValueError(f"{n} blocks of {sparse.block_size} are too few to draw {sparse.random_blocks} random ones")
+    return drawn
+
+
+# what torch.compiler.assume_constant_result sets: calling it here would import the whole compiler, which takes seconds
+random_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn(seed: int, n: int, r: int, num_heads: int, b: int, length: int) -> list[Any] | None:
+    draw = np.random.RandomState(seed)
+    found: list[list[list[int]]] = [[] for _ in range(num_heads)]
+    if n * b in OLD_PLANS:  # of which the first rows are taken, whatever the length is
+        for rows in found:
+            rows += [draw.permutation(candidates)[:r].tolist() for candidates in _old_candidates(length // b, b)]
+            del rows[n - 2 :]
+    else:  # blocks among the first 2 r + 5
+        reach = 2 * r + 5
+        for i in range(1, n - 1):
+            seen = {0, i - 1, i, i + 1, reach - 1, *([reach - 2] if i == 1 else []), *([1] if i == reach - 2 else [])}
+            for rows in found:
+                rows.append([int(j) for j in draw.permutation(np.arange(reach)) if j not in seen][:r])
+    return found if all(len(row) == r for rows in found for row in rows) else None
+
+
+def _old_candidates(n: int, b: int) -> list[Any]:
+    """The blocks among which each of 1 to n - 2 chooses; some see their neighbours twice [published code]."""
+    inner, last = np.arange(1, n - 1), OLD_REACH // b - 1 if 2 * b < OLD_REACH else n - 1
+
+    def candidates(i: int) -> Any:
+        if i <= 2:
+            return inner[i + 1 : last]
+        if i >= n - 3 or i - 2 > last:
+            return inner[:last]
+        return inner[: i - 2] if i + 1 == last else np.concatenate((inner[: i - 2], inner[i + 1 : last]))
+
+    return [candidates(i) for i in range(1, n - 1)]

@@ -1,0 +1,305 @@
+"""Attention within a window around each token, and tokens that see all and are seen by all [Beltagy et al. 2020].
+
+Time and memory grow with the length times the window: rows are cut into chunks, each of which sees itself, one window
+on either side and the global tokens. Only the eager kernel, the reference, makes a mask of T x T; so does torch.compile
+where global tokens are given at run time, since their number is not known before.
+
+B batch, T tokens, H heads, K head width, w window on each side, c chunk, n chunks, g global tokens, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.recording import recording
+from anyformer.parts.embedding.text import TextEmbedding, TextEmbeddingModule
+from anyformer.parts.op import InHeads, Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import first_of_document
+from anyformer.runtime.state import State
+from anyformer.runtime.taps import MIXER, Declared, Listener, through
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Sees, Site
+
+# -- which tokens are global -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalTokens:
+    """Tokens that see all and are seen by all."""
+
+    chosen: Tensor  # (B, T) True for those
+    most: int | None = None  # of them in a row, where that is known beforehand
+
+
+class GlobalTextEmbedding(TextEmbedding, sees="itself"):
+    """Text of which `global_attention_mask` says the global tokens. Where none is given: none, the first of a text, or
+    what stands before (a question) or after (a choice) the first of three separators."""
+
+    inputs: ClassVar[tuple[str, ...]] = (*TextEmbedding.inputs, "global_attention_mask")
+
+    global_tokens: Literal["none", "first", "before", "after"] = "none"
+    separator: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.separator is not None) != (self.global_tokens in ("before", "after")):
+            raise ValueError("GlobalTextEmbedding.separator goes with global tokens 'before' or 'after' it")
+
+    def reaches(self) -> Sees | None:
+        return super().reaches() if self.separator is None else "all"
+
+    @property
+    def instead(self) -> str:
+        return "TextEmbedding(tokens=...)"
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (*super().gives, "global tokens")
+
+    def build(self, site: Site) -> nn.Module:
+        return GlobalTextEmbeddingModule(self, site)
+
+
+class GlobalTextEmbeddingModule(TextEmbeddingModule):
+    part: GlobalTextEmbedding
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        found, mask, named = inputs.get("global_attention_mask"), inputs.get("attention_mask"), None
+        if mask is not None and not recording() and bool((mask == 2).any()):  # the first published way to name them
+            named = mask == 2
+            inputs = {**inputs, "attention_mask": mask.masked_fill(named, 1)}
+        x, ctx = super().forward(inputs, state)
+        most = None
+        if found is None:
+            found = self.usual(x, inputs, ctx)
+            most = 1 if self.part.global_tokens == "first" and ctx.documents is None else None
+        if named is not None:
+            found, most = named if found is None else (found > 0) | named, None
+        if found is None:
+            return x, ctx
+        if found.shape != x.shape[:2]:
+            raise ValueError(f"global_attention_mask is {tuple(x.shape[:2])}, got {tuple(found.shape)}")
+        found = found > 0
+        return x, ctx.having(GlobalTokens(found if ctx.tokens is None else found & ctx.tokens, most))
+
+    def usual(self, x: Tensor, inputs: dict[str, Any], ctx: Context) -> Tensor | None:
+        """(B, T) the global tokens where the caller names none."""
+        kind, ids = self.part.global_tokens, inputs.get("input_ids")
+        if kind == "first":
+            if ctx.documents is not None:
+                return first_of_document(ctx.documents) == ctx.index
+            first = ctx.index if ctx.tokens is None else ctx.tokens.cumsum(-1) - 1  # pads may stand before it
+            return (first == 0).expand(x.shape[0], -1)
+        if kind == "none" or ids is None:
+            return None
+        ends = ids == self.part.separator
+        if not recording() and not bool((ends.sum(-1) == 3).all()):
+            raise ValueError(
+                f"a text has three separators (token {self.part.separator}) to tell its parts; or give"
+                " global_attention_mask"
+            )
+        end = ends.int().argmax(-1, keepdim=True)
+        return ctx.index < end if kind == "before" else ctx.index > end + 1
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+class LocalAttention(Op, sees="all", called=("Longformer", "sliding-window attention")):
+    """A token sees `window` tokens on each side and the global ones; those see all, by projections of their own."""
+
+    needs: ClassVar[tuple[str, ...]] = ("global tokens",)  # for whom half of the projections are
+
+    num_heads: int
+    window: int
+    dropout: float = 0.0  # on the attention weights
+    shown: int = 1  # weights of global tokens are shown for a text filled up to a multiple of this, as published
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "window", "shown")
+        chance(self, "dropout")
+
+    @property
+    def instead(self) -> str:
+        return f"Attention(num_heads={self.num_heads}, mask=Causal() & Window(size={self.window + 1}))"
+
+    def build(self, site: Site) -> nn.Module:
+        return LocalAttentionModule(self, site)
+
+
+class Chunked(Visible):
+    """A mask that is made already."""
+
+    def __init__(self, mask: Tensor) -> None:
+        places = torch.arange(0)
+        super().__init__(lambda b, q, k: mask, places, places)
+        self._dense = mask
+
+
+class LocalAttentionModule(InHeads):
+    tapped: ClassVar[Declared] = {**MIXER, "global_weights": "global_attentions"}
+
+    def __init__(self, part: LocalAttention, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        self.part, width = part, site.width
+        self.o, self.q, self.k, self.v = (nn.Linear(width, width) for _ in "oqkv")
+        self.global_q, self.global_k, self.global_v = (nn.Linear(width, width) for _ in "qkv")
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: Listener | None = None
+    ) -> Tensor:
+        return attend(
+            q, k, v, visible, scale=self.head_width**-0.5, kernel=kernel, weights=weights,
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None:
+            raise ValueError("a window that looks ahead cannot decode step by step")
+        found = self.q(x), self.k(x), self.v(x)
+        q, k, v = (self.heads(ctx.tap(self.address, name, t)) for name, t in zip("qkv", found, strict=True))
+        near, far = ctx.watched(self.address), ctx.watched(self.address, "global_weights")
+        named = ctx.extra(GlobalTokens)
+        unknown = named is not None and named.most is None and recording()
+        out = self.whole(x, q, k, v, ctx) if ctx.kernel in ("eager", "flex") or unknown else None
+        if out is None or near is not None or far is not None:
+            chosen = ctx.once("global places", lambda: global_places(ctx))
+            by_chunks = self.chunks(q, k, v, chosen, ctx, near)
+            if chosen is not None:
+                by_chunks = self.globals(x, by_chunks, chosen, ctx, far)
+            changed = any(each is not None and each.changed for each in (near, far))
+            out = by_chunks if out is None or changed else out
+        return self.o(ctx.tap(self.address, "mixed", out))
+
+    def chunks(
+        self, q: Tensor, k: Tensor, v: Tensor, chosen: tuple[Tensor, Tensor] | None, ctx: Context,
+        weights: Listener | None,
+    ) -> Tensor:  # fmt: skip
+        """(B, T, H K) of what tokens see nearby and of the global ones; zeros for pads and for the global themselves.
+        Shown are the weights (B, H, T, g + 2 w + 1)."""
+        (B, H, T, K), w = q.shape, self.part.window
+        c = max(w, 32)
+        n = -(-T // c)
+        q = F.pad(q, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2)  # (B, n, H, c, K)
+        near = [F.pad(t, (0, 0, w, n * c - T + w)).unfold(2, c + 2 * w, c).permute(0, 2, 1, 4, 3) for t in (k, v)]
+        if chosen is not None:
+            places = chosen[0][:, None, :, None].expand(-1, H, -1, K)
+            far = [t.gather(2, places)[:, None].expand(-1, n, -1, -1, -1) for t in (k, v)]
+            near = [torch.cat(pair, dim=3) for pair in zip(far, near, strict=True)]
+        mask = ctx.once(f"local {w}", lambda: chunk_mask(ctx, chosen, B, T, n, c, w))
+        k, v = (t.flatten(0, 1) for t in near)
+        if weights is not None:
+            g = k.shape[2] - c - 2 * w
+            band = torch.arange(c, device=q.device)[:, None] + torch.arange(g, g + 2 * w + 1, device=q.device)
+            columns = torch.cat((torch.arange(g, device=q.device).expand(c, -1), band), dim=1)  # (c, g + 2 w + 1)
+
+            def there(seen: Tensor) -> Tensor:
+                shown = seen.gather(-1, columns.expand(*seen.shape[:2], -1, -1))
+                return shown.unflatten(0, (B, n)).transpose(1, 2).flatten(2, 3)[:, :, :T]
+
+            def back(used: Tensor) -> Tensor:
+                used = F.pad(used, (0, 0, 0, n * c - T)).unflatten(2, (n, c)).transpose(1, 2).flatten(0, 1)
+                return used.new_zeros(B * n, H, c, k.shape[2]).scatter(-1, columns.expand_as(used), used)
+
+            weights = through(weights, there, back)
+        out = self.attend(q.flatten(0, 1), k, v, Chunked(mask), "sdpa", weights)
+        return out.view(B, n, H, c, K).transpose(2, 3).reshape(B, n * c, H * K)[:, :T]
+
+    def globals(
+        self, x: Tensor, out: Tensor, chosen: tuple[Tensor, Tensor], ctx: Context, weights: Listener | None
+    ) -> Tensor:
+        """`out` (B, T, H K) with the rows of the global tokens in their places."""
+        places, real = chosen  # (B, g)
+        wide = places[..., None].expand(-1, -1, out.shape[-1])
+        q = self.heads(self.global_q(x.gather(1, wide)))
+        k, v = self.heads(self.global_k(x)), self.heads(self.global_v(x))
+        seen = real[:, :, None].expand(-1, -1, x.shape[1])
+        if ctx.tokens is not None:
+            seen = seen & ctx.tokens[:, None]
+        if ctx.documents is not None:
+            seen = seen & (ctx.documents.gather(1, places)[..., None] == ctx.documents[:, None])
+        if weights is not None:
+            T, more = x.shape[1], -x.shape[1] % self.part.shown
+
+            def there(seen: Tensor) -> Tensor:
+                # published so: a row with fewer global tokens than others shows even weights in their place
+                shown = torch.where(real[:, None, :, None], F.pad(seen, (0, more)), 1 / (T + more))
+                return shown.transpose(2, 3)
+
+            weights = through(weights, there, lambda used: used.transpose(2, 3)[..., :T])
+        found = self.attend(q, k, v, Chunked(seen[:, None]), "sdpa", weights).transpose(1, 2).flatten(2)
+        return out.scatter(1, wide, torch.where(real[..., None], found, out.gather(1, wide)))
+
+    def whole(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """The same by masks over all pairs of tokens."""
+        tokens, named, documents, w = ctx.tokens, ctx.extra(GlobalTokens), ctx.documents, self.part.window
+        chosen = None if named is None else named.chosen
+
+        def all_of_text(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            seen = (q >= 0) & (k >= 0)
+            if tokens is not None:
+                seen = seen & tokens[b, k] & tokens[b, q]
+            return seen if documents is None else seen & (documents[b, q] == documents[b, k])
+
+        def nearby(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            near = (q - k).abs() <= w
+            return all_of_text(b, q, k) & (near if chosen is None else near | chosen[b, k])
+
+        def visible(allows: Any) -> Visible:
+            return Visible(allows, ctx.index, ctx.index, batch_size=x.shape[0])
+
+        kernel = "sdpa" if ctx.kernel == "auto" else ctx.kernel
+        out = self.attend(q, k, v, ctx.once(f"nearby {w}", lambda: visible(nearby)), kernel)
+        if chosen is not None:
+            q, k, v = (self.heads(layer(x)) for layer in (self.global_q, self.global_k, self.global_v))
+            found = self.attend(q, k, v, ctx.once("all of text", lambda: visible(all_of_text)), kernel)
+            out = torch.where(chosen[:, None, :, None], found, out)
+        return out.transpose(1, 2).flatten(2)
+
+
+def global_places(ctx: Context) -> tuple[Tensor, Tensor] | None:
+    """(B, g) places of each row's global tokens, first to last, and which of them there are."""
+    named = ctx.extra(GlobalTokens)
+    if named is None:
+        return None
+    chosen = named.chosen
+    g = int(chosen.sum(-1).max()) if named.most is None else named.most
+    if g == 0:
+        return None
+    places = (~chosen).int().argsort(dim=-1, stable=True)[:, :g]
+    return places, chosen.gather(1, places)
+
+
+def chunk_mask(ctx: Context, chosen: tuple[Tensor, Tensor] | None, B: int, T: int, n: int, c: int, w: int) -> Tensor:
+    """(B n, 1, c, g + c + 2 w): the global tokens, then a window before the chunk, the chunk and a window after it."""
+    device = ctx.index.device
+
+    def cut(marks: Tensor, value: Any) -> tuple[Tensor, Tensor]:
+        """(rows, T) -> (rows, n, c) of queries and (rows, n, c + 2 w) of keys; `value` outside of the text."""
+        keys = F.pad(marks, (w, n * c - T + w), value=value)
+        return keys[:, w : w + n * c].unflatten(1, (n, c)), keys.unfold(1, c + 2 * w, c)
+
+    real = torch.ones(1, T, dtype=torch.bool, device=device) if ctx.tokens is None else ctx.tokens
+    named = ctx.extra(GlobalTokens)
+    local = real if named is None else real & ~named.chosen
+    queries, keys = cut(local, False)
+    apart = torch.arange(c + 2 * w, device=device) - torch.arange(c, device=device)[:, None]
+    seen = queries[..., None] & keys[:, :, None] & (apart >= 0) & (apart <= 2 * w)
+    documents = None if ctx.documents is None else cut(ctx.documents, -1)
+    if documents is not None:
+        seen = seen & (documents[0][..., None] == documents[1][:, :, None])
+    if chosen is not None:
+        places, there = chosen
+        far = queries[..., None] & there[:, None, None]
+        if documents is not None and ctx.documents is not None:
+            far = far & (documents[0][..., None] == ctx.documents.gather(1, places)[:, None, None])
+        rows = max(far.shape[0], seen.shape[0])
+        seen = torch.cat((far.expand(rows, -1, -1, -1), seen.expand(rows, -1, -1, -1)), dim=-1)
+    return seen.expand(B, -1, -1, -1).flatten(0, 1)[:, None]

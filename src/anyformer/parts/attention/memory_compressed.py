@@ -1,0 +1,262 @@
+"""Attention for long texts that are written: inside blocks, and to keys and values that a strided convolution has made
+fewer [Liu et al. 2018].
+
+B batch, T tokens, H heads, K head width, D width, n blocks, C compressed keys, k taps, s stride.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.convolution import convolve
+from anyformer.kernels.rows import longer, stacked
+from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.parts.op import InHeads, Op
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Context, at_places
+from anyformer.runtime.mask import CAUSAL, Causal, Mask, SameBlock, Window, see, text_places
+from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Site
+
+# -- inside blocks -----------------------------------------------------------------------------------------------------
+
+
+class BlockAttention(Attention, sees="past"):
+    """Attention inside consecutive blocks of `size` tokens of a text, from left to right. A text that is read at once
+    is cut into its blocks, and they are rows of one batch: time and memory grow with the length, not its square."""
+
+    size: int = 256
+    mask: Mask = CAUSAL
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "size")
+        if not isinstance(self.mask, Causal) or self.memory:
+            raise ValueError("BlockAttention reads a text from left to right: its mask is Causal, and it has no memory")
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockAttentionModule(self, site)
+
+
+class BlockAttentionModule(AttentionModule):
+    def __init__(self, part: BlockAttention, site: Site) -> None:
+        super().__init__(part, site)
+        self.size, mask = part.size, part.mask & Window(size=part.size) & SameBlock(size=part.size)
+        # what no block can see any more is forgotten, as behind a window
+        plain = {name: value for name, value in part.items() if name != "size"}
+        self.part, self.mask_key = Attention(**{**plain, "mask": mask}), repr(mask)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        B, T, size, state = x.shape[0], x.shape[1], self.size, ctx.state
+        begins = state is None or (state.capacity is None and state.length == 0)
+        unturned = all(each is None for each in (self.position, self.q_norm, self.learned_scale, self.talk))
+        plain = unturned and ctx.bias is None and ctx.documents is None and not self.part.mean_at_pads
+        watched = ctx.wants(self.address, "weights")  # which are those of whole texts
+        if size >= T or not begins or not plain or watched or ctx.kernel == "eager":
+            return super().forward(x, ctx)
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
+        if state is not None:
+            kept = (t.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for t in (k, v))
+            ctx.remember(self.address, dict(zip("kv", kept, strict=True)))
+        rows = PackedRows.of(ctx)  # real tokens first: no token sees the pads behind it
+        n = -(-T // size)
+        q, k, v = (
+            F.pad(rows.pack(t), (0, 0, 0, n * size - T)).view(B * n, size, count, -1).transpose(1, 2)
+            for t, count in ((q, self.part.num_heads), (k, self.num_kv_heads), (v, self.num_kv_heads))
+        )
+        index = torch.arange(size, device=x.device)
+        visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))
+        out = attend(
+            q, k, v, visible, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+        out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
+        return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))
+
+
+# -- fewer keys and values ---------------------------------------------------------------------------------------------
+
+
+class CompressedAttention(Op, sees="past", called=("memory-compressed attention", "T-DMCA")):
+    """Keys and values are shortened by a convolution of `kernel` taps and stride `stride`, queries are not.
+
+    Compressed key j is made of the tokens j s to j s + k - 1 of a text, counted from its first, and is seen by a token
+    only when all of these are the token itself or before it: what the paper leaves open is settled so that nothing of
+    the future is seen and kernel = stride = 1 is plain attention. The first k - 1 tokens see nothing here and get 0."""
+
+    num_heads: int
+    kernel: int = 3
+    stride: int = 3
+    bias: str = "qkvo"  # which projections have one; the convolutions always do
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "kernel", "stride")
+        chance(self, "dropout")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"CompressedAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
+
+    def build(self, site: Site) -> nn.Module:
+        return CompressedAttentionModule(self, site)
+
+
+class CompressedAttentionModule(InHeads):
+    tapped: ClassVar[Declared] = {**MIXER, "short_k": None, "short_v": None}
+
+    def __init__(self, part: CompressedAttention, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        self.part, D = part, site.width
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=name in part.bias) for name in "qkvo")
+        self.short_k, self.short_v = (nn.Conv1d(D, D, part.kernel, part.stride) for _ in "kv")
+
+    def state_spec(self) -> Compressed:
+        D, taps = self.q.in_features, self.part.kernel
+        return Compressed({"window": (taps - 1, 2 * D), "k": (D,), "v": (D,)}, taps=taps, stride=self.part.stride)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
+        kept = None if ctx.state is None else self.remember(k, v, ctx)
+        places = ctx.once("text places", lambda: text_places(ctx.padding, ctx.documents))
+        if ctx.documents is not None:
+            k, v, visible = self.within_documents(k, v, places, ctx)
+        else:
+            k, v = self.shorten(k, v, ctx) if kept is None else kept
+            visible = self.visible(k.shape[1], places, ctx)
+        k, v = ctx.tap(self.address, "short_k", k), ctx.tap(self.address, "short_v", v)
+        out = attend(
+            self.heads(q), self.heads(k), self.heads(v), visible, scale=self.head_width**-0.5, kernel=ctx.kernel,
+            weights=ctx.weights(self.address), dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
+
+    def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> (B, C, D) of texts that begin here, pads left out."""
+        rows = PackedRows.of(ctx)
+        if k.shape[1] < self.part.kernel:
+            return k[:, :1], v[:, :1]  # nobody sees it
+        return (
+            convolve(rows.pack(k), self.short_k.weight, self.short_k.bias, self.part.stride),
+            convolve(rows.pack(v), self.short_v.weight, self.short_v.bias, self.part.stride),
+        )
+
+    def visible(self, count: int, places: Tensor | None, ctx: Context) -> Visible:
+        part, index = self.part, ctx.index
+
+        def allows(b: Tensor, q: Tensor, j: Tensor) -> Tensor:
+            return j * part.stride + part.kernel - 1 <= (q if places is None else places[b, q])
+
+        def make() -> Visible:
+            size = next((t.shape[0] for t in (places, index) if t is not None and t.dim() == 2), 1)
+            return Visible(allows, index, torch.arange(count, device=index.device), batch_size=size)
+
+        return ctx.once(f"visible compressed {part.kernel} {part.stride} {count}", make)
+
+    def within_documents(self, k: Tensor, v: Tensor, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Visible]:
+        """Documents begin anywhere: a compressed key for every token that could be its last, of which few are seen."""
+        part, documents, index = self.part, ctx.documents, ctx.index
+        assert documents is not None
+        short = [
+            convolve(F.pad(t, (0, 0, part.kernel - 1, 0)), conv.weight, conv.bias, 1)
+            for t, conv in ((k, self.short_k), (v, self.short_v))
+        ]
+        real = ctx.padding
+
+        def allows(b: Tensor, q: Tensor, j: Tensor) -> Tensor:
+            at = places[b, j] - (part.kernel - 1)
+            seen = (j <= q) & (documents[b, q] == documents[b, j]) & (at >= 0) & (at % part.stride == 0)
+            return seen if real is None else seen & real[b, j]
+
+        key = f"visible compressed {part.kernel} {part.stride} of documents"
+        return *short, ctx.once(key, lambda: Visible(allows, index, index, batch_size=places.shape[0]))
+
+    def remember(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """All that can be seen (B, C, D), these tokens included. Each row has its own phase, since pads do not count:
+        the keys that are complete now are made of the last k - 1 tokens before and of these."""
+        state, part = ctx.state, self.part
+        assert state is not None
+        store = state.stores[self.address]
+        assert isinstance(store, CompressedStore)
+        rows = PackedRows.of(ctx)
+        (B, T, D), taps, stride = k.shape, part.kernel, part.stride
+        new = rows.pack(torch.cat((k, v), dim=-1))
+        past = torch.cat((store.tensors["window"].expand(B, -1, -1).to(new.dtype), new), dim=1)
+        store.replace("window", rows.last(past, taps - 1))
+        number, windows = complete(past, tokens_before(ctx), T, taps, stride)
+        short = [
+            F.linear(windows[..., i * D : (i + 1) * D].flatten(2), conv.weight.transpose(1, 2).flatten(1), conv.bias)
+            for i, conv in enumerate((self.short_k, self.short_v))
+        ]
+        length = state.capacity if state.capacity is not None else state.length + T
+        return store.write(number.expand(B, -1), short[0], short[1], num_keys(length, taps, stride))
+
+
+def tokens_before(ctx: Context) -> Tensor:
+    """(1 or B, 1) how many real tokens came before this call."""
+    if ctx.padding is None:
+        return ctx.index[..., :1].view(-1, 1)
+    real = ctx.padding.long()
+    return at_places(real.cumsum(-1) - real, ctx.index[..., :1])
+
+
+def complete(past: Tensor, begun: Tensor, count: int, taps: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Of `past` (B, k - 1 + T, D), the last k - 1 tokens before and `count` new ones: the windows (B, n, k, D) that may
+    be complete now and were not before, and their numbers in the text (1 or B, n); `begun` (1 or B, 1) came before."""
+    first = ((begun - taps + stride) // stride).clamp(min=0)
+    number = first + torch.arange(-(-count // stride), device=past.device)
+    at = (number * stride - begun + taps - 1)[..., None] + torch.arange(taps, device=past.device)  # (1 or B, n, k)
+    at = at.clamp(max=past.shape[1] - 1).flatten(1).expand(past.shape[0], -1)
+    return number, past.gather(1, at[..., None].expand(-1, -1, past.shape[2])).unflatten(1, (-1, taps))
+
+
+def num_keys(length: int, taps: int, stride: int) -> int:
+    """Compressed keys of a row, and one place that nobody sees, for those that are not complete."""
+    return max((length - taps) // stride + 1, 0) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed(PerRow):
+    """The compressed keys and values of a text, and the last tokens that the next one will be made of."""
+
+    taps: int
+    stride: int
+
+    def sizes(self, rows: int, tokens: int, memory: int = 0) -> dict[str, tuple[int, ...]]:
+        sizes, keys = super().sizes(rows, tokens), num_keys(tokens, self.taps, self.stride)
+        return sizes | {name: (rows, keys, *self.shapes[name]) for name in "kv"}
+
+    def store(self, rows: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Store:
+        return CompressedStore(self, self.zeros(rows, capacity or 0, dtype, device), static=capacity is not None)
+
+
+class CompressedStore(Store):
+    """(B, C, D) compressed keys and values by their number in the text, whichever place of the row that was, and the
+    (B, k - 1, 2 D) last tokens before the next. Keys are written when they are complete; nobody sees them before."""
+
+    def write(self, number: Tensor, k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        for name, value in (("k", k), ("v", v)):
+            held = self.tensors[name]
+            if not self.static:
+                held = longer(held.expand(value.shape[0], -1, -1), 1, size)
+            at = number.clamp(max=held.shape[1] - 1)[..., None].expand_as(value)
+            value = value.to(held.dtype)
+            self.tensors[name] = held.scatter_(1, at, value) if self.static else held.scatter(1, at, value)
+        return self.tensors["k"], self.tensors["v"]
+
+    def adopt(self, other: Store, lengths: Tensor) -> None:
+        for name, tensor in self.tensors.items():
+            count = min(tensor.shape[1], other.tensors[name].shape[1])
+            tensor.zero_()[:, :count] = other.tensors[name][:, :count]
+
+    def join(self, others: Sequence[Store]) -> None:
+        for name in self.tensors:
+            self.tensors[name] = stacked([store.tensors[name] for store in (self, *others)], 1)

@@ -1,0 +1,109 @@
+"""Attention through landmarks [Xiong et al. 2021]: softmax(Q K^T) from three small matrices, in linear time.
+
+B batch, T tokens, H heads, K head width, L landmarks, k taps, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import Visible, attend
+from anyformer.kernels.convolution import depthwise
+from anyformer.parts.op import InHeads, Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import FULL
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+class NystromAttention(Op, sees="all", called=("Nystromformer", "landmark attention")):
+    """Landmarks are the means of `landmarks` equal segments of a text of `length` tokens, pads and all, so every text
+    has that length. As many landmarks as tokens: plain attention over texts of any length."""
+
+    num_heads: int
+    length: int
+    landmarks: int
+    taps: int | None = None  # of a depthwise convolution over the values, added to the result; odd
+    rounds: int = 6  # of the iteration towards the inverse
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "length", "landmarks", "taps", "rounds")
+        if self.length % self.landmarks:
+            raise ValueError(f"NystromAttention: {self.length} tokens do not make {self.landmarks} equal segments")
+        if self.taps is not None and self.taps % 2 == 0:
+            raise ValueError(f"NystromAttention.taps is {self.taps}; it must be odd to keep the length")
+
+    @property
+    def instead(self) -> str:
+        return f"LinearAttention(num_heads={self.num_heads}, mask=Causal())"
+
+    def build(self, site: Site) -> nn.Module:
+        return NystromAttentionModule(self, site)
+
+
+class NystromAttentionModule(InHeads):
+    tapped: ClassVar[Declared] = {**MIXER, "conv": None}
+
+    def __init__(self, part: NystromAttention, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        self.part = part
+        self.q, self.k, self.v, self.o = (nn.Linear(site.width, site.width) for _ in "qkvo")
+        H, k = part.num_heads, part.taps
+        self.conv = nn.Conv1d(H, H, k, bias=False, groups=H) if k is not None else None
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.state is not None:
+            raise ValueError("landmarks are means over a whole text: it cannot be decoded step by step")
+        q, k, v = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
+        q, k, values = self.heads(q), self.heads(k), self.heads(v)
+        if self.part.landmarks == self.part.length:
+            visible = ctx.visible(FULL, "full", ctx.index)
+            weights = ctx.weights(self.address)
+            out = attend(q, k, values, visible, scale=self.head_width**-0.5, kernel=ctx.kernel, weights=weights)
+        else:
+            out = self.approximate(q, k, values, ctx)
+        out = out.transpose(1, 2).flatten(2)
+        if self.conv is not None:
+            out = out + ctx.tap(self.address, "conv", self.mix(v, ctx))
+        return self.o(ctx.tap(self.address, "mixed", out))
+
+    def approximate(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """(B, H, T, K), by the weights of the landmarks (B, H, T, L)."""
+        T, L, scale = q.shape[2], self.part.landmarks, self.head_width**-0.5
+        if self.part.length != T:
+            raise ValueError(f"{self.address} reads texts of exactly {self.part.length} tokens, got {T}: pad them")
+        if ctx.documents is not None:
+            raise ValueError(f"{self.address}: a row of landmarks holds one text, so documents cannot be packed")
+        ql, kl = (t.unflatten(2, (L, T // L)).mean(3) for t in (q, k))
+        first = (torch.matmul(q, kl.transpose(-1, -2)) * scale).softmax(-1)
+        between = (torch.matmul(ql, kl.transpose(-1, -2)) * scale).softmax(-1)
+        real = ctx.visible(FULL, "full", ctx.index)
+        if not real.everything:  # pads hide as keys alone; each landmark sees all of the text
+            row = ctx.tokens
+            assert row is not None
+            real = Visible(lambda b, q, k: row[b, k] & (q >= 0), ctx.index[:L], ctx.index, batch_size=row.shape[0])
+        last = attend(ql, k, v, real, scale=scale, kernel=ctx.kernel)
+        weights = ctx.tap(self.address, "weights", torch.matmul(first, self.inverse(between)))
+        return torch.matmul(weights, last)
+
+    def inverse(self, matrix: Tensor) -> Tensor:
+        """(B, H, L, L) nearly the Moore-Penrose inverse [Razavi et al. 2014]. The start is divided by the largest
+        column sum of the whole batch, as published."""
+        one = torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
+        found = matrix.transpose(-1, -2) / matrix.sum(-2).max()
+        for _ in range(self.part.rounds):
+            both = torch.matmul(matrix, found)
+            found = torch.matmul(
+                0.25 * found, 13 * one - torch.matmul(both, 15 * one - torch.matmul(both, 7 * one - both))
+            )
+        return found
+
+    def mix(self, v: Tensor, ctx: Context) -> Tensor:
+        """The values (B, T, H K) convolved over time, each head with its own taps."""
+        assert self.conv is not None and self.part.taps is not None
+        weight, side = self.conv.weight.repeat_interleave(self.head_width, 0), self.part.taps // 2
+        return depthwise(v, weight, padding=(side, side), documents=ctx.documents)

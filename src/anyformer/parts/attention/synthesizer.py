@@ -1,0 +1,124 @@
+"""Synthesizers [Tay et al. 2020]: attention scores that are learned, or made of one token alone, in the place of
+products of queries and keys, or beside them.
+
+B batch, T tokens, S tokens seen, H heads, K head width, D width, L length of the longest text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import attend
+from anyformer.kernels.recording import recording
+from anyformer.parts.init import Normal
+from anyformer.parts.op import InHeads, Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import FULL, Mask
+from anyformer.runtime.state import PerToken
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Site
+
+
+class Synthesizer(Op, sees="past", called=("dense synthesizer", "random synthesizer (scores='random')")):
+    """The score of a token and a place in the text: from the token by two layers ("dense"), a learned number
+    ("random"), or the product of two vectors of `rank` numbers, one of each place ("factorized"). Products of queries
+    and keys come to it ("plus") or are mixed with it by a learned share ("alpha"). A text has at most `length`
+    tokens."""
+
+    num_heads: int
+    length: int
+    scores: Literal["dense", "random", "factorized"] = "dense"
+    products: Literal["none", "plus", "alpha"] = "none"
+    rank: int = 16
+    bias: str = "qkvo"  # which projections have one
+    mask: Mask = FULL
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "length", "rank")
+        chance(self, "dropout")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"Synthesizer.bias names projections among 'qkvo', got {quote(self.bias)}")
+
+    @property
+    def takes_bias(self) -> bool:
+        """Its scores take the bias of positions that a Stack's layers share."""
+        return True
+
+    def build(self, site: Site) -> nn.Module:
+        return SynthesizerModule(self, site)
+
+
+class SynthesizerModule(InHeads):
+    o: nn.Linear
+
+    def __init__(self, part: Synthesizer, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        self.part, self.mask_key = part, repr(part.mask)
+        D, H, L, K = site.width, part.num_heads, part.length, self.head_width
+        names = "vo" if part.products == "none" else "qkvo"
+        for name in names:
+            self.add_module(name, nn.Linear(D, D, bias=name in part.bias))
+        self.starts: dict[str, Any] = {
+            "share": 0.0, "places": Normal(std=K**-0.5), "table": Normal(std=0.02),
+            "rows": Normal(std=part.rank**-0.5), "columns": Normal(std=part.rank**-0.5),
+        }  # fmt: skip
+        if part.scores == "dense":
+            self.inner = nn.Linear(D, D, bias=bool(part.bias))
+            self.places = nn.Parameter(torch.empty(H, K, L))
+        elif part.scores == "random":
+            self.table = nn.Parameter(torch.empty(H, L, L))
+        else:
+            self.rows, self.columns = (nn.Parameter(torch.empty(H, L, part.rank)) for _ in range(2))
+        self.share = nn.Parameter(torch.zeros(())) if part.products == "alpha" else None  # before the sigmoid
+        self.tapped: Declared = {n: shown for n, shown in MIXER.items() if n in (*names, "weights", "mixed")}
+
+    def state_spec(self) -> PerToken:
+        names = "v" if self.part.products == "none" else "kv"
+        shapes = dict.fromkeys(names, (self.part.num_heads, self.head_width))
+        return PerToken({**shapes, "position": ()}, dtypes={"position": torch.int64})
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        (B, T, _), part = x.shape, self.part
+        positions = ctx.positions if ctx.state is None else ctx.positions.expand(B, T)  # one row where all are alike
+        self.check_length(ctx)
+        names = "v" if part.products == "none" else "qkv"
+        found = {name: self.heads(ctx.tap(self.address, name, getattr(self, name)(x))) for name in names}
+        q = found.pop("q", None)
+        seen, places = ctx.remember(self.address, {**found, "position": positions})
+        v, at = seen["v"], seen["position"].clamp(0, part.length - 1)
+        bias = self.synthesized(x, positions.clamp(max=part.length - 1), at)
+        k, scale = seen.get("k", v), self.head_width**-0.5
+        if q is None:
+            q, scale = torch.zeros_like(v[:, :, :1]).expand(B, part.num_heads, T, self.head_width), 1.0
+        elif self.share is not None:
+            share = self.share.sigmoid()
+            q, bias = q * (1 - share), bias * share
+        if ctx.bias is not None:
+            bias = bias + ctx.bias
+        out = attend(
+            q, k, v, ctx.visible(part.mask, self.mask_key, places), bias=bias.to(v.dtype), scale=scale,
+            kernel=ctx.kernel, dropout=part.dropout if self.training else 0.0, weights=ctx.weights(self.address),
+        )  # fmt: skip
+        return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
+
+    def check_length(self, ctx: Context) -> None:
+        if not recording() and not ctx.positions.is_meta:
+            last = ctx.once("last position", lambda: int(ctx.positions.max()))
+            if last >= self.part.length:
+                raise ValueError(f"{self.address} reads texts of at most {self.part.length} tokens, got {last + 1}")
+
+    def synthesized(self, x: Tensor, positions: Tensor, at: Tensor) -> Tensor:
+        """(1 or B, H, T, S): scores of tokens x at positions (1 or B, T) with those at positions (1 or B, S)."""
+        if self.part.scores == "dense":
+            scores = torch.matmul(self.heads(F.relu(self.inner(x))), self.places)  # (B, H, T, L)
+            return scores.gather(3, at[:, None, None].expand(*scores.shape[:3], -1))
+        if self.part.scores == "random":
+            return self.table[:, positions[:, :, None], at[:, None]].transpose(0, 1)
+        return torch.matmul(self.rows[:, positions], self.columns[:, at].transpose(-1, -2)).transpose(0, 1)

@@ -1,0 +1,43 @@
+"""The Weighted Transformer's attention: every head is a branch of its own [Ahmed et al. 2017].
+
+B batch, T tokens, H heads, K head width, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.attention.attention import Attention, AttentionModule
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+
+class BranchedAttention(Attention, sees="past", called=("Weighted Transformer", "multi-branch")):
+    """What a head saw is projected by its own rows of `o`, weighed, and goes through a feed-forward step that all heads
+    share; the results are weighed again and added. Both kinds of weights are learned and add up to 1."""
+
+    feedforward: MLP | GatedMLP
+
+    def build(self, site: Site) -> nn.Module:
+        return BranchedAttentionModule(self, site)
+
+
+class BranchedAttentionModule(AttentionModule):
+    def __init__(self, part: BranchedAttention, site: Site) -> None:
+        super().__init__(part, site)
+        self.feedforward = part.feedforward.build(site.child("feedforward"))
+        self.before, self.after = nn.Parameter(torch.zeros(part.num_heads)), nn.Parameter(torch.zeros(part.num_heads))
+        self.starts = {"before": 0.0, "after": 0.0}
+
+    def output(self, mixed: Tensor, ctx: Context) -> Tensor:
+        H, o = self.part.num_heads, self.o
+        inner: Any = o
+        weight = inner.effective() if hasattr(o, "effective") else o.weight  # (D, H K), with an adapter or not
+        branches = torch.einsum("bthk,dhk->bthd", mixed.unflatten(-1, (H, -1)), weight.unflatten(1, (H, -1)))
+        branches = branches if o.bias is None else branches + o.bias
+        branches = branches * self.before.softmax(-1).to(mixed.dtype)[:, None]
+        return torch.einsum("bthd,h->btd", self.feedforward(branches, ctx), self.after.softmax(-1).to(mixed.dtype))

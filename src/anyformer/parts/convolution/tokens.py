@@ -1,0 +1,290 @@
+"""Convolutions over tokens that keep to a text: pads and other documents are zeros, and what lies before is remembered.
+
+B batch, T tokens, C channels, H heads, K channels a head, D width, k taps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.op import InHeads, Op
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.taps import Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Part, Sees, Site, farthest
+
+
+def neighbours(
+    x: Tensor, taps: int, causal: bool, rows: PackedRows, store: Store | None = None, name: str = ""
+) -> tuple[Tensor, Tensor | None]:
+    """(B, T, C) -> (B, T, C, k) the tokens around each one, or up to it where causal; zeros where there are none. And
+    (B, T, k) which of them belong to its document, where several are packed."""
+    after = 0 if causal else taps // 2
+    before = taps - 1 - after
+    x = x if rows.real is None else x * rows.real.to(x.dtype)
+    if store is not None and before:
+        x = torch.cat((store.tensors[name].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        store.replace(name, rows.last(x, before))
+    else:
+        x = F.pad(x, (0, 0, before, 0))
+    around = F.pad(x, (0, 0, 0, after)).unfold(1, taps, 1)
+    if rows.age is None:
+        return around, None
+    T = around.shape[1]
+    back = [rows.age >= i for i in range(before, -1, -1)]
+    ahead = [F.pad(rows.age[:, i:] >= i, (0, i))[:, :T] for i in range(1, after + 1)]  # of one that has i before it
+    return around, torch.stack((*back, *ahead), dim=-1)
+
+
+def remembered(causal: bool, **windows: tuple[int, int]) -> PerRow | None:
+    """Of convolutions by name, each of so many taps and channels: the tokens that the next one still sees."""
+    shapes = {name: (taps - 1, channels) for name, (taps, channels) in windows.items() if taps > 1}
+    return PerRow(shapes) if causal and shapes else None
+
+
+class Convolving(Op):
+    """What the fields of its kinds say of the tokens that are seen."""
+
+    causal: bool = False  # taps look back only
+
+    @property
+    def reach(self) -> int:
+        """The most taps that one of its convolutions has."""
+        raise NotImplementedError
+
+    def reaches(self) -> Sees | None:
+        own: Sees = "itself" if self.reach == 1 else "past" if self.causal else "all"
+        return farthest(own, getattr(self, "norm", None))
+
+    @property
+    def instead(self) -> str:
+        return repr(self.replace(causal=True))
+
+
+# -- weights that heads share -----------------------------------------------------------------------------------------
+
+
+class LightweightConvolution(Convolving, sees="all", called=("LightConv", "DynamicConv (dynamic=True)")):
+    """A gate, then each channel's average over its neighbours by the softmax of `kernel` taps, which the channels of a
+    head share: learned, or with `dynamic` predicted from each token [Wu et al. 2019]."""
+
+    num_heads: int
+    kernel: int = 31
+    dynamic: bool = False
+    bias: bool = True
+    dropout: float = 0.0  # on the taps
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "kernel")
+        chance(self, "dropout")
+
+    @property
+    def reach(self) -> int:
+        return self.kernel
+
+    def build(self, site: Site) -> nn.Module:
+        return LightweightConvolutionModule(self, site)
+
+
+class LightweightConvolutionModule(InHeads):
+    tapped: ClassVar[Declared] = {"taps": None, "mixed": None}
+
+    def __init__(self, part: LightweightConvolution, site: Site) -> None:
+        super().__init__(site, part.num_heads)
+        self.part, D, taps = part, site.width, part.num_heads * part.kernel
+        self.gate, self.up, self.o = (nn.Linear(D, D, bias=part.bias) for _ in range(3))
+        self.taps: Any = nn.Linear(D, taps, bias=part.bias) if part.dynamic else None
+        self.weight: Any = None if part.dynamic else nn.Parameter(torch.empty(part.num_heads, part.kernel))
+
+    def state_spec(self) -> PerRow | None:
+        return remembered(self.part.causal, window=(self.part.kernel, self.o.in_features))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        part, rows = self.part, PackedRows.of(ctx)
+        x = rows.pack(x)
+        x = self.up(x) * torch.sigmoid(self.gate(x))
+        scores = self.weight if self.taps is None else self.taps(x).unflatten(-1, (part.num_heads, part.kernel))
+        weights = scores.float().softmax(-1).to(x.dtype)  # (H, k) or (B, T, H, k)
+        if self.training and part.dropout:
+            weights = F.dropout(weights, part.dropout)
+        store = ctx.store(self.address) if self.state_spec() is not None else None
+        around, own = neighbours(x, part.kernel, part.causal, rows, store, "window")
+        weights = ctx.tap(self.address, "taps", weights if own is None else weights * own[:, :, None].to(x.dtype))
+        around = around.unflatten(2, (part.num_heads, self.head_width))  # (B, T, H, K, k)
+        mixed = torch.matmul(around, weights[..., None]).flatten(2)
+        return rows.unpack(self.o(ctx.tap(self.address, "mixed", mixed)))
+
+
+# -- one over all channels ---------------------------------------------------------------------------------------------
+
+
+class TokenConvolution(Op, sees="all", called=("1D convolution", "n-gram convolution")):
+    """Each token and its neighbours, by one convolution and an activation (DeBERTa v2). Pads are zeros."""
+
+    kernel: int = 3
+    groups: int = 1  # channels see those of their group alone
+    activation: Activation = "tanh"
+    dropout: float = 0.0  # before the activation
+
+    def check(self) -> None:
+        at_least(self, 1, "kernel", "groups")
+        chance(self, "dropout")
+
+    def reaches(self) -> Sees | None:
+        return "itself" if self.kernel == 1 else "all"
+
+    @property
+    def instead(self) -> str:
+        return repr(LightweightConvolution(num_heads=1, kernel=self.kernel, causal=True))
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
+        return TokenConvolutionModule(self, site)
+
+
+class TokenConvolutionModule(nn.Module):
+    tapped: ClassVar[Declared] = {"taps": None}
+
+    def __init__(self, part: TokenConvolution, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        self.taps = nn.Conv1d(site.width, site.width, part.kernel, groups=part.groups)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = x if ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
+        padding = (self.part.kernel - 1) // 2, self.part.kernel // 2
+        if ctx.documents is None:
+            y = self.taps(F.pad(x, (0, 0, *padding)).transpose(1, 2)).transpose(1, 2)
+        else:
+            y = self.within(x, padding, ctx.documents)
+        y = ctx.tap(self.address, "taps", y)
+        return self.activation(F.dropout(y, self.part.dropout) if self.training and self.part.dropout else y)
+
+    def within(self, x: Tensor, padding: tuple[int, int], documents: Tensor) -> Tensor:
+        """Of packed documents (B, T) each token sees its own."""
+        k, (T, C) = self.part.kernel, x.shape[1:]
+        around = F.pad(documents, padding, value=-1)
+        same = torch.stack([around[:, i : i + T] == documents for i in range(k)], dim=1)  # (B, k, T)
+        x = F.pad(x, (0, 0, *padding)).unfold(1, k, 1) * same.transpose(1, 2)[:, :, None].to(x.dtype)  # (B, T, C, k)
+        # as rows of k tokens each
+        return self.taps(x.reshape(-1, C, k)).view(-1, T, C)
+
+
+# -- the Evolved Transformer's ----------------------------------------------------------------------------------------
+
+
+class Gate(Op, sees="itself", called=("gated linear unit",)):
+    """up(x) * sigmoid(gate(x)), as wide as x [Dauphin et al. 2017]."""
+
+    bias: bool = True
+
+    def build(self, site: Site) -> nn.Module:
+        return GateModule(self, site.width)
+
+
+class GateModule(nn.Module):
+    def __init__(self, part: Gate, width: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, width, bias=part.bias), nn.Linear(width, width, bias=part.bias)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.up(x) * torch.sigmoid(self.gate(x))
+
+
+class Convolved(Part, sees="itself"):
+    """One convolution over tokens: of all channels at once, or of each by itself and then a mix of them (separable)."""
+
+    width: int  # channels that come out
+    kernel: int = 3
+    separable: bool = False
+    activation: Activation = "identity"
+    bias: bool = True
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "kernel")
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolvedModule(self, site.width)
+
+
+class ConvolvedModule(nn.Module):
+    def __init__(self, part: Convolved, channels: int) -> None:
+        super().__init__()
+        self.part = part
+        self.each = nn.Parameter(torch.empty(channels, part.kernel)) if part.separable else None
+        self.out = nn.Linear(channels if part.separable else channels * part.kernel, part.width, bias=part.bias)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, around: Tensor, own: Tensor | None) -> Tensor:
+        """(B, T, C, k) -> (B, T, width)"""
+        around = around if own is None else around * own[:, :, None].to(around.dtype)
+        x = around.flatten(2) if self.each is None else (around * self.each).sum(-1)
+        return self.activation(self.out(x))
+
+
+class BranchedConvolution(Convolving, sees="all", called=("Evolved Transformer convolution",)):
+    """Two convolutions of the same tokens, the narrower filled up with zeros, added, normalised, and convolved again
+    [So et al. 2019]."""
+
+    left: Convolved
+    right: Convolved
+    out: Convolved
+    norm: Norm = LayerNorm()
+    dropout: float = 0.0  # on what each of the two says
+
+    def check(self) -> None:
+        chance(self, "dropout")
+
+    @property
+    def reach(self) -> int:
+        return max(each.kernel for each in (self.left, self.right, self.out))
+
+    def build(self, site: Site) -> nn.Module:
+        return BranchedConvolutionModule(self, site)
+
+
+class BranchedConvolutionModule(nn.Module):
+    tapped: ClassVar[Declared] = {"inner": None}
+
+    def __init__(self, part: BranchedConvolution, site: Site) -> None:
+        super().__init__()
+        if part.out.width > site.width:
+            raise ValueError(f"{site.address}.out: width {part.out.width} does not fit the model's {site.width}")
+        self.part, self.address, self.width = part, site.address, site.width
+        self.inner_width = max(part.left.width, part.right.width)
+        inner = site.child("out", width=self.inner_width)
+        self.left, self.right = part.left.build(site.child("left")), part.right.build(site.child("right"))
+        self.norm, self.out = part.norm.build(site.child("norm", width=self.inner_width)), part.out.build(inner)
+
+    def state_spec(self) -> PerRow | None:
+        part, width = self.part, self.width
+        return remembered(
+            part.causal, left=(part.left.kernel, width), right=(part.right.kernel, width),
+            out=(part.out.kernel, self.inner_width),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows, store = PackedRows.of(ctx), ctx.store(self.address) if self.state_spec() is not None else None
+        x = rows.pack(x)
+        found = x.new_zeros(())
+        for name in ("left", "right"):
+            y = self.convolve(name, x, rows, store)
+            if self.training and self.part.dropout:
+                y = F.dropout(y, self.part.dropout)
+            found = found + F.pad(y, (0, self.inner_width - y.shape[-1]))
+        y = self.convolve("out", self.norm(ctx.tap(self.address, "inner", found)), rows, store)
+        return rows.unpack(F.pad(y, (0, self.width - y.shape[-1])))
+
+    def convolve(self, name: str, x: Tensor, rows: PackedRows, store: Store | None) -> Tensor:
+        kernel = getattr(self.part, name).kernel
+        return getattr(self, name)(*neighbours(x, kernel, self.part.causal, rows, store, name))

@@ -1,0 +1,170 @@
+"""Pictures in noise: how much of it there is at each step, what reads them, and what says which noise it was
+[Ho et al. 2020].
+
+B batch, C channels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.computed import Computed
+from anyformer.parts.condition import Condition, StepAndLabel
+from anyformer.parts.embedding.patches import PatchEmbedding, Size
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.grid.windows import Grid
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
+
+MOST = 1_000_000  # steps: a hostile file must not fill the memory
+
+
+class NoiseSchedule(Part, sees="itself", called=("betas", "DDPM")):
+    """The share of the noise's variance that each of `steps` steps adds: growing linearly from `start` to `end`, as the
+    square of something linear (latent diffusion), or so that what is left of the picture is a squared cosine of the
+    step [Nichol and Dhariwal 2021]."""
+
+    curve: Literal["linear", "scaled_linear", "cosine"] = "linear"
+    steps: int = 1000
+    start: float = 1e-4
+    end: float = 0.02
+    # where fewer steps are taken than there are: evenly from the last on, or from the first (plus `offset`)
+    spacing: Literal["trailing", "leading"] = "trailing"
+    offset: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "steps")
+        at_least(self, 0, "offset")
+        if self.steps > MOST:
+            raise ValueError(f"NoiseSchedule.steps is {self.steps}; at most {MOST:,} can be built")
+        if not 0 < self.start <= self.end < 1:
+            raise ValueError(f"NoiseSchedule.start and end are {self.start} and {self.end}; 0 < start <= end < 1")
+
+    def betas(self) -> Tensor:
+        """(steps,) in fp64."""
+        if self.curve == "cosine":
+            place = torch.arange(self.steps + 1, dtype=torch.float64) / self.steps
+            left = torch.cos((place + 0.008) / 1.008 * math.pi / 2).square()
+            return (1 - left[1:] / left[:-1]).clamp(max=0.999)
+        if self.curve == "scaled_linear":
+            return torch.linspace(self.start**0.5, self.end**0.5, self.steps, dtype=torch.float64).square()
+        return torch.linspace(self.start, self.end, self.steps, dtype=torch.float64)
+
+    def taken(self, wanted: int) -> list[int]:
+        """`wanted` of the steps, the noisiest first."""
+        if not 1 <= wanted <= self.steps:
+            raise ValueError(f"steps is {wanted}; this model's noise has {self.steps}, of which at least 1 is needed")
+        if self.spacing == "trailing":
+            return [round(self.steps - i * self.steps / wanted) - 1 for i in range(wanted)]
+        return [min(i * (self.steps // wanted) + self.offset, self.steps - 1) for i in reversed(range(wanted))]
+
+    def left(self) -> Tensor:
+        """(steps,) the share of the picture's variance that is left after each step, in fp64."""
+        return (1 - self.betas()).cumprod(0)
+
+
+class NoisyEmbedding(Embedding, sees="all", called=("latent patches",)):
+    """A picture in noise, or latents of one ("hidden_states"), as patches; the step of the noise ("timestep") and a
+    label ("class_labels") are a condition that norms and residuals read."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("hidden_states", "timestep", "class_labels")
+
+    image: PatchEmbedding
+    condition: StepAndLabel
+
+    def check(self) -> None:
+        if self.image.prefix:
+            raise ValueError("NoisyEmbedding.image: every token is a patch that is drawn again: prefix is 0 here")
+        if "an image" not in self.image.gives:
+            raise ValueError("NoisyEmbedding.image: pictures are drawn from noise; a PatchEmbedding reads them")
+
+    @property
+    def instead(self) -> str:
+        return self.image.instead
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (*self.image.gives, "a condition")
+
+    @property
+    def channels(self) -> int:
+        return self.image.channels
+
+    @property
+    def image_size(self) -> Size:
+        return self.image.image_size
+
+    @property
+    def patch_size(self) -> Size:
+        return self.image.patch_size
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        labels = {} if self.condition.num_labels is None else {"class_labels": ()}
+        return {"hidden_states": (self.channels, *self.image_size), "timestep": (), **labels}
+
+    def vectors(self, length: int) -> int:
+        return self.image.vectors(length)
+
+    def build(self, site: Site) -> nn.Module:
+        return NoisyEmbeddingModule(self, site)
+
+
+class NoisyEmbeddingModule(nn.Module):
+    def __init__(self, part: NoisyEmbedding, site: Site) -> None:
+        super().__init__()
+        self.channels = part.channels
+        self.image = part.image.build(site.child("image"))
+        self.condition = part.condition.build(site.child("condition"))
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        picture = inputs.get("hidden_states")
+        if picture is None or picture.dim() != 4 or picture.shape[1] != self.channels:
+            found = None if picture is None else tuple(picture.shape)
+            raise ValueError(f"hidden_states is (batch, {self.channels} channels, height, width), got {found}")
+        x, ctx = self.image({"pixel_values": picture})
+        vectors = self.condition(inputs.get("timestep"), inputs.get("class_labels"), x.shape[0])
+        return x, ctx.having(Condition(vectors.unbind()))
+
+
+class NoiseHead(Head, called=("unpatchify",)):
+    """Each token draws its patch of the noise that is in the picture. Channels beyond those of the picture are what
+    published models say of the noise's variance; `schedule` is the noise that the model learns with."""
+
+    needs: ClassVar[tuple[str, ...]] = ("an image", "a grid")
+
+    out_channels: int
+    patch_size: Size
+    schedule: NoiseSchedule = NoiseSchedule()
+
+    def check(self) -> None:
+        at_least(self, 1, "out_channels")
+
+    def build(self, site: Site) -> nn.Module:
+        return NoiseModule(self, site.width)
+
+
+class NoiseModule(HeadModule):
+    def __init__(self, part: NoiseHead, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.out = nn.Linear(width, math.prod(part.patch_size) * part.out_channels)
+        self.left = Computed(part.schedule.left)
+
+    def mixed(self, picture: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+        """(B, C, height, width) of pictures with their noise as it is at steps (B,)."""
+        left = self.left()[step].view(-1, 1, 1, 1)
+        return (left.sqrt() * picture + (1 - left).sqrt() * noise).to(picture.dtype)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        grid = ctx.extra(Grid)
+        assert grid is not None
+        drawn = self.out(x).unflatten(2, (*self.part.patch_size, -1)).unflatten(1, grid)
+        # (B, rows, columns, height, width, C) -> (B, C, rows height, columns width)
+        return {"sample": drawn.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)}

@@ -1,0 +1,1 @@
+"""What turns inputs into vectors: text, patches, spectrograms, waveforms, trajectories."""

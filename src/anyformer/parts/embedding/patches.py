@@ -1,0 +1,222 @@
+"""Images and videos: pixels to a grid of patches, coarser grids from finer ones, and patches back to pixels.
+
+B batch, C channels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.text import Embedding, thinned
+from anyformer.parts.grid.layout import NEEDS, Grid, Layout, Sides, laid_out
+from anyformer.parts.norm import Norm
+from anyformer.parts.position.absolute import Learned, Sinusoidal2D, Sinusoidal2DModule
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape, hides_nothing
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Site
+
+Size = tuple[int, int]  # rows, columns
+
+
+class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
+    """One vector a patch, after learned ones that belong to none [Dosovitskiy et al. 2021]. An image of another size
+    than `image_size` needs `interpolate_pos_encoding=True` where positions are learned. All of an image is read at
+    once; `attention_mask` hides tokens of it, where no grid is needed."""
+
+    inputs: ClassVar[tuple[str, ...]] = (
+        "pixel_values", "bool_masked_pos", "interpolate_pos_encoding", "attention_mask"
+    )  # fmt: skip
+
+    image_size: Size
+    patch_size: Size
+    channels: int = 3
+    pad: bool = True  # zeros fill up an image that is no multiple of the patch; else what is left over is not read
+    kernel: Size | None = None  # of the patches' projection, where they overlap (MViT)
+    edge: Size = (0, 0)  # by how much such patches reach over the edges
+    bias: bool = True  # of the patches' projection
+    norm: Norm | None = None
+    mask_token: bool = False  # a learned vector stands for patches that `bool_masked_pos` hides
+    prefix: int = 0  # learned tokens before the patches: one that speaks for the image (ViT), two (DeiT)
+    # one a patch of `image_size`; the `offset` rows of learned ones are those of the prefix
+    position: Learned | Sinusoidal2D | None = None
+    out_norm: Norm | None = None  # of all tokens with their positions (CLIP)
+    dropout: float = 0.0
+
+    @property
+    def instead(self) -> str:
+        return "TextEmbedding(tokens=...)"
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        found = {"an image": True, "a grid": not self.prefix, "a second token": self.prefix > 1}
+        return tuple(name for name, given in {**found, "a mask token": self.mask_token}.items() if given)
+
+    # each of these has an entry a side of what is read
+
+    @property
+    def sides(self) -> Sides:
+        return self.image_size
+
+    @property
+    def steps(self) -> Sides:
+        return self.patch_size
+
+    @property
+    def kernels(self) -> Sides:
+        return self.kernel or self.patch_size
+
+    @property
+    def edges(self) -> Sides:
+        return self.edge
+
+    @property
+    def grid(self) -> Layout:
+        sides = zip(self.sides, self.steps, self.kernels, self.edges, strict=True)
+        return laid_out(*((side + 2 * edge - size) // step + 1 for side, step, size, edge in sides))
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"pixel_values": (self.channels, *self.sides)}
+
+    def vectors(self, length: int) -> int:
+        if not self.pad:
+            return math.prod(self.grid) + self.prefix
+        return math.prod(-(-side // step) for side, step in zip(self.sides, self.steps, strict=True)) + self.prefix
+
+    def check(self) -> None:
+        if min(*self.steps, *self.kernels, self.channels) < 1 or min(self.edges) < 0 or min(self.grid) < 1:
+            raise ValueError(f"no patch of {self.kernels} fits {NEEDS[len(self.sides)]} of {self.sides}")
+        if self.pad and (self.kernels != self.steps or any(self.edges)):
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.pad is for patches side by side; set it to False where they overlap")
+        at_least(self, 0, "prefix")
+        chance(self, "dropout")
+        if self.position is not None and self.position.length != math.prod(self.grid):
+            raise ValueError(f"a grid of {self.grid} patches cannot have {self.position.length} positions")
+        if isinstance(self.position, Sinusoidal2D):
+            if (self.position.rows, self.position.columns, self.position.prefix) != (*self.grid, 0):
+                raise ValueError(f"PatchEmbedding.position is not that of a grid of {self.grid}, with prefix=0")
+        elif self.position is not None and self.position.offset not in (0, self.prefix):
+            raise ValueError(f"PatchEmbedding.position.offset is {self.position.offset}, of a prefix of {self.prefix}")
+
+    def build(self, site: Site) -> nn.Module:
+        return PatchEmbeddingModule(self, site)
+
+
+class PatchEmbeddingModule(nn.Module):
+    def __init__(self, part: PatchEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        kind: Any = {2: nn.Conv2d, 3: nn.Conv3d}[len(part.sides)]
+        self.patch = kind(part.channels, site.width, part.kernels, part.steps, part.edges, bias=part.bias)
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.mask_token = nn.Parameter(torch.zeros(site.width)) if part.mask_token else None
+        self.prefix = nn.Parameter(torch.zeros(1, part.prefix, site.width)) if part.prefix else None
+        self.position: Any = part.position.build(site.child("position")) if part.position else None
+        self.out_norm = part.out_norm.build(site.child("out_norm")) if part.out_norm else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        part, pixels, masked = self.part, inputs.get("pixel_values"), inputs.get("bool_masked_pos")
+        if pixels is None or pixels.dim() != 2 + len(part.sides) or pixels.shape[1] != part.channels:
+            found = None if pixels is None else tuple(pixels.shape)
+            named = "height, width" if len(part.sides) == 2 else "frames, height, width"
+            raise ValueError(f"pixel_values is (batch, {part.channels} channels, {named}), got {found}")
+        left = [-side % step for side, step in zip(pixels.shape[2:], part.steps, strict=True)]
+        if any(left) and part.pad:
+            pixels = F.pad(pixels, [more for each in reversed(left) for more in (0, each)])
+        sides = zip(pixels.shape[2:], part.kernels, part.edges, strict=True)
+        if any(side + 2 * edge < size for side, size, edge in sides):
+            raise ValueError(f"{NEEDS[len(part.sides)]} of {tuple(pixels.shape[2:])} is smaller than a patch")
+        x = self.patch(pixels)
+        grid = laid_out(*x.shape[2:])
+        x = x.flatten(2).transpose(1, 2)  # (B, N, D)
+        if self.norm is not None:
+            x = self.norm(x)
+        if masked is not None:
+            if self.mask_token is None:
+                raise ValueError("this model has no mask token: bool_masked_pos cannot be honoured")
+            check_shape("bool_masked_pos", masked, tuple(x.shape[:2]))
+            x = torch.where(masked.bool()[..., None], self.mask_token, x)
+        before = self.prefix
+        if isinstance(self.position, Sinusoidal2DModule):
+            assert isinstance(grid, Grid), "check() takes these for images alone"
+            there = torch.arange(x.shape[1], device=x.device)
+            x = x + (self.position(there) if grid == self.part.grid else self.position.stretched(grid)).to(x.dtype)
+        elif self.position is not None:
+            first = self.position.offset
+            table = self.position(torch.arange(-first, self.position.length, device=x.device))
+            x = x + self.positions(table[first:], grid, tuple(pixels.shape[2:]), inputs)
+            before = before if before is None or not first else before + table[:first]
+        if before is not None:
+            x = torch.cat((before.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if self.out_norm is not None:
+            x = self.out_norm(x)
+        if self.training and self.part.dropout:
+            x = F.dropout(x, self.part.dropout)
+        index, mask = torch.arange(x.shape[1], device=x.device), inputs.get("attention_mask")
+        check_shape("attention_mask", mask, tuple(x.shape[:2]))
+        padding = None if mask is None or hides_nothing(mask) else mask.bool()
+        ctx = Context(index=index, positions=index[None], padding=padding, extras=(grid,))
+        share = getattr(part, "token_drop", 0.0)
+        return thinned(x, ctx, share) if self.training and share else (x, ctx)
+
+    def positions(self, table: Tensor, grid: Layout, size: tuple[int, ...], inputs: dict[str, Any]) -> Tensor:
+        """(N, D) for a grid of any size, of an image of `size` pixels."""
+        if inputs.get("interpolate_pos_encoding", False):
+            if grid == self.part.grid:
+                return table
+            image = table.float().t().unflatten(1, self.part.grid)[None]  # (1, D, rows, columns)
+            return F.interpolate(image, size=grid, mode="bicubic")[0].flatten(1).t().to(table.dtype)
+        if math.prod(grid) != table.shape[0] or (size != self.part.sides and not self.part.pad):
+            more = "; give interpolate_pos_encoding=True" if "interpolate_pos_encoding" in self.part.inputs else ""
+            raise ValueError(
+                f"{NEEDS[len(grid)]} of {size} pixels makes {tuple(grid)} patches and positions were learned for "
+                f"{self.part.sides} pixels and {tuple(self.part.grid)} patches{more}"
+            )
+        return table
+
+
+class VideoEmbedding(PatchEmbedding, sees="all", called=("tubelets", "space-time patches")):
+    """One vector a patch of a few frames: pixel_values is (batch, channels, frames, height, width)."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("pixel_values", "bool_masked_pos")
+
+    frames: int
+    frame_step: int = 1  # of a patch
+    frame_kernel: int | None = None  # of its projection, where patches overlap
+    frame_edge: int = 0
+    token_drop: float = 0.0  # the share of patches that is left out while training: then there is no grid
+
+    def check(self) -> None:
+        super().check()
+        chance(self, "token_drop")
+        if self.token_drop and (self.mask_token or self.prefix):
+            raise ValueError("VideoEmbedding.token_drop leaves out any patch: no mask_token, and no prefix")
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        if self.token_drop:
+            return ()
+        return ("a video", *(("a mask token",) if self.mask_token else ()))
+
+    @property
+    def sides(self) -> Sides:
+        return (self.frames, *self.image_size)
+
+    @property
+    def steps(self) -> Sides:
+        return (self.frame_step, *self.patch_size)
+
+    @property
+    def kernels(self) -> Sides:
+        return (self.frame_kernel or self.frame_step, *(self.kernel or self.patch_size))
+
+    @property
+    def edges(self) -> Sides:
+        return (self.frame_edge, *self.edge)

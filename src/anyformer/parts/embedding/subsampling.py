@@ -1,0 +1,147 @@
+"""A spectrogram seen as an image, of which convolutions over time and pitch leave fewer frames.
+
+B batch, N frames of the spectrogram, M channels of it, T frames that are left, C channels of the convolutions, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.spec_augment import SpecAugment
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.init import Kaiming
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Site
+
+
+class SubsampledSpectrogram(Embedding, sees="all", called=("convolution subsampling", "Fast Conformer")):
+    """Frames of a spectrogram (batch, frames, channels) through `depth` convolutions, each of which leaves one in
+    `stride` of both [Gulati et al. 2020]; after the first they are depthwise and pointwise, unless `separable` is False
+    [Rekesh et al. 2023]. Pads are zero all the way, and no one sees them."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("input_features", "attention_mask")
+
+    channels: int = 80  # M
+    depth: int = 3
+    width: int = 256  # C
+    kernel: int = 3
+    stride: int = 2
+    separable: bool = True
+    scale: float | None = None  # of the vectors that are made
+    augment: SpecAugment | None = None  # of the spectrogram
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        at_least(self, 1, "channels", "depth", "width", "kernel", "stride")
+        chance(self, "dropout")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"SubsampledSpectrogram.kernel is {self.kernel}; it is centred on a frame, so odd")
+        if self.left(self.channels) < 1:
+            raise ValueError(f"SubsampledSpectrogram: of {self.channels} channels none is left")
+
+    @property
+    def hop(self) -> int:
+        """Frames of the spectrogram from one vector to the next."""
+        return self.stride**self.depth
+
+    def fewer(self, number: Any) -> Any:
+        """What one convolution leaves of so many frames or channels."""
+        return (number - 1) // self.stride + 1
+
+    def left(self, number: int) -> int:
+        """What all of them leave."""
+        for _ in range(self.depth):
+            number = self.fewer(number)
+        return number
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The modules that have weights."""
+        kinds = ("depthwise", "pointwise") if self.separable else ("whole",)
+        return ("first", *(f"{kind}.{i}" for i in range(self.depth - 1) for kind in kinds), "project")
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"input_features": (length, self.channels)}
+
+    def vectors(self, length: int) -> int:
+        return self.left(length)
+
+    @property
+    def instead(self) -> str:
+        return "Vectors()"
+
+    def build(self, site: Site) -> nn.Module:
+        return SubsampledSpectrogramModule(self, site)
+
+
+class SubsampledSpectrogramModule(nn.Module):
+    def __init__(self, part: SubsampledSpectrogram, site: Site) -> None:
+        super().__init__()
+        C, middle = part.width, part.kernel // 2
+        self.part = part
+        self.first = nn.Conv2d(1, C, part.kernel, part.stride, middle)
+        again = range(part.depth - 1)
+
+        def convolutions(groups: int) -> nn.ModuleList:
+            return nn.ModuleList(nn.Conv2d(C, C, part.kernel, part.stride, middle, groups=groups) for _ in again)
+
+        if part.separable:
+            self.depthwise, self.pointwise = convolutions(C), nn.ModuleList(nn.Conv2d(C, C, 1) for _ in again)
+        else:
+            self.whole = convolutions(1)
+        self.project = nn.Linear(C * part.left(part.channels), site.width)
+        self.augment = part.augment.build(site.child("augment", width=part.channels)) if part.augment else None
+        self.starts = {f"{place}.weight": Kaiming() for place in part.places}  # so that the stream is not silent
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        x, mask, part = inputs.get("input_features"), inputs.get("attention_mask"), self.part
+        if x is None or x.dim() != 3 or x.shape[2] != part.channels or x.shape[1] == 0:
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(f"input_features is (batch, frames, {part.channels} channels), got {shape}")
+        check_shape("attention_mask", mask, tuple(x.shape[:2]))
+        real = None if mask is None else mask.bool()
+        if self.augment is not None:
+            x = self.augment(x, real, None)
+        x = x if real is None else x.masked_fill(~real[..., None], 0)
+        length = None if real is None else real.sum(-1)  # pads stand at the end
+        x = self.first(x[:, None])  # (B, C, frames, channels)
+        for i in range(part.depth):
+            length = part.fewer(length) if length is not None else None
+            if i and part.separable:
+                x = self.pointwise[i - 1](self.silent(self.depthwise[i - 1](x.relu()), length))
+            elif i:
+                x = self.whole[i - 1](x.relu())
+            x = self.silent(x, length)
+        x = self.project(x.relu().transpose(1, 2).flatten(2))
+        x = x if part.scale is None else x * part.scale
+        index = torch.arange(x.shape[1], device=x.device)
+        padding = None if length is None else index < length[:, None]
+        x = F.dropout(x, part.dropout) if self.training and part.dropout else x
+        return x, Context(index=index, positions=index[None], padding=padding)
+
+    def silent(self, x: Tensor, length: Tensor | None) -> Tensor:
+        """(B, C, T, M) with zeros from `length` on."""
+        if length is None:
+            return x
+        return x * (torch.arange(x.shape[2], device=x.device) < length[:, None])[:, None, :, None]
+
+
+class RealOutput(Head):
+    """The hidden states, and which of them are real where a mask was given (ParakeetEncoder)."""
+
+    def build(self, site: Site) -> nn.Module:
+        return RealOutputModule()
+
+
+class RealOutputModule(HeadModule):
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        said = {"last_hidden_state": x}
+        return said if ctx.tokens is None else {**said, "attention_mask": ctx.tokens.int()}

@@ -1,0 +1,324 @@
+"""Raw inputs to vectors. An embedding module maps the named inputs of a call to (x, Context).
+
+B batch, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.recording import extremes, recording
+from anyformer.kernels.rows import known
+from anyformer.parts.norm import Norm
+from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.parts.position.dependency_tree import Tree
+from anyformer.parts.position.numbering import ByPlace, Numbering
+from anyformer.runtime.context import Context, at_places, leading_pads
+from anyformer.runtime.inputs import check_shape, hiding
+from anyformer.runtime.mask import first_of_document
+from anyformer.runtime.state import PerToken, State
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Part, Sees, Site, farthest, walk
+
+
+class Embedding(Part):
+    """Turns the inputs that `inputs` names into the residual stream."""
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+    hides: ClassVar[bool] = True  # what attention_mask leaves out is seen by no one
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What other Parts of the model may need of it: see their `needs`."""
+        return ()
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of one row of what it needs, by name: so many tokens, samples, frames or time steps, in a model of
+        this width."""
+        return {self.inputs[0]: (length,)}
+
+    def vectors(self, length: int) -> int:
+        """How many vectors it makes of such a row."""
+        return length
+
+
+# what a Part can need of an embedding, and one that gives it
+GIVERS = {
+    "an image": "PatchEmbedding", "a video": "VideoEmbedding", "a grid": "PatchEmbedding(prefix=0)",
+    "a second token": "PatchEmbedding(prefix=2)", "a mask token": "PatchEmbedding(mask_token=True)",
+    "a row of tokens": "TextEmbedding", "token ids": "TextEmbedding", "segments": "TextEmbedding(segments=2)",
+    "global tokens": "GlobalTextEmbedding", "a waveform": "WaveformEmbedding", "time steps": "TrajectoryEmbedding",
+    "pairs": "PairEmbedding", "two towers": "TwoTowerModel", "three towers": "ThreeTowerModel",
+    "hidden spans": "HiddenSpansModel",
+    "a condition": "NoisyEmbedding", "an order": "OrderedText",
+}  # fmt: skip
+
+
+class Tokens(Part, sees="itself", called=("word embedding", "WTE")):
+    """One learned vector a token."""
+
+    vocab_size: int
+    width: int | None = None  # of their own, and projected to the model's (ALBERT, OPT-350M)
+    scale: float | None = None  # of the vectors (sqrt(D) in the original Transformer)
+    padding_index: int | None = None  # this token starts at zero and never learns
+    spare: bool = False  # checkpoints carry a second table that nothing reads (`shared` of untied Marian and BART)
+
+    def check(self) -> None:
+        at_least(self, 1, "vocab_size", "width")
+
+    def build(self, site: Site) -> nn.Module:
+        return TokensModule(self, self.width or site.width)
+
+
+class TokensModule(nn.Embedding):
+    def __init__(self, part: Tokens, width: int) -> None:
+        super().__init__(part.vocab_size, width, padding_idx=part.padding_index)
+        self.scale = part.scale
+        if part.spare:
+            self.spare = nn.Parameter(torch.empty(part.vocab_size, width), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        try:
+            if ids.device.type == "cuda":
+                check_ids(ids, self.num_embeddings)  # the device could only abort
+            x = super().forward(ids)
+        except IndexError:
+            check_ids(ids, self.num_embeddings)
+            raise
+        return x if self.scale is None else x * self.scale
+
+
+def check_ids(ids: Tensor, vocab_size: int) -> None:
+    if recording() or ids.is_meta:
+        return
+    for bad in extremes(ids):
+        if not 0 <= bad < vocab_size:
+            raise ValueError(f"token id {bad} is outside the vocabulary of {vocab_size}")
+
+
+Step = Literal["segments", "position", "norm", "dropout", "project"]
+STEPS: tuple[Step, ...] = get_args(Step)
+
+
+class TextEmbedding(Embedding, sees="itself"):
+    """Tokens, and what is added to them in `order`: BigBird's dropout comes before its norm, OPT-350M's narrow tokens
+    are projected before positions join."""
+
+    inputs: ClassVar[tuple[str, ...]] = (
+        "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "document_ids",
+    )  # fmt: skip
+
+    tokens: Tokens
+    position: AbsolutePosition | None = None
+    segments: int = 0  # how many kinds of segment (BERT's A and B) have a vector
+    token_segments: bool = False  # segments are tokens of the same table (GPT-2)
+    norm: Norm | None = None
+    dropout: float = 0.0
+    project_bias: bool = True  # where tokens have a width of their own
+    order: tuple[Step, ...] = STEPS  # what happens to the vectors of tokens, one after the other
+    numbering: Numbering = ByPlace()
+    unseen: int | None = None  # a token id that no token sees where no attention_mask is given (FSMT's decoder padding)
+    scale: float | None = None  # of the token vectors, or of the vectors given in their place
+    zero_pads: bool = False  # pads become zeros (DeBERTa)
+    idle_segments: bool = False  # token_type_ids may be given where segments have no vector, and change nothing
+
+    def check(self) -> None:
+        at_least(self, 0, "segments")
+        chance(self, "dropout")
+        kind, numbering = type(self).__name__, type(self.numbering).__name__
+        if sorted(self.order) != sorted(STEPS):
+            raise ValueError(f"{kind}.order is {', '.join(self.order)}; each of {', '.join(STEPS)} stands there once")
+        if self.token_segments and self.tokens.width and self.order.index("project") < self.order.index("segments"):
+            raise ValueError(f"{kind}.order: segments that are tokens are as narrow as they, and join before 'project'")
+        if self.idle_segments and (self.segments or self.token_segments):
+            raise ValueError(f"{kind}.idle_segments: segments have vectors here")
+        for path, part in walk(self.position, "position"):
+            if self.numbering.before and getattr(part, "offset", 1) < 1:
+                fix = "has the row before the first; set offset=1"
+                raise ValueError(f"{kind}.{path}: what {numbering} leaves out {fix}")
+
+    def reaches(self) -> Sees | None:
+        return farthest(super().reaches(), "past" if self.numbering.counts else None)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        segments = ("segments",) if self.segments or self.token_segments else ()
+        return ("a row of tokens", "token ids", *segments)
+
+    def build(self, site: Site) -> nn.Module:
+        return TextEmbeddingModule(self, site)
+
+
+class TextEmbeddingModule(nn.Module):
+    def __init__(self, part: TextEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        self.width = part.tokens.width or site.width
+        widened = part.order.index("project")
+        at = {step: site.width if i > widened else self.width for i, step in enumerate(part.order)}
+        self.tokens = part.tokens.build(site.child("tokens"))
+        self.position = part.position.build(site.child("position", width=at["position"])) if part.position else None
+        self.segments = nn.Embedding(part.segments, at["segments"]) if part.segments else None
+        self.norm = part.norm.build(site.child("norm", width=at["norm"])) if part.norm else None
+        project = part.tokens.width is not None
+        self.project = nn.Linear(self.width, site.width, bias=part.project_bias) if project else None
+
+    def state_spec(self) -> PerToken | None:
+        """Which tokens take up a position, where not all do."""
+        return PerToken({"counted": ()}, dtypes={"counted": torch.bool}) if self.part.numbering.counts else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        ids, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
+        if (ids is None) == (given is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        x: Any = given
+        if given is not None and (given.dim() != 3 or given.shape[1] == 0 or given.shape[2] != self.width):
+            raise ValueError(f"inputs_embeds is (batch, tokens, {self.width}), got {tuple(given.shape)}")
+        if ids is not None:
+            if ids.dim() != 2 or ids.shape[1] == 0:
+                raise ValueError(f"input_ids is (batch, tokens) with at least one token, got {tuple(ids.shape)}")
+            x = self.tokens(ids)
+            static = state is not None and state.capacity is not None
+            if self.part.unseen is not None and inputs.get("attention_mask") is None and not static:
+                inputs = {**inputs, "attention_mask": ids != self.part.unseen}
+        if self.part.scale is not None:
+            x = x * self.part.scale
+        numbering, given_positions = self.part.numbering, inputs.get("position_ids")
+        if given_positions is not None:
+            inputs = {**inputs, "position_ids": given_positions - numbering.first}
+        placed = self.position is not None
+        ctx = text_context(x, inputs, state, numbering.counted(x, ids), self.address, placed)
+        if given_positions is None:
+            ctx = numbering.numbered(ctx)
+        for step in self.part.order:
+            if step == "segments":
+                x = self.add_segments(x, inputs.get("token_type_ids"))
+            elif step == "position" and self.position is not None:
+                x = add_position(self.position, x, ctx)
+            elif step == "norm" and self.norm is not None:
+                x = self.norm(x)
+            elif step == "dropout" and self.training and self.part.dropout:
+                x = F.dropout(x, self.part.dropout)
+            elif step == "project" and self.project is not None:
+                x = self.project(x)
+        if self.part.zero_pads and ctx.tokens is not None:
+            x = x.masked_fill(~ctx.tokens[..., None], 0)
+        return x, ctx
+
+    def add_segments(self, x: Tensor, kinds: Tensor | None) -> Tensor:
+        check_shape("token_type_ids", kinds, tuple(x.shape[:2]), (1, x.shape[1]))
+        if self.segments is not None:
+            return x + (self.segments.weight[0] if kinds is None else self.segment_vectors(kinds))
+        if kinds is None or self.part.idle_segments:
+            return x
+        if not self.part.token_segments:
+            raise ValueError("this model has no segments: token_type_ids cannot be honoured")
+        vectors = self.tokens(kinds)
+        return x + (vectors if self.part.scale is None else vectors * self.part.scale)
+
+    def segment_vectors(self, kinds: Tensor) -> Tensor:
+        assert self.segments is not None
+        try:
+            return self.segments(kinds)
+        except IndexError:
+            low, high = extremes(kinds)
+            bad = low if low < 0 else high
+            raise ValueError(f"token_type_ids: {bad} is none of the {self.part.segments} kinds of segment") from None
+
+
+def text_context(
+    x: Tensor, inputs: dict[str, Any], state: State | None, counted: Tensor | None = None, address: str = "",
+    placed: bool = True,
+) -> Context:  # fmt: skip
+    """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
+    under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
+    (B, T), device = x.shape[:2], x.device
+    past = 0 if state is None else state.past
+    if state is not None and state.capacity is not None and not recording() and state.length + T > state.capacity:
+        raise ValueError(f"past_key_values has room for {state.capacity} tokens: {T} after {state.length} do not fit")
+    index = torch.arange(T, device=device) + (past if isinstance(past, int) else past[:, None])
+    padding = _padding(inputs.get("attention_mask"), B, T, state, placed)
+    documents = inputs.get("document_ids")
+    positions = inputs.get("position_ids")
+    check_shape("document_ids", documents, (B, T))
+    check_shape("position_ids", positions, (T,), (1, T), (B, T))
+    parents = inputs.get("tree_parents")
+    ctx = Context(
+        index=index, positions=index if index.dim() == 2 else index[None], padding=padding, documents=documents,
+        state=state, extras=() if parents is None else (Tree(parents),),
+    )  # fmt: skip
+    number = None
+    if counted is not None:
+        if padding is not None:  # pads on the left are not counted, whatever their id
+            counted = counted & (index >= leading_pads(padding))
+        number = ctx.of_these(ctx.remember(address, {"counted": counted})[0]["counted"].cumsum(-1))
+    if positions is None:
+        positions = ctx.positions
+        if counted is not None and number is not None:
+            if documents is not None:  # counted from 1 in each document
+                number = number - (number - counted.long()).gather(-1, first_of_document(documents))
+            # (number - 1) where counted, -1 elsewhere: the row just before the first position
+            positions = number * counted - 1
+        elif documents is not None:
+            positions = positions - first_of_document(documents)
+        elif padding is not None:
+            positions = (positions - leading_pads(padding)).clamp(min=0)
+    elif positions.dim() == 1:
+        positions = positions[None]
+    return ctx if positions is ctx.positions else ctx.having(positions=positions)
+
+
+def thinned(x: Tensor, ctx: Context, share: float) -> tuple[Tensor, Context]:
+    """DropToken [Akbari et al. 2021], for training: of each row all tokens (B, T, D) but a `share`, drawn anew, in
+    their order and with their positions; pads are the first to go."""
+    B, T = x.shape[:2]
+    chance = torch.rand(B, T, device=x.device)
+    if ctx.padding is not None:
+        chance = chance.masked_fill(~ctx.padding, 2.0)
+    kept = chance.argsort(-1)[:, : max(1, round(T * (1 - share)))].sort(-1).values  # (B, K)
+    padding = None if ctx.padding is None else ctx.padding.take_along_dim(kept, 1)
+    positions, index = ctx.positions.expand(B, -1).take_along_dim(kept, 1), torch.arange(kept.shape[1], device=x.device)
+    return x.take_along_dim(kept[..., None], 1), ctx.having(index=index, positions=positions, padding=padding)
+
+
+def _padding(mask: Tensor | None, B: int, T: int, state: State | None, placed: bool) -> Tensor | None:
+    """(B, S) True where real, over the past and these T tokens; None when nothing is padded."""
+    if mask is not None and mask.dim() != 2:
+        raise ValueError(f"attention_mask is (batch, tokens), got {tuple(mask.shape)}")
+    if state is not None and isinstance(state.past, Tensor):
+        # static: the caller gives the whole row or nothing, so that shapes stay
+        if mask is not None and mask.shape != (B, state.capacity):
+            raise ValueError(f"a static state's attention_mask is (batch, {state.capacity}), got {tuple(mask.shape)}")
+        spoilt = mask is not None and (placed or state.keeps_tokens) and not recording()
+        if mask is not None and spoilt and not bool(at_places(mask, state.past[:, None] + T - 1).all()):
+            why = "a row ends in pads, and a static state goes on behind them"
+            raise ValueError(f"attention_mask: {why}; pad on the left")
+        return state.padding if mask is None else mask.bool()
+    past = 0 if state is None else state.length
+    if mask is None:
+        if state is None or state.padding is None:
+            return None
+        mask = torch.ones(B, T, dtype=torch.bool, device=state.padding.device)
+    if mask.shape[0] != B or mask.shape[1] not in (past + T, T):
+        raise ValueError(f"attention_mask covers (batch {B}, {past + T} tokens), got {tuple(mask.shape)}")
+    if state is not None and past and (mask.shape[1] == T or state.realigned):
+        before = known(state.padding, (B, past), mask.device)
+        if mask.shape[1] > T and not recording() and bool((before.sum(1) != mask[:, :past].sum(1)).any()):
+            why = "hides other tokens of the past than before; give that of the new ones alone"
+            raise ValueError(f"attention_mask {why}")
+        mask = torch.cat((before.to(mask.dtype), mask[:, -T:]), dim=1)
+    mask = hiding(mask)
+    if state is not None:
+        state.padding, state.behind = mask, None if mask is None else pads_behind(mask[:, -T:])
+    return mask
+
+
+def pads_behind(mask: Tensor) -> Tensor | None:
+    """(B,) how many pads rows (B, T) end in; None where none does."""
+    if not recording() and bool(mask[:, -1].all()):
+        return None
+    return (mask.flip(1).cumsum(1) == 0).sum(1)

@@ -1,0 +1,150 @@
+"""Episodes as sequences: what an agent saw and did, and the return that was still to come [Chen et al. 2021].
+
+B batch, N time steps, T = 3 N tokens, S width of a state, A width of an action, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.recording import recording
+from anyformer.parts.embedding.text import Embedding, Tokens, text_context
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.position.absolute import Learned
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Site
+
+KINDS = 3  # tokens of a time step: return to go, state, action
+
+
+class TrajectoryEmbedding(Embedding, sees="itself"):
+    """Three tokens a time step (the return still to come, the state, the action), each a linear map of its numbers plus
+    the vector of its time step, then a norm. Of the table `everywhere` the first row is added to every token, as
+    published; `tokens` is a table that published checkpoints carry and nothing reads, as nothing reads "rewards"."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
+
+    state_width: int
+    action_width: int
+    steps: int = 4096  # of an episode at most
+    norm: Norm | None = LayerNorm()
+    everywhere: Learned | None = None
+    tokens: Tokens | None = None
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        at_least(self, 1, "state_width", "action_width", "steps")
+        chance(self, "dropout")
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a row of tokens", "time steps")
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        widths = {"states": self.state_width, "actions": self.action_width, "returns_to_go": 1}
+        return {**{name: (length, each) for name, each in widths.items()}, "timesteps": (length,)}
+
+    def vectors(self, length: int) -> int:
+        return KINDS * length
+
+    def build(self, site: Site) -> nn.Module:
+        return TrajectoryEmbeddingModule(self, site)
+
+
+class TrajectoryEmbeddingModule(nn.Module):
+    def __init__(self, part: TrajectoryEmbedding, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.time = nn.Embedding(part.steps, site.width)
+        self.to_go = nn.Linear(1, site.width)
+        self.state = nn.Linear(part.state_width, site.width)
+        self.action = nn.Linear(part.action_width, site.width)
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.everywhere = part.everywhere.build(site.child("everywhere")) if part.everywhere else None
+        self.tokens = Unread(part.tokens.vocab_size, site.width) if part.tokens else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        part, states = self.part, inputs.get("states")
+        if states is None or states.dim() != 3 or states.shape[2] != part.state_width:
+            shape = None if states is None else tuple(states.shape)
+            raise ValueError(f"states is (batch, time steps, {part.state_width}), got {shape}")
+        B, N = states.shape[:2]
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "actions": [(B, N, part.action_width)], "returns_to_go": [(B, N, 1)], "timesteps": [(B, N), (1, N)],
+        }  # fmt: skip
+        for name, allowed in shapes.items():
+            if inputs.get(name) is None:
+                raise ValueError(f"give {name} beside states")
+            check_shape(name, inputs[name], *allowed)
+        times = inputs["timesteps"]
+        if not recording() and not (int(times.min()) >= 0 and int(times.max()) < part.steps):
+            raise ValueError(f"timesteps go from 0 to {part.steps - 1}, got {int(times.min())} to {int(times.max())}")
+        each = self.to_go(inputs["returns_to_go"]), self.state(states), self.action(inputs["actions"])
+        time = self.time(times)
+        x, ctx = in_turn([kind + time for kind in each], inputs.get("attention_mask"), state)
+        x = x if self.norm is None else self.norm(x)
+        if self.everywhere is not None:
+            x = x + self.everywhere(torch.zeros_like(ctx.index[..., :1])).to(x.dtype)
+        return (F.dropout(x, part.dropout) if self.training and part.dropout else x), ctx
+
+
+def in_turn(kinds: Sequence[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, Context]:
+    """Several kinds of token (B, N, D) one after the other at each of N steps, (B, T, D); the mask (B, N) is theirs."""
+    x = torch.stack([*kinds], dim=2).flatten(1, 2)
+    mask = None if mask is None else mask.repeat_interleave(len(kinds), 1)
+    return x, text_context(x, {"attention_mask": mask}, state)
+
+
+class Unread(nn.Embedding):
+    """A table that files hold and nothing looks at: it does not learn."""
+
+    silent = True
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__(count, width)
+        self.requires_grad_(False)
+
+
+class TrajectoryHead(Head, sees="itself"):
+    """From a state the action, and from an action the next state and the return that is left."""
+
+    needs: ClassVar[tuple[str, ...]] = ("time steps",)
+    remembers: ClassVar[bool] = False
+
+    state_width: int
+    action_width: int
+    bounded: bool = True  # actions lie between -1 and 1
+
+    def check(self) -> None:
+        at_least(self, 1, "state_width", "action_width")
+
+    def build(self, site: Site) -> nn.Module:
+        return TrajectoryModule(self, site.width)
+
+
+class TrajectoryModule(HeadModule):
+    unlisted = ("last_hidden_state", "hidden_states", "attentions")
+
+    def __init__(self, part: TrajectoryHead, width: int) -> None:
+        super().__init__()
+        self.bounded = part.bounded
+        self.state = nn.Linear(width, part.state_width)
+        self.action = nn.Linear(width, part.action_width)
+        self.to_go = nn.Linear(width, 1)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
+        action = self.action(seen)
+        return {
+            "state_preds": self.state(done), "action_preds": action.tanh() if self.bounded else action,
+            "return_preds": self.to_go(done), "last_hidden_state": x,
+        }  # fmt: skip

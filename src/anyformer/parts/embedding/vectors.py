@@ -1,0 +1,50 @@
+"""Inputs that are vectors already: measurements, features of another model, torch.nn.Transformer's arguments."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.text import Embedding, text_context
+from anyformer.parts.position.absolute import AbsolutePosition, add_position
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import State
+from anyformer.specs.part import Site
+
+
+class Vectors(Embedding, sees="itself"):
+    """inputs_embeds (B, T, D) as they are, with positions where a scheme is given."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("inputs_embeds", "attention_mask", "position_ids", "document_ids")
+
+    position: AbsolutePosition | None = None
+    dropout: float = 0.0
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("a row of tokens",)
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {"inputs_embeds": (length, width)}
+
+    def build(self, site: Site) -> nn.Module:
+        return VectorsModule(self, site)
+
+
+class VectorsModule(nn.Module):
+    def __init__(self, part: Vectors, site: Site) -> None:
+        super().__init__()
+        self.width, self.dropout = site.width, part.dropout
+        self.position = part.position.build(site.child("position")) if part.position else None
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        x = inputs.get("inputs_embeds")
+        if x is None or x.dim() != 3 or x.shape[-1] != self.width:
+            shape = None if x is None else tuple(x.shape)
+            raise ValueError(f"inputs_embeds is (batch, tokens, {self.width}), got {shape}")
+        ctx = text_context(x, inputs, state)
+        if self.position is not None:
+            x = add_position(self.position, x, ctx)
+        return (F.dropout(x, self.dropout) if self.training and self.dropout else x), ctx

@@ -1,0 +1,1 @@
+"""Feed-forward layers: MLP, gated MLP, experts, product-key memory."""

@@ -1,0 +1,87 @@
+"""Position-wise feed-forward layers. F inner width, D width."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.fused_linear import Joined, LinearThenGELU
+from anyformer.parts.op import Op, Reshaping
+from anyformer.runtime.context import Context
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Site
+
+
+class MLP(Reshaping, sees="itself", called=("FFN", "feed-forward", "position-wise")):
+    """down(activation(up(x)))"""
+
+    width: int
+    activation: Activation = "gelu"
+    bias: bool = True
+    dropout: float = 0.0  # on the inner activations
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "out")
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return MLPModule(self, site.width)
+
+
+class MLPModule(nn.Module):
+    def __init__(self, part: MLP, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, part.out_width(width), bias=part.bias)
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.up_gelu: LinearThenGELU | None = None  # both in one, where transforms/fuse.py joined them for training
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if self.up_gelu is not None and self.up_gelu.covers(self.up, x):
+            inner = self.up_gelu(x)
+        else:
+            inner = self.activation(self.up(x))
+        if self.dropout and self.training:
+            inner = F.dropout(inner, self.dropout)
+        return self.down(inner)
+
+
+class GatedMLP(
+    Op, sees="itself",
+    called=("SwiGLU (activation='silu')", "GeGLU (activation='gelu')", "ReGLU (activation='relu')",
+            "GLU (activation='sigmoid')", "LiGLU (activation='identity')"),
+):  # fmt: skip
+    """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
+
+    width: int
+    activation: Activation = "silu"
+    bias: bool = False
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return GatedMLPModule(self, site.width)
+
+
+class GatedMLPModule(nn.Module):
+    def __init__(self, part: GatedMLP, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, part.width, bias=part.bias)
+        self.up = nn.Linear(width, part.width, bias=part.bias)
+        self.down = nn.Linear(part.width, width, bias=part.bias)
+        self.gate_up: Joined | None = None  # both in one product, where transforms/fuse.py joined them
+        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if self.gate_up is not None and self.gate_up.covers(self.gate, self.up):
+            gate, up = self.gate_up(x)
+        else:
+            gate, up = self.gate(x), self.up(x)
+        inner = self.activation(gate) * up
+        if self.dropout and self.training:
+            inner = F.dropout(inner, self.dropout)
+        return self.down(inner)

@@ -1,0 +1,326 @@
+"""Mixtures of experts: many feed-forward layers of which each token uses a few. Who goes where is a value, the router.
+
+B batch, T tokens, N = B T, D width, F inner width, E experts, k experts a token, M = N k.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.grouped import cast, grouped_linear, takes_rest
+from anyformer.parts.activation import ACTIVATIONS
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import first_of_document
+from anyformer.runtime.state import PerToken
+from anyformer.runtime.taps import ROUTER, Declared
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
+
+
+@dataclasses.dataclass
+class Routing:
+    """Where the tokens go."""
+
+    experts: Tensor  # (N, k), E where a token goes nowhere
+    weights: Tensor  # (N, k), of what the experts say
+    logits: Tensor  # of all experts, as published: (N, E) or (B, T, E)
+
+
+class Router(Part):
+    """Chooses `top_k` of the experts for every token."""
+
+    top_k: int = 1
+
+    def check(self) -> None:
+        at_least(self, 1, "top_k")
+
+    def make(self, site: Site, num_experts: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class TopK(Router, sees="itself", called=("Mixtral router",)):
+    """The k experts with the highest scores (Mixtral), where experts stand in groups only those of the best groups
+    [DeepSeek-V2, 2024], where `correction` is on chosen with a bias that balances the load without a loss and says
+    nothing about the weights [Wang et al. 2024; DeepSeek-V3]."""
+
+    score: Literal["softmax", "sigmoid"] = "softmax"  # over all experts, or of each alone
+    normalize: bool = True  # the weights of the chosen add up to 1
+    scale: float = 1.0  # of the weights
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1  # how many of its experts speak for a group
+    correction: bool = False
+    float32: bool = False  # scores are computed in fp32 whatever the model is
+
+    def check(self) -> None:
+        at_least(self, 1, "top_k", "groups", "top_groups", "group_best")
+        if self.top_groups > self.groups:
+            raise ValueError(f"TopK.top_groups is {self.top_groups} of {self.groups} groups")
+
+    def make(self, site: Site, num_experts: int) -> nn.Module:
+        size = num_experts // self.groups
+        if num_experts % self.groups:
+            raise ValueError(f"{site.address}: {num_experts} experts do not make {self.groups} equal groups")
+        if self.top_groups * size < self.top_k or (self.groups > 1 and size < self.group_best):
+            found = f"{self.top_groups} groups of {size} experts"
+            raise ValueError(f"{site.address}: no {self.top_k} experts a token in {found}, or too few to rank a group")
+        return TopKModule(self, site, num_experts)
+
+
+class TopKModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
+    correction: Tensor | None
+    exact = ("correction",)  # fp32 in every checkpoint
+
+    def __init__(self, part: TopK, site: Site, num_experts: int) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        self.register_buffer("correction", torch.zeros(num_experts) if part.correction else None)
+        self.starts = {"correction": 0.0}
+
+    def forward(self, x: Tensor, ctx: Context) -> Routing:
+        x = x.flatten(0, 1)
+        logits = F.linear(x.float(), self.weight.float()) if self.part.float32 else F.linear(x, self.weight)
+        logits = ctx.tap(self.address, "logits", logits)
+        scores = self.scores(logits)
+        experts = self.choose(scores)
+        weights = scores.gather(1, experts)
+        if self.part.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights if self.part.scale == 1 else weights * self.part.scale
+        return Routing(experts, ctx.tap(self.address, "weights", weights), logits)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.float().softmax(-1) if self.part.score == "softmax" else logits.float().sigmoid()
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """(N, E) -> (N, k)"""
+        part = self.part
+        if self.correction is not None:
+            scores = scores + self.correction
+        if part.top_groups < part.groups:
+            grouped = scores.unflatten(1, (part.groups, -1))
+            best = grouped.topk(part.group_best, dim=-1).values.sum(-1).topk(part.top_groups, dim=-1).indices
+            kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, True)
+            scores = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(1)
+        return scores.topk(part.top_k, dim=-1, sorted=False).indices
+
+    @torch.no_grad()
+    def rebalance(self, logits: Tensor, rate: float) -> None:
+        """After a training step: experts that got more than their share of its tokens are chosen a little less."""
+        assert self.correction is not None
+        load = torch.bincount(self.choose(self.scores(logits)).flatten(), minlength=self.correction.shape[0]).float()
+        self.correction += rate * torch.sign(load.mean() - load)
+
+
+def rebalance(model: nn.Module, router_logits: tuple[Tensor, ...], rate: float = 1e-3) -> None:
+    """Moves the corrections of all routers against the load of one training step [Wang et al. 2024]; `router_logits`
+    are what the model gives with output_router_logits=True."""
+    routers = [module for module in model.modules() if isinstance(module, MoEModule)]
+    for moe, logits in zip(routers, router_logits, strict=True):
+        if getattr(moe.router, "correction", None) is not None:
+            moe.router.rebalance(logits, rate)
+
+
+class Switch(Router, sees="past", called=("Switch Transformer", "top-1 router")):
+    """One expert a token, `capacity` tokens an expert and text: who comes later than that gets nothing from this layer
+    [Fedus et al. 2021]."""
+
+    top_k: int = 1
+    capacity: int = 64
+    bias: bool = False
+    jitter: float = 0.0  # the router reads its input times 1 +- this in training
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # that the router computes in
+
+    def check(self) -> None:
+        at_least(self, 0, "jitter", "capacity")
+        if self.top_k != 1:
+            raise ValueError(f"Switch.top_k is {self.top_k}; a switch sends a token to 1 expert")
+
+    def make(self, site: Site, num_experts: int) -> nn.Module:
+        return SwitchModule(self, site, num_experts)
+
+
+class SwitchModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
+
+    def __init__(self, part: Switch, site: Site, num_experts: int) -> None:
+        super().__init__()
+        self.part, self.address, self.num_experts = part, site.address, num_experts
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        self.bias = nn.Parameter(torch.empty(num_experts)) if part.bias else None
+
+    def state_spec(self) -> PerToken:
+        """The expert of every token: capacity counts those of the past too."""
+        return PerToken({"expert": ()}, dtypes={"expert": torch.int32})
+
+    def forward(self, x: Tensor, ctx: Context) -> Routing:
+        dtype = getattr(torch, self.part.dtype)
+        seen = _jitter(x.to(dtype), self.part.jitter) if self.training else x.to(dtype)
+        logits = F.linear(seen, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        logits = ctx.tap(self.address, "logits", logits)
+        weights, experts = logits.softmax(-1).to(x.dtype).max(-1)  # (B, T)
+        kept = self.rank(experts, ctx) <= self.part.capacity
+        experts = experts.masked_fill(~kept, self.num_experts)
+        weights = ctx.tap(self.address, "weights", weights.masked_fill(~kept, 0).view(-1, 1))
+        return Routing(experts.view(-1, 1), weights, logits)
+
+    def rank(self, experts: Tensor, ctx: Context) -> Tensor:
+        """(B, T) -> (B, T): the how manieth token of its text (or document) each one is at its expert. Pads come
+        after all real tokens, wherever they stand."""
+        chosen = ctx.remember(self.address, {"expert": experts.int()})[0]["expert"].long()
+        taken = F.one_hot(chosen, self.num_experts)  # (B, S, E)
+        real = None if ctx.padding is None else ctx.padding[:, : chosen.shape[1], None]
+        before = (taken if real is None else taken * real).cumsum(1)
+        if ctx.documents is not None and before.shape[1] == experts.shape[1]:
+            first = first_of_document(ctx.documents)
+            before = before - F.pad(before, (0, 0, 1, 0)).take_along_dim(first[..., None], 1)
+        if real is not None:
+            pads = (taken * ~real).cumsum(1) + before[:, -1:]
+            before = torch.where(real, before, pads)
+        return ctx.of_these(before).gather(2, experts[..., None])[..., 0]
+
+
+class NoisyTopK(Router, sees="itself", called=("sparsely-gated",)):
+    """Softmax over the k best of noisy scores; the amount of noise is learned too [Shazeer et al. 2017]. In training
+    the squared coefficients of variation of the experts' importance and of their load go to the losses."""
+
+    top_k: int = 4
+
+    def make(self, site: Site, num_experts: int) -> nn.Module:
+        return NoisyTopKModule(self, site, num_experts)
+
+
+class NoisyTopKModule(nn.Module):
+    tapped: ClassVar[Declared] = ROUTER
+
+    def __init__(self, part: NoisyTopK, site: Site, num_experts: int) -> None:
+        super().__init__()
+        self.top_k, self.address = part.top_k, site.address
+        self.weight = nn.Parameter(torch.empty(num_experts, site.width))
+        self.noise = nn.Parameter(torch.empty(num_experts, site.width))
+        self.starts = {"weight": 0.0, "noise": 0.0}  # so that all experts start with the same load
+
+    def forward(self, x: Tensor, ctx: Context) -> Routing:
+        x = x.flatten(0, 1)
+        clean = F.linear(x, self.weight).float()
+        logits, spread = clean, None
+        if self.training:
+            spread = F.softplus(F.linear(x, self.noise).float()) + 1e-2
+            logits = clean + torch.randn_like(clean) * spread
+        logits = ctx.tap(self.address, "logits", logits)
+        scores, experts = logits.topk(self.top_k, dim=-1)
+        weights = ctx.tap(self.address, "weights", scores.softmax(-1))
+        if spread is not None and self.top_k < logits.shape[1]:
+            importance = torch.zeros_like(clean).scatter(1, experts, weights).sum(0)
+            for name, value in (("importance", importance), ("load", self.load(clean, logits, spread))):
+                ctx.losses.setdefault(name, []).append(value.var(correction=0) / (value.mean() ** 2 + 1e-10))
+        return Routing(experts, weights, logits)
+
+    def load(self, clean: Tensor, noisy: Tensor, spread: Tensor) -> Tensor:
+        """(E,) how many tokens each expert would get were its noise drawn again: smooth, so that it can be learned."""
+        best = noisy.topk(self.top_k + 1, dim=-1).values
+        inside = noisy >= best[:, -2:-1]  # chosen: then the (k+1)-th is the one to beat, otherwise the k-th
+        threshold = torch.where(inside, best[:, -1:], best[:, -2:-1])
+        return torch.special.ndtr((clean - threshold) / spread).sum(0)
+
+
+def _jitter(x: Tensor, amount: float) -> Tensor:
+    return x * torch.empty_like(x).uniform_(1 - amount, 1 + amount) if amount else x
+
+
+class MoE(Op, sees="itself", called=("mixture of experts", "sparse experts")):
+    """`num_experts` feed-forward layers like `expert`; `shared` is one more that every token uses [Dai et al. 2024]."""
+
+    routes: ClassVar[bool] = True
+
+    num_experts: int
+    router: Router
+    expert: MLP | GatedMLP
+    shared: MLP | GatedMLP | None = None
+    jitter: float = 0.0  # the input, also the experts', times 1 +- this in training (Mixtral)
+
+    def check(self) -> None:
+        at_least(self, 1, "num_experts")
+        at_least(self, 0, "jitter")
+        if self.router.top_k > self.num_experts:
+            raise ValueError(f"MoE: each token goes to {self.router.top_k} of {self.num_experts} experts")
+
+    def build(self, site: Site) -> nn.Module:
+        return MoEModule(self, site)
+
+
+class MoEModule(nn.Module):
+    router: Any
+
+    def __init__(self, part: MoE, site: Site) -> None:
+        super().__init__()
+        self.router = part.router.make(site.child("router"), part.num_experts)
+        self.experts = ExpertsModule(part, site.width)
+        self.shared = part.shared.build(site.child("shared")) if part.shared else None
+        self.jitter = part.jitter
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if self.training:
+            x = _jitter(x, self.jitter)
+        routing = self.router(x, ctx)
+        if torch.is_grad_enabled() or ctx.wants(self.router.address, "logits"):  # for those who train, or ask
+            ctx.losses.setdefault("router_logits", []).append(routing.logits)
+        y = self.experts(x.flatten(0, 1), routing).view_as(x)
+        return y if self.shared is None else y + self.shared(x, ctx)
+
+
+class ExpertsModule(nn.Module):
+    """All experts of a layer, one tensor a matrix, inputs before outputs: of these, gates before ups where there are
+    gates."""
+
+    def __init__(self, part: MoE, width: int) -> None:
+        super().__init__()
+        E, inner, expert = part.num_experts, part.expert.width, part.expert
+        self.gated = isinstance(expert, GatedMLP)
+        both = 2 * inner if self.gated else inner
+        self.up = nn.Parameter(torch.empty(E, width, both))
+        self.down = nn.Parameter(torch.empty(E, inner, width))
+        self.up_bias = nn.Parameter(torch.empty(E, both)) if expert.bias else None
+        self.down_bias = nn.Parameter(torch.empty(E, width)) if expert.bias else None
+        self.starts = {"up_bias": 0.0, "down_bias": 0.0}
+        self.activation, self.dropout = ACTIVATIONS[expert.activation], expert.dropout
+        self.num_experts, self.top_k = E, part.router.top_k
+        self.unused = (E - self.top_k) / E  # the share of these parameters that a token does not use
+
+    def forward(self, x: Tensor, routing: Routing) -> Tensor:
+        """(N, D) -> (N, D)"""
+        k, E = routing.experts.shape[1], self.num_experts
+        x, up = cast(x, self.up)
+        chosen = routing.experts.flatten()  # (M,)
+        if not takes_rest(x, up):
+            chosen = chosen.clamp(max=E - 1)  # what goes nowhere has no weight
+        chosen, order = chosen.sort(stable=True)
+        ends = torch.searchsorted(chosen, torch.arange(E, device=x.device), right=True)
+        token = order if k == 1 else order // k
+        inner = grouped_linear(x.index_select(0, token), up, ends)
+        if self.up_bias is not None:
+            inner = inner + self.up_bias[chosen.clamp(max=E - 1)]
+        if self.gated:
+            gate, rest = inner.chunk(2, dim=-1)
+            inner = self.activation(gate) * rest
+        else:
+            inner = self.activation(inner)
+        if self.dropout and self.training:
+            inner = F.dropout(inner, self.dropout)
+        y = grouped_linear(*cast(inner, self.down), ends)
+        if self.down_bias is not None:
+            y = y + self.down_bias[chosen.clamp(max=E - 1)]
+        y = y * routing.weights.flatten()[order, None]
+        if k > 1:  # back to the order of the tokens, the sum of each one's experts in a fixed order
+            back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=x.device))
+            return y.index_select(0, back).unflatten(0, (-1, k)).sum(1).to(x.dtype)
+        return torch.empty_like(y).index_copy_(0, order, y).to(x.dtype)

@@ -1,0 +1,1 @@
+"""What works on the grid of an image: windows, pooling, convolutions, autoencoders."""

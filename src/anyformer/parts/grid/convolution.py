@@ -1,0 +1,261 @@
+"""Convolutions over the grid of an image.
+
+Tokens in reading order (B, N, D) are an image whose channels come last, which is how convolutions are fastest: nothing
+is moved on the way in or out. B batch, N pixels of the grid, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.embedding.text import Embedding
+from anyformer.parts.grid.layout import Down, Grid
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import BatchNorm, Norm
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
+
+
+class Convolution(Part, sees="all"):
+    """One over the grid, with zeros around it, a norm and an activation. Every `stride`-th row and column stays."""
+
+    kernel: int = 3
+    width: int | None = None  # of what it gives; that of the place it stands in unless said
+    stride: int = 1
+    bias: bool = False
+    norm: Norm | None = BatchNorm()
+    activation: Activation = "relu"
+
+    def check(self) -> None:
+        at_least(self, 1, "kernel", "width", "stride")
+        if self.kernel % 2 == 0:
+            raise ValueError(f"Convolution.kernel is odd, so that pixels keep their places; got {self.kernel}")
+
+    def coarser(self, grid: Grid) -> Grid:
+        return Grid(*(-(-side // self.stride) for side in grid))
+
+    def build(self, site: Site, inputs: int | None = None) -> nn.Module:
+        return ConvolutionLayer(self, inputs or site.width, site)
+
+
+class ConvolutionLayer(nn.Module):
+    """Maps x (B, N, inputs) and its grid to both."""
+
+    def __init__(self, part: Convolution, inputs: int, site: Site) -> None:
+        super().__init__()
+        width = part.width or site.width
+        self.taps = Taps(inputs, width, part)
+        self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        y = self.taps(x.unflatten(1, grid))
+        x, grid = y.flatten(1, 2), Grid(y.shape[1], y.shape[2])
+        return self.activation(x if self.norm is None else self.norm(x)), grid
+
+
+class Taps(nn.Module):
+    """The weights (outputs, rows, columns, inputs) are laid out as the pixels are: libraries of convolutions would turn
+    others round in every pass."""
+
+    def __init__(self, inputs: int, outputs: int, part: Convolution) -> None:
+        super().__init__()
+        self.kernel, self.stride = part.kernel, part.stride
+        self.weight = nn.Parameter(torch.empty(outputs, part.kernel, part.kernel, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if part.bias else None
+        self.starts = {"weight": Normal(std=math.sqrt(2 / (outputs * part.kernel**2)))}  # by outputs [He et al. 2015]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, rows, columns, inputs) -> the same, of outputs"""
+        if self.kernel == 1:  # a product
+            return F.linear(x[:, :: self.stride, :: self.stride], self.weight.flatten(1), self.bias)
+        pixels, weight = x.permute(0, 3, 1, 2), self.weight.permute(0, 3, 1, 2)
+        return F.conv2d(pixels, weight, self.bias, self.stride, self.kernel // 2).permute(0, 2, 3, 1)
+
+
+class ConvolutionChain(nn.Module):
+    """One after another; the last is as wide as its place."""
+
+    def __init__(self, layers: tuple[Convolution, ...], inputs: int, site: Site) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for i, layer in enumerate(layers):
+            self.layers.append(layer.build(site.child(f"layers.{i}"), inputs))
+            inputs = layer.width or site.width
+
+    def run(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        for layer in self.layers:
+            x, grid = layer(x, grid)
+        return x, grid
+
+
+def check_layers(part: Any) -> None:
+    if not part.layers or part.layers[-1].width is not None:
+        line = "one Convolution or more, of which the last is as wide as its place: leave its width out"
+        raise ValueError(f"{type(part).__name__}.layers: {line}")
+
+
+class Convolutions(Op, sees="all", called=("ResNet", "bottleneck")):
+    """Convolutions one after another, on a grid that stays as it is: two of 3 x 3, or narrow ones between two that are
+    1 x 1 [He et al. 2016]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    layers: tuple[Convolution, ...]
+
+    def check(self) -> None:
+        check_layers(self)
+        if any(layer.stride > 1 for layer in self.layers):
+            raise ValueError("Convolutions.layers: a stride above 1 belongs to a step between stages (ResidualDown)")
+
+    @property
+    def instead(self) -> str:
+        return "ConvolutionModule(causal=True)"
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionsModule(self.layers, site.width, site)
+
+
+class ConvolutionsModule(ConvolutionChain):
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        grid = ctx.extra(Grid)
+        assert grid is not None, "convolutions go over grids"
+        if ctx.padding is not None:
+            raise ValueError("convolutions go over whole grids: give no attention_mask")
+        return self.run(x, grid)[0]
+
+
+class ResidualDown(Down, sees="all", called=("ResNet's first layer of a stage",)):
+    """activation(skip(x) + layers(x)): a residual step that ends wider, or on a coarser grid, so that the skip is a
+    convolution too [He et al. 2016]."""
+
+    width: int
+    layers: tuple[Convolution, ...]
+    skip: Convolution
+    activation: Activation = "relu"
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        check_layers(self)
+        if self.skip.width is not None or self.skip.stride != self.stride:
+            raise ValueError(f"ResidualDown.skip has no width of its own, and the stride of all layers, {self.stride}")
+
+    @property
+    def stride(self) -> int:
+        return math.prod(layer.stride for layer in self.layers)
+
+    def coarser(self, grid: Grid) -> Grid:
+        for layer in self.layers:
+            grid = layer.coarser(grid)
+        return grid
+
+    def out_width(self, width: int) -> int:
+        return self.width
+
+    def build(self, site: Site) -> nn.Module:
+        return ResidualDownModule(self, site)
+
+
+class ResidualDownModule(ConvolutionChain):
+    def __init__(self, part: ResidualDown, site: Site) -> None:
+        wider = Site(width=part.width, layer=site.layer, depth=site.depth, address=site.address)
+        super().__init__(part.layers, site.width, wider)
+        self.skip = part.skip.build(wider.child("skip"), site.width)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        skip, _ = self.skip(x, grid)
+        x, grid = self.run(x, grid)
+        return self.activation(skip + x), grid
+
+
+class GridEmbedding(Embedding):
+    """A picture that convolutions make a grid of vectors of."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    any_size: ClassVar[bool] = False  # whether it reads pictures of other sizes than `image_size`
+
+    image_size: tuple[int, int]  # rows, columns
+    channels: int = 3
+
+    @property
+    def grid(self) -> Grid:
+        """What a picture of `image_size` becomes."""
+        raise NotImplementedError
+
+    @property
+    def instead(self) -> str:
+        return "TextEmbedding(tokens=...)"
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("an image", "a grid")
+
+    def row(self, length: int, width: int) -> dict[str, tuple[int, ...]]:
+        return {self.inputs[0]: (self.channels, *self.image_size)}
+
+    def vectors(self, length: int) -> int:
+        return math.prod(self.grid)
+
+
+def check_pixels(inputs: dict[str, Any], part: GridEmbedding) -> Tensor:
+    """(B, C, H, W) of what is read."""
+    name, pixels = part.inputs[0], inputs.get(part.inputs[0])
+    sides = ("height", "width") if part.any_size else part.image_size
+    fits = pixels is not None and pixels.dim() == 4 and pixels.shape[1] == part.channels
+    if pixels is None or not fits or not (part.any_size or tuple(pixels.shape[2:]) == part.image_size):
+        found = None if pixels is None else tuple(pixels.shape)
+        raise ValueError(f"{name} is (batch, {part.channels} channels, {sides[0]}, {sides[1]}), got {found}")
+    return pixels
+
+
+class ConvolutionEmbedding(GridEmbedding, sees="all", called=("ResNet stem",)):
+    """Pixels through convolutions, and the largest of each `pool` x `pool` neighbours at every second place
+    [He et al. 2016]. It reads images of any size; `image_size` is the one that is counted."""
+
+    any_size: ClassVar[bool] = True
+
+    layers: tuple[Convolution, ...]
+    pool: int | None = 3
+    image_size: tuple[int, int] = (224, 224)
+
+    @property
+    def grid(self) -> Grid:
+        grid = Grid(*self.image_size)
+        for layer in self.layers:
+            grid = layer.coarser(grid)
+        return grid if self.pool is None else Grid(*(-(-side // 2) for side in grid))
+
+    def check(self) -> None:
+        check_layers(self)
+        at_least(self, 1, "pool", "channels")
+        if min(self.image_size) < 1 or (self.pool is not None and self.pool % 2 == 0):
+            raise ValueError("ConvolutionEmbedding: images of at least one pixel, and an odd pool")
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionEmbeddingModule(self, site)
+
+
+class ConvolutionEmbeddingModule(ConvolutionChain):
+    def __init__(self, part: ConvolutionEmbedding, site: Site) -> None:
+        super().__init__(part.layers, part.channels, site)
+        self.part = part
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        pixels, pool = check_pixels(inputs, self.part), self.part.pool
+        x, grid = pixels.permute(0, 2, 3, 1).flatten(1, 2).contiguous(), Grid(pixels.shape[2], pixels.shape[3])
+        x, grid = self.run(x, grid)
+        if pool is not None:
+            y = F.max_pool2d(x.unflatten(1, grid).permute(0, 3, 1, 2), pool, stride=2, padding=pool // 2)
+            x, grid = y.permute(0, 2, 3, 1).flatten(1, 2), Grid(y.shape[2], y.shape[3])
+        index = torch.arange(x.shape[1], device=x.device)
+        return x, Context(index=index, positions=index[None], extras=(grid,))

@@ -1,0 +1,322 @@
+"""Pictures squeezed into a small grid and drawn again: DALL-E's discrete autoencoder [Ramesh et al. 2021], codes of
+rounded numbers [Mentzer et al. 2024], and the numbers that latent diffusion works on [Rombach et al. 2022].
+
+B batch, C channels, H W pixels, N places of the grid, D width, E width of the latent, K codes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.grid.convolution import GridEmbedding, check_pixels
+from anyformer.parts.grid.windows import Grid
+from anyformer.parts.init import Kaiming, Normal
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import State
+from anyformer.specs.checks import at_least, positive
+from anyformer.specs.part import Part, Site
+
+
+class ConvEmbedding(GridEmbedding, sees="all", called=("convolutional encoder", "dVAE encoder")):
+    """A grid of vectors made of a picture by residual convolutions: stages of `widths`, from fine to coarse, each but
+    the first on half as many rows and columns as the one before, of which the highest values stay."""
+
+    widths: tuple[int, ...] = (256, 512, 1024, 2048)
+    blocks: int = 2  # in each stage
+    kernel: int = 7  # of the first convolution
+
+    def check(self) -> None:
+        at_least(self, 1, "channels", "blocks")
+        check_stages("ConvEmbedding", self.widths, self.blocks)
+        if self.kernel % 2 == 0:
+            raise ValueError(f"ConvEmbedding.kernel is {self.kernel}; an odd one keeps pixels in their places")
+        if any(side < self.factor or side % self.factor for side in self.image_size):
+            size = " x ".join(map(str, self.image_size))
+            raise ValueError(f"ConvEmbedding: {len(self.widths)} stages halve {size} pixels into a fraction of one")
+
+    @property
+    def factor(self) -> int:
+        """How many rows of pixels become one of the grid."""
+        return 2 ** (len(self.widths) - 1)
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.image_size[0] // self.factor, self.image_size[1] // self.factor)
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvEmbeddingModule(self, site.width)
+
+
+class ConvEmbeddingModule(nn.Module):
+    def __init__(self, part: ConvEmbedding, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.first = nn.Conv2d(part.channels, part.widths[0], part.kernel, padding=part.kernel // 2)
+        self.stages = staged(part.widths[0], part.widths, part.blocks)
+        self.out = nn.Conv2d(part.widths[-1], width, 1)
+        self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming()}
+
+    def forward(self, inputs: dict[str, Any], state: State | None = None) -> tuple[Tensor, Context]:
+        x = self.first(check_pixels(inputs, self.part))
+        for i, stage in enumerate(self.stages):
+            x = stage(F.max_pool2d(x, 2) if i else x)
+        x = self.out(F.relu(x))
+        grid = Grid(x.shape[2], x.shape[3])
+        index = torch.arange(math.prod(grid), device=x.device)
+        return x.flatten(2).transpose(1, 2), Context(index=index, positions=index[None], extras=(grid,))
+
+
+class Painter(Part):
+    """Makes pixels of a grid of vectors, in stages of `widths` from coarse to fine."""
+
+    channels: int = 3
+    widths: tuple[int, ...]
+    blocks: int = 2
+
+    def check(self) -> None:
+        at_least(self, 1, "channels", "blocks")
+        check_stages(type(self).__name__, self.widths, self.blocks)
+
+    def finer(self, grid: Grid) -> Grid:
+        """The grid of pixels."""
+        return Grid(*(side * 2 ** (len(self.widths) - 1) for side in grid))
+
+    def out_width(self, width: int) -> int:
+        return self.channels
+
+
+class ConvPainter(Painter, sees="all", called=("convolutional decoder", "dVAE decoder")):
+    """Pixels made of a grid of vectors by residual convolutions: each stage but the first is on twice as many rows and
+    columns as the one before."""
+
+    widths: tuple[int, ...] = (2048, 1024, 512, 256)
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvPainterModule(self, site.width)
+
+
+class ConvPainterModule(nn.Module):
+    def __init__(self, part: ConvPainter, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, part.widths[0], 1)
+        self.stages = staged(part.widths[0], part.widths, part.blocks)
+        self.out = nn.Conv2d(part.widths[-1], part.channels, 1)
+        self.starts = {"first.weight": Kaiming(gain=1.0), "out.weight": Kaiming(gain=1.0)}
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, E) -> (B, C, H, W)"""
+        x = self.first(x.transpose(1, 2).unflatten(2, grid))
+        for i, stage in enumerate(self.stages):
+            x = stage(F.interpolate(x, scale_factor=2.0) if i else x)
+        return self.out(F.relu(x))
+
+
+def check_stages(kind: str, widths: tuple[int, ...], blocks: int) -> None:
+    if not widths or min(widths) < 1:
+        raise ValueError(f"{kind}.widths are {widths}; a width of at least 1 for each stage")
+    if len(widths) > 20 or blocks > 1000:  # a hostile file must not keep a machine busy for hours
+        raise ValueError(f"{kind}: {len(widths):,} stages of {blocks:,} blocks; at most 20 of 1,000 can be built")
+
+
+def staged(width: int, widths: tuple[int, ...], blocks: int) -> nn.ModuleList:
+    gain, found = 1 / (len(widths) * blocks), nn.ModuleList()
+    for wide in widths:
+        inputs = (width, *[wide] * (blocks - 1))
+        found.append(nn.Sequential(*[ResidualConvolution(given, wide, gain) for given in inputs]))
+        width = wide
+    return found
+
+
+class ResidualConvolution(nn.Module):
+    """Three 3 x 3 convolutions of a quarter of the width and one that widens again, added to what came in [Ramesh et
+    al. 2021]; by `gain` the sum of many starts near the first."""
+
+    def __init__(self, inputs: int, width: int, gain: float) -> None:
+        super().__init__()
+        inner = max(width // 4, 1)
+        self.skip = nn.Conv2d(inputs, width, 1) if inputs != width else None
+        self.inner = nn.ModuleList([nn.Conv2d(given, inner, 3, padding=1) for given in (inputs, inner, inner)])
+        self.out = nn.Conv2d(inner, width, 1)
+        self.gain = gain
+        self.starts = {f"{name}.weight": Kaiming() for name in ("out", "inner.0", "inner.1", "inner.2")}
+        self.starts["skip.weight"] = Kaiming(gain=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for convolution in self.inner:
+            y = convolution(F.relu(y))
+        return (x if self.skip is None else self.skip(x)) + self.gain * self.out(F.relu(y))
+
+
+# -- what stands at each place of the grid ----------------------------------------------------------------------------
+
+
+class Latent(Part):
+    """What a picture is squeezed into. Its module's `read` maps what stands at a place of the grid (B, N, D) to codes
+    (B, N), or to numbers (B, N, E) where it is not `discrete`; `vectors` is what is drawn of them (B, N, E); and
+    `forward` does both as they are learnt, with the price of it at each place (B, N)."""
+
+    discrete: ClassVar[bool] = True
+
+    width: int = 128  # E
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+
+    def out_width(self, width: int) -> int:
+        return self.width
+
+
+class GumbelCodes(Latent, sees="itself", called=("discrete VAE", "dVAE", "DALL-E")):
+    """Each place is one of so many codes: the likeliest, and while it learns one that is drawn, with the gradient of a
+    softer draw at `temperature` [Jang et al. 2017]; `soft` hands on the softer draw itself, as DALL-E did while it
+    lowered the temperature. The price is how far the chances are from equal, in nats."""
+
+    codes: int = 8192
+    temperature: float = 1.0
+    soft: bool = False
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 2, "codes")
+        positive(self, "temperature")
+
+    def build(self, site: Site) -> nn.Module:
+        return GumbelCodesModule(self, site.width)
+
+
+class GumbelCodesModule(nn.Module):
+    def __init__(self, part: GumbelCodes, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.choose = nn.Linear(width, part.codes)
+        self.table = nn.Parameter(torch.empty(part.codes, part.width))
+        self.starts = {"choose.weight": Kaiming(gain=1.0), "table": Normal(std=1.0)}
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.choose(x).argmax(-1)
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        return F.embedding(codes, self.table)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.choose(x).float()
+        logs = scores.log_softmax(-1)
+        price = (logs.exp() * logs).sum(-1) + math.log(self.part.codes)
+        if not self.training:
+            return self.vectors(scores.argmax(-1)), price
+        drawn = F.gumbel_softmax(scores, tau=self.part.temperature, hard=not self.part.soft)
+        return drawn.to(self.table.dtype) @ self.table, price
+
+
+class RoundedCodes(Latent, sees="itself", called=("FSQ", "finite scalar quantisation", "VQ-VAE")):
+    """Each place is a few numbers, each rounded to one of so many `levels`, and a code is all of them together; the
+    gradient passes as if nothing had been rounded [Mentzer et al. 2024]. It costs nothing, and every code is used."""
+
+    levels: tuple[int, ...] = (8, 5, 5, 5)
+
+    def check(self) -> None:
+        super().check()
+        if not self.levels or min(self.levels) < 2 or self.codes > 2**31:
+            raise ValueError(f"RoundedCodes.levels are {self.levels}; at least 2 for each number, 2^31 codes in all")
+
+    @property
+    def codes(self) -> int:
+        return math.prod(self.levels)
+
+    def build(self, site: Site) -> nn.Module:
+        return RoundedCodesModule(self, site.width)
+
+
+class RoundedCodesModule(nn.Module):
+    def __init__(self, part: RoundedCodes, width: int) -> None:
+        super().__init__()
+        self.levels = part.levels
+        self.narrow = nn.Linear(width, len(part.levels))
+        self.wide = nn.Linear(len(part.levels), part.width)
+        self.starts = {"narrow.weight": Kaiming(gain=1.0), "wide.weight": Kaiming(gain=1.0)}
+
+    def steps(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, numbers): from 0 to the last level of each, not rounded yet."""
+        most = torch.tensor(self.levels, device=x.device) - 1
+        return (self.narrow(x).float().tanh() + 1) / 2 * most
+
+    def said(self, steps: Tensor) -> Tensor:
+        most = torch.tensor(self.levels, device=steps.device) - 1
+        return self.wide((2 * steps / most - 1).to(self.wide.weight.dtype))
+
+    def places(self, device: torch.device) -> Tensor:
+        """What a step of each number is worth in a code: the first counts by ones."""
+        return torch.tensor([math.prod(self.levels[:i]) for i in range(len(self.levels))], device=device)
+
+    def read(self, x: Tensor) -> Tensor:
+        return (self.steps(x).round().long() * self.places(x.device)).sum(-1)
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        levels = torch.tensor(self.levels, device=codes.device)
+        return self.said((codes[..., None] // self.places(codes.device) % levels).float())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        steps = self.steps(x)
+        return self.said(steps + (steps.round() - steps).detach()), steps.new_zeros(x.shape[:2])
+
+
+class GaussianLatent(Latent, sees="itself", called=("KL autoencoder", "latent diffusion")):
+    """Each place is `width` numbers: their mean, and while it learns a draw around it with a variance of its own
+    [Kingma and Welling 2014]. The price is how far that is from plain normal numbers, in nats. Whoever draws in them is
+    given them times `scale`, so that they are about as large as noise [Rombach et al. 2022]."""
+
+    discrete: ClassVar[bool] = False
+
+    width: int = 4
+    scale: float | None = 1.0  # None: by what makes their mean square 1, measured while it learns
+    shift: float = 0.0  # taken from them before
+    project: bool = True  # mean and variance are products of what stands at a place; False: they stand there
+
+    def check(self) -> None:
+        super().check()
+        positive(self, "scale")
+
+    def build(self, site: Site) -> nn.Module:
+        return GaussianModule(self, site.width)
+
+
+class GaussianModule(nn.Module):
+    RECENT = 0.01  # of the mean square: the weight of the newest batch
+
+    square: Tensor | None
+
+    def __init__(self, part: GaussianLatent, width: int) -> None:
+        super().__init__()
+        self.given, self.shift = part.scale, part.shift
+        if not part.project and width != 2 * part.width:
+            raise ValueError(f"latent.project is False: a mean and a variance of {part.width} are not {width} numbers")
+        self.say = nn.Linear(width, 2 * part.width) if part.project else nn.Identity()
+        self.register_buffer("square", torch.zeros(()) if part.scale is None else None)  # 0: not measured yet
+        self.starts = {"say.weight": Kaiming(gain=1.0), "square": 0.0}
+
+    def scale(self) -> Tensor | float:
+        if self.square is None:
+            return self.given or 1.0
+        return torch.where(self.square > 0, self.square, 1.0).rsqrt()
+
+    def read(self, x: Tensor) -> Tensor:
+        return (self.say(x).chunk(2, dim=-1)[0] - self.shift) * self.scale()
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        return codes / self.scale() + self.shift
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log = self.say(x).float().chunk(2, dim=-1)
+        log = log.clamp(-30.0, 20.0)  # of the variance
+        price = (mean.square() + log.exp() - 1 - log).sum(-1) / 2
+        if self.training and self.square is not None:
+            now, before = mean.detach().square().mean().to(self.square.dtype), self.square
+            self.square.copy_(torch.where(before > 0, torch.lerp(before, now, self.RECENT), now))
+        z = mean + (log / 2).exp() * torch.randn_like(mean) if self.training else mean
+        return z.to(x.dtype), price

@@ -1,0 +1,48 @@
+"""Patch merging: four neighbours of a grid become one [Liu et al. 2021].
+
+B batch, C channels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.grid.layout import Down, Grid
+from anyformer.parts.norm import Norm
+from anyformer.specs.part import Site
+
+
+class Merge(Down, sees="all", called=("patch merging",)):
+    """Each 2 x 2 patches become one, twice as wide [Liu et al. 2021]. An odd grid is padded with zeros."""
+
+    pre_norm: Norm | None = None
+    post_norm: Norm | None = None  # of the wider patches (Swin V2)
+
+    def coarser(self, grid: Grid) -> Grid:
+        return Grid(-(-grid.rows // 2), -(-grid.columns // 2))
+
+    def out_width(self, width: int) -> int:
+        return 2 * width
+
+    def build(self, site: Site) -> nn.Module:
+        return MergeModule(self, site)
+
+
+class MergeModule(nn.Module):
+    def __init__(self, part: Merge, site: Site) -> None:
+        super().__init__()
+        self.pre_norm = part.pre_norm.build(site.child("pre_norm", width=4 * site.width)) if part.pre_norm else None
+        self.project = nn.Linear(4 * site.width, part.out_width(site.width), bias=False)
+        after = site.child("post_norm", width=part.out_width(site.width))
+        self.post_norm = part.post_norm.build(after) if part.post_norm else None
+
+    def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        x = x.unflatten(1, grid)
+        if grid[0] % 2 or grid[1] % 2:
+            x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
+        grid = Grid(x.shape[1] // 2, x.shape[2] // 2)
+        # (B, rows, 2, columns, 2, D) -> (B, N, 4 D), the upper left patch first, then the one below it
+        x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2, 5).flatten(3).flatten(1, 2)
+        x = self.project(x if self.pre_norm is None else self.pre_norm(x))
+        return (x if self.post_norm is None else self.post_norm(x)), grid

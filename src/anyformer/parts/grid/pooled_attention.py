@@ -1,0 +1,216 @@
+"""Attention on a grid that gets coarser on the way: queries, keys and values are pooled in each head [Fan et al. 2021].
+
+B batch, T tokens, H heads, K head width, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.attention import EVERYTHING, attend
+from anyformer.parts.grid.layout import (
+    NEEDS,
+    GridVectors,
+    KeyGrid,
+    Layout,
+    Sides,
+    laid_out,
+    layout,
+    on_grid,
+    with_stride,
+)
+from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import InHeads, Reshaping
+from anyformer.runtime.context import Context, leading_pads
+from anyformer.runtime.mask import FULL
+from anyformer.runtime.taps import MIXER, Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Site
+
+POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
+    "max": {2: F.max_pool2d, 3: F.max_pool3d}, "mean": {2: F.avg_pool2d, 3: F.avg_pool3d},
+}  # fmt: skip
+
+
+class GridPool(Part, sees="all"):
+    """Each window of `kernel` places of a grid becomes one vector, windows `stride` places apart and reaching half over
+    the edge: by a convolution of each channel, the same for all heads, or by its maximum or mean. What stands before
+    the grid goes through the norm alone."""
+
+    kernel: Sides
+    stride: Sides
+    by: Literal["convolution", "max", "mean"] = "convolution"
+    norm: Norm | None = None
+
+    def check(self) -> None:
+        if len(self.kernel) not in NEEDS or len(self.kernel) != len(self.stride):
+            found = f"kernel is {self.kernel} and stride {self.stride}"
+            raise ValueError(f"GridPool: {found}; both are of rows and columns, of a video after its frames")
+        if min(*self.kernel, *self.stride) < 1:
+            raise ValueError(f"GridPool: kernel is {self.kernel} and stride {self.stride}; they must be at least 1")
+
+    @property
+    def edge(self) -> Sides:
+        return tuple(size // 2 for size in self.kernel)
+
+    def coarser(self, grid: Layout) -> Layout:
+        """The grid after this step."""
+        sides = zip(grid, self.kernel, self.stride, self.edge, strict=True)
+        return laid_out(*((side + 2 * edge - size) // step + 1 for side, size, step, edge in sides))
+
+    def build(self, site: Site) -> nn.Module:
+        return GridPoolModule(self, site)
+
+
+class GridPoolModule(nn.Module):
+    starts: ClassVar[dict[str, Initializer]] = {"convolution.weight": Kaiming(gain=3**-0.5, normal=False)}
+
+    def __init__(self, part: GridPool, site: Site) -> None:
+        super().__init__()
+        self.part, K, kind = part, site.width, {2: nn.Conv2d, 3: nn.Conv3d}[len(part.kernel)]
+        self.convolution: nn.Module | None = None
+        if part.by == "convolution":
+            self.convolution = kind(K, K, part.kernel, part.stride, part.edge, groups=K, bias=False)  # type: ignore[arg-type]
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+
+    def forward(self, x: Tensor, grid: Layout) -> Tensor:
+        """(B, H, T, K) -> (B, H, T of the coarser grid, K)"""
+        x = on_grid(x.flatten(0, 1), grid, self.pool).unflatten(0, x.shape[:2])
+        return x if self.norm is None else self.norm(x)
+
+    def pool(self, image: Tensor) -> Tensor:
+        if self.convolution is not None:
+            return self.convolution(image)
+        part = self.part
+        return POOLS[part.by][len(part.kernel)](image, part.kernel, part.stride, part.edge)
+
+
+class PooledAttention(Reshaping, sees="all", called=("MViT", "pooling attention", "multiscale attention")):
+    """Attention of pooled queries to pooled keys and values; where queries are pooled with a stride, a coarser grid
+    leaves than came [Fan et al. 2021]. `add_queries` joins the pooled queries to what they found [Li et al. 2022]."""
+
+    packs: ClassVar[bool] = False
+
+    num_heads: int
+    queries: GridPool | None = None
+    keys: GridPool | None = None  # and values, which have weights of their own
+    bias: str = "qkvo"  # which projections have one
+    position: GridVectors | None = None
+    add_queries: Literal["none", "rest", "all"] = "none"  # rest: all but the first, which stands for the whole
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "out")
+        chance(self, "dropout")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"PooledAttention.bias names projections among 'qkvo', got {quote(self.bias)}")
+        if len({*self.sides}) > 1:
+            raise ValueError("PooledAttention: queries, keys and position are all of an image, or all of a video")
+        if self.queries is not None and any(size % 2 == 0 for size in self.queries.kernel):
+            raise ValueError(f"PooledAttention.queries.kernel is {self.queries.kernel}; its sizes must be odd")
+        if any(step > 1 and step % 2 for step in self.stride):
+            raise ValueError(f"PooledAttention.queries.stride is {self.stride}; its sizes must be 1 or even")
+
+    @property
+    def sides(self) -> list[int]:
+        pools = [len(pool.kernel) for pool in (self.queries, self.keys) if pool is not None]
+        return pools if self.position is None else [*pools, len(self.position.size)]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(NEEDS[sides] for sides in self.sides[:1])
+
+    @property
+    def stride(self) -> Sides:
+        return () if self.queries is None else self.queries.stride
+
+    @property
+    def instead(self) -> str:
+        return "Attention(num_heads=..., mask=Causal())"
+
+    def build(self, site: Site) -> nn.Module:
+        return PooledAttentionModule(self, site)
+
+
+class PooledAttentionModule(InHeads):
+    def __init__(self, part: PooledAttention, site: Site) -> None:
+        width = part.out_width(site.width)
+        if width % part.num_heads:
+            raise ValueError(f"{site.address}: width {width} is not a multiple of {part.num_heads} heads")
+        super().__init__(site, part.num_heads, width // part.num_heads)
+        self.part, K = part, self.head_width
+        self.q, self.k, self.v = (nn.Linear(site.width, width, bias=name in part.bias) for name in "qkv")
+        self.o = nn.Linear(width, width, bias="o" in part.bias)
+        self.queries = part.queries.build(site.child("queries", width=K)) if part.queries else None
+        self.keys, self.values = (
+            part.keys.build(site.child(name, width=K)) if part.keys else None for name in ("keys", "values")
+        )
+        self.position: Any = part.position.build(site.child("position", width=K)) if part.position else None
+        self.tapped: Declared = {**MIXER, **({"position": None} if part.position else {})}
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.padding is not None and self.part.sides:
+            raise ValueError("places of a grid that are pooled cannot be hidden one by one: give no attention_mask")
+        if ctx.documents is not None:
+            raise ValueError(f"{self.address}: every place sees the whole row: nothing can be packed")
+        projected = (ctx.tap(self.address, name, layer(x)) for name, layer in zip("qkv", (self.q, self.k, self.v)))
+        pools = self.queries, self.keys, self.values
+        q, k, v = (
+            self.heads(t) if pool is None else pool(self.heads(t), layout(ctx))
+            for t, pool in zip(projected, pools, strict=True)
+        )
+        scale, bias = self.head_width**-0.5, None
+        if self.position is not None:
+            looking = self.looking(ctx)
+            bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
+        visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
+        out = attend(
+            q, k, v, visible, bias=bias, scale=scale, kernel=ctx.kernel, weights=ctx.weights(self.address),
+            dropout=self.part.dropout if self.training else 0.0,
+        )  # fmt: skip
+        out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
+        if self.part.add_queries == "all":
+            out = out + q
+        elif self.part.add_queries == "rest":
+            start = 0 if ctx.padding is None else leading_pads(ctx.padding)
+            out = out + q.masked_fill((torch.arange(q.shape[1], device=q.device) == start)[..., None], 0)
+        return self.o(out)
+
+    def looking(self, ctx: Context) -> Context:
+        """That of the pooled queries, with how the keys are laid out."""
+        after, keys = with_stride(ctx, self.part.stride), layout(ctx)
+        return after.having(KeyGrid(keys if self.part.keys is None else self.part.keys.coarser(keys)))
+
+
+class Skip(Part, sees="all", called=("pooled skip", "projection shortcut")):
+    """The stream as a branch needs it that is wider or on a coarser grid: projected, then of each window the maximum
+    or mean [Fan et al. 2021]. Windows are one wider than the stride."""
+
+    by: Literal["max", "mean"] = "max"
+
+    def fit(self, op: Reshaping, site: Site) -> nn.Module:
+        return SkipModule(self, op, site)
+
+
+class SkipModule(nn.Module):
+    def __init__(self, part: Skip, op: Reshaping, site: Site) -> None:
+        super().__init__()
+        out, self.pool = op.out_width(site.width), None
+        self.project = nn.Linear(site.width, out) if out != site.width else None
+        if math.prod(op.stride) > 1:
+            kernel = tuple(step + 1 if step > 1 else 1 for step in op.stride)
+            self.pool = GridPool(kernel=kernel, stride=op.stride, by=part.by).build(site)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """(B, T, D) -> (B, T of the coarser grid, the branch's width)"""
+        if self.project is not None:
+            x = self.project(x)
+        return x if self.pool is None else self.pool(x[:, None], layout(ctx))[:, 0]

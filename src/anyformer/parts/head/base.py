@@ -1,0 +1,89 @@
+"""Heads map the last hidden states to named outputs, with the loss where labels are given.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.norm import Norm
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Part, Site
+
+Said = dict[str, Tensor]
+
+
+Outputs = dict[str, Tensor | None]
+
+
+class Head(Part):
+    """`inputs` are the names it takes from the caller beside the hidden states."""
+
+    inputs: ClassVar[tuple[str, ...]] = ()
+    remembers: ClassVar[bool] = True  # a decoder alone returns a memory where nobody asked for it, as published
+
+
+class HeadModule(nn.Module):
+    unlisted: tuple[str, ...] = ()  # outputs that stand under their names alone, and not in a tuple of all
+
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A chance to reshape the model's inputs before they are embedded."""
+        return inputs
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        """What it says of the hidden states (B, T, D), whatever is asked of that."""
+        raise NotImplementedError
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        return class_loss(logits, labels)
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        """The losses of an answer, term by term, where the inputs have labels for them."""
+        labels = inputs.get("labels")
+        return {} if labels is None else {"loss": self.label_loss(said["logits"], labels, ctx)}
+
+    def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        """The same of its own answer, for training."""
+        return self.judge(self.answer(x, ctx, inputs), ctx, inputs)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        said = self.answer(x, ctx, inputs)
+        return {"loss": total(self.judge(said, ctx, inputs)), **said}
+
+
+def total(terms: Mapping[str, Loss]) -> Tensor | None:
+    """The sum of the terms' means: what published classes call the loss."""
+    return torch.stack([term.mean for term in terms.values()]).sum() if terms else None
+
+
+# -- language models --------------------------------------------------------------------------------------------------
+
+
+class Transform(Part, sees="itself"):
+    """norm(activation(dense(x))) before the vocabulary (BERT)."""
+
+    activation: Activation
+    norm: Norm
+    width: int | None = None
+
+    def build(self, site: Site) -> nn.Module:
+        return TransformModule(self, site)
+
+
+class TransformModule(nn.Module):
+    def __init__(self, part: Transform, site: Site) -> None:
+        super().__init__()
+        width = part.width or site.width
+        self.dense = nn.Linear(site.width, width)
+        self.activation = ACTIVATIONS[part.activation]
+        self.norm = part.norm.build(site.child("norm", width=width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)))

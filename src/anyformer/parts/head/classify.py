@@ -1,0 +1,105 @@
+"""A class for a sequence, and the best of several choices.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.losses import Loss, Problem, classification_loss
+from anyformer.parts.head.pool import Pool
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+# -- one answer a sequence --------------------------------------------------------------------------------------------
+
+
+class PooledOutput(Head):
+    """The hidden states and their pooled vector (BertModel)."""
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return PooledOutputModule(self, site)
+
+
+class PooledOutputModule(HeadModule):
+    def __init__(self, part: PooledOutput, site: Site) -> None:
+        super().__init__()
+        self.pool = part.pool.build(site.child("pool"))
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"last_hidden_state": x, "pooler_output": self.pool(x, ctx, inputs)}
+
+
+class ClassifyHead(Head, called=("sequence classification",)):
+    """Scores of C classes for a sequence; `problem` is the kind of labels, guessed from them where it is None."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+    pool: Pool
+    bias: bool = True
+    problem: Problem | None = None
+    shares: bool = False  # rows of labels are then shares of each class, and one number a row is told as (B,) (DeBERTa)
+
+    def build(self, site: Site) -> nn.Module:
+        return ClassifyModule(self.pool, self.num_labels, self.bias, self.problem, site, self.shares)
+
+
+class ClassifyModule(HeadModule):
+    def __init__(
+        self, pool: Pool, num_labels: int, bias: bool, problem: Problem | None, site: Site, shares: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_labels, self.problem, self.shares = num_labels, problem, shares
+        self.pool = pool.build(site.child("pool"))
+        self.out = nn.Linear(pool.width or site.width, num_labels, bias=bias) if num_labels else nn.Identity()
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.pool(x, ctx, inputs))}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        return classification_loss(logits, labels, self.problem, self.shares)
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        found = super().forward(x, ctx, inputs)
+        if self.shares and found["loss"] is not None and self.problem is None and self.num_labels == 1:
+            found["logits"] = None if found["logits"] is None else found["logits"].flatten()
+        return found
+
+
+class MultipleChoiceHead(Head):
+    """One score a choice; inputs are (B, C, T) and every choice is read on its own."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return MultipleChoiceModule(self, site)
+
+
+class MultipleChoiceModule(HeadModule):
+    def __init__(self, part: MultipleChoiceHead, site: Site) -> None:
+        super().__init__()
+        self.pool = part.pool.build(site.child("pool"))
+        self.out = nn.Linear(site.width, 1)
+
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor) and name != "labels"}
+        memory = {name for name in tensors if name.startswith("encoder_")}  # once a row, for all its choices
+        first = next((v for name, v in tensors.items() if name not in memory), None)
+        if first is None or first.dim() < 3:
+            raise ValueError("multiple choice reads inputs of shape (batch, choices, tokens)")
+        count = first.shape[1]
+        flat = {n: v.repeat_interleave(count, 0) if n in memory else v.flatten(0, 1) for n, v in tensors.items()}
+        return {**inputs, **flat, "num_choices": count}
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.pool(x, ctx, inputs)).view(-1, inputs["num_choices"])}

@@ -1,0 +1,168 @@
+"""What wav2vec 2.0 learns from sound alone: to tell which code stands behind a hidden frame [Baevski et al. 2020].
+
+B batch, T frames, N = B T, C channels of the stem, G groups of V codes each, K codes that are wrong, P projected width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.losses import Loss
+from anyformer.parts.init import Initializer, Normal, Uniform
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape
+from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.part import Part, Site
+
+PERPLEXITY, CODES = "codevector_perplexity", "codes"  # how many codes are used in effect; the numbers of each frame's
+
+
+class Quantizer(Part, sees="itself"):
+    """Each frame becomes one code a group: the likeliest, and while training one that is drawn, with the gradient of
+    its probability [Jang et al. 2017]."""
+
+    groups: int = 2
+    codes: int = 320  # in each group
+    width: int = 256  # of the codes of all groups side by side
+    temperature: float = 2.0  # of the draw: whoever trains may lower it
+
+    def check(self) -> None:
+        at_least(self, 1, "groups", "codes", "width")
+        positive(self, "temperature")
+        if self.width % self.groups:
+            raise ValueError(f"Quantizer.width {self.width} is not a multiple of {self.groups} groups")
+
+    def build(self, site: Site) -> nn.Module:
+        return QuantizerModule(self, site.width)
+
+
+class QuantizerModule(nn.Module):
+    def __init__(self, part: Quantizer, width: int) -> None:
+        super().__init__()
+        self.part, self.temperature = part, part.temperature
+        self.choose = nn.Linear(width, part.groups * part.codes)
+        self.codes = nn.Parameter(torch.empty(part.groups, part.codes, part.width // part.groups))
+        self.starts = {"choose.weight": Normal(std=1.0), "codes": Uniform(low=0.0, high=1.0)}
+
+    def forward(self, x: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, C) -> codes (B, T, width), their numbers (B, T, G), and how many codes are in use, from G to G V, by
+        the frames that are `counted` (B, T), or all."""
+        scores = self.choose(x).unflatten(-1, (self.part.groups, self.part.codes))
+        if self.training:
+            chosen = F.gumbel_softmax(scores.float(), tau=self.temperature, hard=True)
+            share, numbers = scores.float().softmax(-1), chosen.argmax(-1)
+        else:
+            numbers = scores.argmax(-1)
+            share = chosen = F.one_hot(numbers, self.part.codes).float()
+        weights = share.new_ones(x.shape[:2]) if counted is None else counted.to(share.dtype)
+        mean = torch.einsum("bt,btgv->gv", weights, share) / weights.sum()
+        used = torch.exp(-torch.xlogy(mean, mean).sum(-1)).sum().to(x.dtype)
+        codes = torch.einsum("btgv,gvd->btgd", chosen.to(x.dtype), self.codes.to(x.dtype))
+        return codes.flatten(2), numbers, used
+
+
+class ContrastHead(Head):
+    """Frames and the codes of what they were, projected to be compared by their cosine: of a hidden frame its own code
+    must be nearer than those of other hidden frames, and many codes must be in use."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("sampled_negative_indices",)
+    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+
+    features: int  # C
+    quantizer: Quantizer = Quantizer()
+    width: int = 256  # P
+    dropout: float = 0.0  # of the features before they are quantised
+    temperature: float = 0.1  # of the cosines
+    negatives: int = 100  # K, for whoever draws them
+    diversity: float = 0.1  # share of the second loss
+
+    def check(self) -> None:
+        at_least(self, 1, "features", "width", "negatives")
+        chance(self, "dropout")
+        positive(self, "temperature")
+
+    def build(self, site: Site) -> nn.Module:
+        return ContrastModule(self, site)
+
+
+class ContrastModule(HeadModule):
+    def __init__(self, part: ContrastHead, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.quantizer = part.quantizer.build(site.child("quantizer", width=part.features))
+        self.states, self.targets = nn.Linear(site.width, part.width), nn.Linear(part.quantizer.width, part.width)
+        self.starts: dict[str, Initializer] = {}
+        for name, inputs in (("states", site.width), ("targets", part.quantizer.width)):
+            around = Uniform(low=-(inputs**-0.5), high=inputs**-0.5)
+            self.starts |= {f"{name}.weight": around, f"{name}.bias": around}
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        features, hidden = ctx.shared["extract_features"], inputs.get("mask_time_indices")
+        if self.training and self.part.dropout:
+            features = F.dropout(features, self.part.dropout)
+        codes, numbers, used = self.quantizer(features, hidden)
+        return {
+            "projected_states": self.states(x), "projected_quantized_states": self.targets(codes),
+            PERPLEXITY: used, CODES: numbers,
+        }  # fmt: skip
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        hidden, others = inputs.get("mask_time_indices"), inputs.get("sampled_negative_indices")
+        if others is None:
+            return {}
+        if hidden is None:
+            raise ValueError("sampled_negative_indices need mask_time_indices, the frames that are hidden")
+        states, targets, used = (said[n] for n in ("projected_states", "projected_quantized_states", PERPLEXITY))
+        check_shape("sampled_negative_indices", others, (*states.shape[:2], others.shape[-1]))
+        contrast = self.contrast(states, targets, said[CODES], hidden.bool(), others.long())
+        diversity, number = self.part.diversity * self.diversity(used, hidden), hidden.sum()
+        return {"contrast": Loss(contrast, number), "diversity": Loss(diversity, number)}
+
+    def diversity(self, used: Tensor, hidden: Tensor) -> Tensor:
+        """How many of all codes are not used, for as many frames as are hidden."""
+        total = self.part.quantizer.groups * self.part.quantizer.codes
+        return (total - used) / total * hidden.sum()
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        """As published the losses are sums, and each is reported; its factor is not part of the second."""
+        said = self.answer(x, ctx, inputs)
+        terms = self.judge(said, ctx, inputs)
+        del said[CODES]
+        if not terms:
+            return {**said}
+        return {
+            "loss": terms["contrast"].sum + terms["diversity"].sum, **said, "contrastive_loss": terms["contrast"].sum,
+            "diversity_loss": self.diversity(said[PERPLEXITY], inputs["mask_time_indices"]),
+        }  # fmt: skip
+
+    def contrast(self, states: Tensor, targets: Tensor, numbers: Tensor, hidden: Tensor, others: Tensor) -> Tensor:
+        """How unlikely the own code of each hidden frame is beside `others` (B, T, K), which are numbers of frames
+        among all N of the batch; those that have the same code do not count."""
+        N, own = hidden.numel(), torch.arange(hidden.numel(), device=states.device)[:, None]
+        others = others.flatten(0, 1)
+        states, targets = (F.normalize(each.flatten(0, 1).float(), dim=-1, eps=1e-8) for each in (states, targets))
+        cosines = (states @ targets.t()).gather(1, torch.cat((own, others), dim=1)) / self.part.temperature
+        numbers = numbers.view(N, -1)
+        same = (numbers[others] == numbers[:, None]).all(-1)
+        cosines = cosines.masked_fill(F.pad(same, (1, 0), value=False), -torch.inf)
+        wanted = torch.where(hidden.flatten(), 0, -100)
+        return F.cross_entropy(cosines, wanted, reduction="sum")
+
+
+def draw_negatives(hidden: Tensor, count: int) -> Tensor:
+    """(B, T) which frames are hidden -> (B, T, count) numbers of other hidden frames of the same row, equally likely,
+    counted through the batch; 0 and on from a row's first frame where nothing is hidden."""
+    B, T = hidden.shape
+    places = (~hidden).int().argsort(dim=-1, stable=True)  # hidden frames first, in order
+    number = hidden.sum(-1)[:, None, None]
+    drawn = (torch.rand(B, T, count, device=hidden.device) * (number - 1).clamp(min=1)).long()
+    rank = (hidden.cumsum(-1) - 1)[..., None]
+    drawn = torch.where(drawn >= rank, drawn + 1, drawn).clamp(max=T - 1)
+    found = places[:, None].expand(-1, T, -1).gather(-1, drawn)
+    first = torch.arange(B, device=hidden.device)[:, None, None] * T
+    return torch.where(hidden[..., None], found, 0) + first

@@ -1,0 +1,63 @@
+"""Connectionist temporal classification: text from frames without an alignment [Graves et al. 2006].
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, check_labels
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+
+class CTCHead(Head, called=("speech recognition",)):
+    """Scores of each frame over the alphabet, trained over all alignments [Graves et al. 2006]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    vocab_size: int
+    blank: int = 0
+    dropout: float = 0.0
+    reduction: Literal["sum", "mean"] = "sum"
+    zero_infinity: bool = False
+
+    def build(self, site: Site) -> nn.Module:
+        return CTCModule(self, site.width)
+
+
+class CTCModule(HeadModule):
+    def __init__(self, part: CTCHead, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.out = nn.Linear(width, part.vocab_size)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        each, lengths = self.each(logits, labels, ctx)
+        if self.part.reduction == "sum":
+            return Loss(each.sum(), 1.0)
+        return Loss((each / lengths.clamp(min=1)).sum(), len(each))
+
+    def each(self, logits: Tensor, labels: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """(B,) how unlikely each row of labels is, and how long it is."""
+        check_labels("labels", labels, (logits.shape[0], labels.shape[-1] if labels.dim() == 2 else 1))
+        if labels.numel() and int(labels.max()) >= self.part.vocab_size:
+            raise ValueError(f"label {int(labels.max())} is outside the alphabet of {self.part.vocab_size}")
+        B, T = logits.shape[:2]
+        frames = torch.full((B,), T, device=logits.device) if ctx.tokens is None else ctx.tokens.sum(-1)
+        kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
+        log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1), kept.sum(-1)
+        each = F.ctc_loss(
+            log_probs, labels.masked_select(kept), frames, lengths, blank=self.part.blank, reduction="none",
+            zero_infinity=self.part.zero_infinity,
+        )  # fmt: skip
+        return each, lengths

@@ -1,0 +1,113 @@
+"""A language model and a score for the whole text at once (GPT's fine-tuning with an auxiliary loss).
+
+B batch, C choices, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.head.base import Head, HeadModule, Outputs, Said
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.part import Part, Site
+
+
+class Summary(Part):
+    """One vector for a text: the one at a given place (the last unless said), or the last, first or mean along the
+    second dimension; projected where `width` is set."""
+
+    take: Literal["index", "last", "first", "mean"] = "index"
+    width: int | None = None
+    activation: Activation = "identity"
+    first_dropout: float = 0.0
+    last_dropout: float = 0.0
+
+    def check(self) -> None:
+        at_least(self, 1, "width")
+        chance(self, "first_dropout", "last_dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return SummaryModule(self, site.width)
+
+
+class SummaryModule(nn.Module):
+    def __init__(self, part: Summary, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.dense = nn.Linear(width, part.width) if part.width else None
+
+    def forward(self, x: Tensor, places: Tensor | None, tokens: Tensor | None) -> Tensor:
+        """x (..., T, D) and, for "index", where to look (...) -> (..., width)"""
+        part = self.part
+        if part.take == "index" and places is not None:
+            x = x.gather(-2, places[..., None, None].expand(*places.shape, 1, x.shape[-1])).squeeze(-2)
+        elif part.take == "index":
+            x = x[..., -1, :]
+        elif part.take == "first" and tokens is not None and x.dim() == 3:  # with pads on the left it is not at 0
+            x = x.gather(1, tokens.int().argmax(-1)[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
+        else:
+            x = x.mean(1) if part.take == "mean" else x[:, -1 if part.take == "last" else 0]
+        if self.training and part.first_dropout:
+            x = F.dropout(x, part.first_dropout)
+        x = ACTIVATIONS[part.activation](x if self.dense is None else self.dense(x))
+        return F.dropout(x, part.last_dropout) if self.training and part.last_dropout else x
+
+
+class DoubleHead(Head):
+    """Scores over the vocabulary and one score a text, with a loss each [Radford et al. 2018]. Texts may come as
+    (B, C, T), each choice read on its own; `mc_token_ids` says which token of a text speaks for it."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("mc_token_ids", "labels", "mc_labels")
+
+    lm: LMHead
+    summary: Summary
+
+    def build(self, site: Site) -> nn.Module:
+        return DoubleHeadModule(self, site)
+
+
+class DoubleHeadModule(HeadModule):
+    tapped: ClassVar[Declared] = {"lm": None, "text": "hidden_states"}
+
+    lm: Any
+
+    def __init__(self, part: DoubleHead, site: Site) -> None:
+        super().__init__()
+        self.lm = part.lm.build(site.child("lm"))
+        self.summary, self.address = part.summary.build(site.child("summary")), site.address
+
+    def arrange(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        ids = inputs.get("input_ids")
+        if ids is None or ids.dim() != 3:
+            return inputs
+        flat = {k: v.flatten(0, 1) for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() == 3}
+        return {**inputs, **flat, "choices": ids.shape[:2]}
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        choices = inputs.get("choices")  # (B, C)
+        logits = ctx.tap(self.address, "lm", self.lm.scores(x))
+        if choices is not None:
+            x, logits = x.unflatten(0, choices), logits.unflatten(0, choices)
+        x = ctx.tap(self.address, "text", x)  # by choice, as published
+        scores = self.summary(x, inputs.get("mc_token_ids"), ctx.tokens)
+        return {"logits": logits, "mc_logits": scores.squeeze(-1) if scores.shape[-1] == 1 else scores}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        logits, scores, found = said["logits"], said["mc_logits"], {}
+        if (labels := inputs.get("labels")) is not None:
+            found["loss"] = self.lm.label_loss(logits.flatten(0, -3), labels, ctx)  # a text a row
+        if (answers := inputs.get("mc_labels")) is not None:
+            found["mc_loss"] = class_loss(scores.reshape(-1, scores.shape[-1]), answers.flatten(), "mc_labels")
+        return found
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Outputs:
+        said = self.answer(x, ctx, inputs)
+        return {**{name: term.mean for name, term in self.judge(said, ctx, inputs).items()}, **said}

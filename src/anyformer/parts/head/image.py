@@ -1,0 +1,94 @@
+"""Heads of image models: hidden states of the grid, two classifiers with distillation, masked pixels.
+
+B batch, C channels, N patches, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.patches import Size
+from anyformer.parts.grid.layout import Grid, as_image
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+
+class ImageOutput(Head):
+    """The last grid as an image (B, D, rows, columns), and the mean of it (B, D, 1, 1), as published for ResNet."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    def build(self, site: Site) -> nn.Module:
+        return ImageOutputModule()
+
+
+class ImageOutputModule(HeadModule):
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"last_hidden_state": as_image(x, ctx.extra(Grid)), "pooler_output": x.mean(1)[..., None, None]}
+
+
+class DistilledHead(Head):
+    """Two tokens, each with scores of its own: the first learned from labels, the second from a teacher; what they say
+    together is their mean [Touvron et al. 2021]. It gives no loss, as published."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a second token",)
+
+    num_labels: int
+
+    def build(self, site: Site) -> nn.Module:
+        return DistilledModule(site.width, self.num_labels)
+
+
+class DistilledModule(HeadModule):
+    def __init__(self, width: int, num_labels: int) -> None:
+        super().__init__()
+        self.out, self.distilled = (nn.Linear(width, num_labels) if num_labels else nn.Identity() for _ in range(2))
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        first, second = self.out(x[:, 0]), self.distilled(x[:, 1])
+        return {"logits": (first + second) / 2, "cls_logits": first, "distillation_logits": second}
+
+
+class PixelHead(Head):
+    """Each token of the last grid draws its `stride` x `stride` pixels; the loss is the mean distance to the pixels of
+    the patches that `bool_masked_pos` hid [Xie et al. 2022]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("an image", "a mask token")
+
+    channels: int
+    stride: int
+    patch_size: Size
+
+    def build(self, site: Site) -> nn.Module:
+        return PixelModule(self, site.width)
+
+
+class PixelModule(HeadModule):
+    def __init__(self, part: PixelHead, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.out = nn.Linear(width, part.stride**2 * part.channels)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        grid = ctx.extra(Grid)
+        assert grid is not None
+        drawn = self.out(x[:, -math.prod(grid) :]).transpose(1, 2)  # what stands before the patches draws nothing
+        return {"reconstruction": F.pixel_shuffle(drawn.unflatten(2, grid), self.part.stride)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        image, pixels, masked = said["reconstruction"], inputs["pixel_values"], inputs.get("bool_masked_pos")
+        if masked is None:
+            return {}
+        if image.shape != pixels.shape:
+            drawn, given = tuple(image.shape[2:]), tuple(pixels.shape[2:])
+            raise ValueError(f"no loss: the head draws {drawn} pixels (encoder_stride), the image has {given}")
+        (height, width), (down, right) = pixels.shape[2:], self.part.patch_size
+        hidden = masked.view(-1, -(-height // down), -(-width // right))
+        hidden = hidden.repeat_interleave(down, 1).repeat_interleave(right, 2)[:, None, :height, :width]
+        return {"loss": Loss(((pixels - image).abs() * hidden).sum() / self.part.channels, hidden.sum() + 1e-5)}

@@ -1,0 +1,144 @@
+"""Scores over a vocabulary: causal and masked language models.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED, linear_cross_entropy
+from anyformer.parts.feedforward.balance import Balance
+from anyformer.parts.head.base import Head, HeadModule, Said, Transform
+from anyformer.parts.head.losses import Loss, check_labels, class_loss
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import begins
+from anyformer.specs.part import Sees, Site, farthest
+
+
+class LMHead(Head, sees="itself", called=("language model head", "unembedding")):
+    """Scores over the vocabulary. `shift`: token t predicts token t + 1; otherwise labels stand where they belong."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "logits_to_keep")
+
+    vocab_size: int
+    bias: bool = False
+    shift: bool = True
+    transform: Transform | None = None
+    scale: float | None = None  # of the hidden states before the scores (T5's tied 1 / sqrt(D))
+    offset: bool = False  # a saved score a token, added at the end and never learned (BART's final_logits_bias)
+    balance: Balance | None = None  # of experts: its losses are reported and added where router logits are asked for
+    foreign: bool = False  # scores another vocabulary than the one that is read (MarianForCausalLM with two)
+    idle_bias: bool = False  # a second bias that files hold and nothing reads, kept frozen (an untied BERT)
+
+    def reaches(self) -> Sees | None:
+        return farthest("itself", self.transform)
+
+    def build(self, site: Site) -> nn.Module:
+        return LMHeadModule(self, site)
+
+
+class LMHeadModule(HeadModule):
+    offset: Tensor | None
+
+    def __init__(self, part: LMHead, site: Site) -> None:
+        super().__init__()
+        self.part = part
+        self.transform = part.transform.build(site.child("transform")) if part.transform else None
+        width = (part.transform.width if part.transform else None) or site.width
+        self.out: Any = self.output(width)
+        self.register_buffer("offset", torch.zeros(part.vocab_size) if part.offset else None)
+        if part.idle_bias:
+            self.idle = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(part.vocab_size), requires_grad=False)})
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"offset": lambda: torch.zeros(self.part.vocab_size)} if self.part.offset else {}
+
+    def output(self, width: int) -> nn.Module:
+        """From vectors of this width to scores."""
+        return nn.Linear(width, self.part.vocab_size, bias=self.part.bias)
+
+    def scores(self, x: Tensor) -> Tensor:
+        if self.transform is not None:
+            x = self.transform(x)
+        scores = self.logits(x if self.part.scale is None else x * self.part.scale)
+        return scores if self.offset is None else scores.add_(self.offset)  # in place: the largest tensor there is
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.out(x)
+
+    def loss(self, x: Tensor, ctx: Context, labels: Tensor, smoothing: float = 0.0) -> Loss:
+        """Over the labels that are not -100, for training: the scores are never held all at once. What balances experts
+        is a mean over the tokens of this pass, and counts as often as there are labels."""
+        if self.part.shift:
+            labels = next_labels(labels, ctx)
+        asked = labels != IGNORED
+        number = asked.sum()
+        balance: Tensor | float = 0.0
+        if self.part.balance is not None and self.training and (terms := self.part.balance.terms(ctx)):
+            balance = self.part.balance.total(terms) * number
+        if x.is_cpu and not torch.compiler.is_compiling():  # other devices would wait for a size that depends on data
+            x, labels = x[asked], labels[asked]
+        if self.transform is not None:
+            x = self.transform(x)
+        if self.part.scale is not None:
+            x = x * self.part.scale
+        return Loss(self.cross_entropy(x, labels, smoothing) + balance, number)
+
+    def cross_entropy(self, x: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The sum over labels (...) that are not -100, of vectors (..., D)."""
+        out = self.out
+        weight, bias = out.effective() if hasattr(out, "effective") else out.weight, out.bias  # with an adapter or not
+        if self.offset is not None:
+            bias = self.offset if bias is None else bias + self.offset
+        return linear_cross_entropy(x, weight, labels, bias, smoothing=smoothing)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        keep = inputs.get("logits_to_keep")
+        if keep is not None and not (isinstance(keep, int) and keep == 0):
+            x = x[:, -keep:] if isinstance(keep, int) else x[:, keep]
+        logits = self.scores(x)
+        if self.part.balance is None or not inputs.get("output_router_logits"):
+            return {"logits": logits}
+        terms = self.part.balance.terms(ctx)
+        first = {name: terms.pop(name) for name in ("aux_loss",) if name in terms}
+        return {**first, "logits": logits, **terms}  # as published
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        check_labels("labels", labels, tuple(logits.shape[:2]))
+        return class_loss(logits, next_labels(labels, ctx) if self.part.shift else labels)
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        found = super().judge(said, ctx, inputs)
+        if found and self.part.balance is not None and inputs.get("output_router_logits"):
+            terms = {name: value for name, value in said.items() if name != "logits"}
+            found["balance"] = Loss(self.part.balance.total(terms), 1.0)
+        return found
+
+
+class VocabularyOutput(Head):
+    """Scores over the vocabulary under the name of hidden states, and no loss (FSMTModel)."""
+
+    vocab_size: int
+
+    def build(self, site: Site) -> nn.Module:
+        return VocabularyOutputModule(LMHead(vocab_size=self.vocab_size), site)
+
+
+class VocabularyOutputModule(LMHeadModule):
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"last_hidden_state": self.scores(x)}
+
+
+def next_labels(labels: Tensor, ctx: Context) -> Tensor:
+    """labels moved one to the left: each token's target is the next one, never another document's first."""
+    after = F.pad(labels[:, 1:], (0, 1), value=-100)
+    if ctx.documents is not None:
+        after = after.masked_fill(F.pad(begins(ctx.documents)[:, 1:], (0, 1), value=True), -100)
+    return after

@@ -1,0 +1,133 @@
+"""One vector for a sequence.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.recording import recording
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.attention.set_transformer import Seeds
+from anyformer.parts.norm import Norm
+from anyformer.runtime.context import Context, leading_pads
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Site
+
+
+class Pool(Part, called=("pooler", "mean pooling", "CLS")):
+    """Which vector speaks for the sequence, and what is done to it. `padding_token`: the last token is the last that
+    is not this one. "token": the place where the source has `token` for the last time (BART's end of the text); "mark":
+    for the first time, or the first place of a text without it; "highest": where its highest id stands (CLIP). "end",
+    "all" and "rest" are the last place, the mean of all places, pads or not (ELECTRA's choices), and that of all but
+    the first; "seeds" is what learned vectors saw, side by side."""
+
+    take: Literal["first", "last", "mean", "token", "mark", "highest", "end", "all", "rest", "seeds"] = "first"
+    token: int | None = None
+    seeds: Seeds | None = None  # as in the Set Transformer
+    norm: Norm | None = None  # of the vector that was taken
+    idle_norm: bool = False  # files hold that norm and nothing reads it: it is kept, frozen (CLIP's classifier)
+    input_dropout: float = 0.0  # before the dense layer (RoBERTa)
+    dense: bool = False
+    activation: Activation = "identity"
+    dropout: float = 0.0
+    padding_token: int | None = None
+    width: int | None = None  # of the dense layer's output; the model's unless said
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("token ids",) if self.take in ("token", "mark", "highest", "last") else ()
+
+    def check(self) -> None:
+        if self.take in ("token", "mark") and self.token is None:
+            raise ValueError(f"Pool.take is {quote(self.take)}: say which token that is")
+        if self.idle_norm and self.norm is None:
+            raise ValueError("Pool.idle_norm: there is no norm")
+        if (self.take == "seeds") != (self.seeds is not None):
+            raise ValueError(f"Pool.seeds is {self.seeds} and take {quote(self.take)}: set both or none of them")
+        if self.seeds is not None and self.seeds.count > 1 and not self.dense:
+            raise ValueError(f"Pool.seeds: {self.seeds.count} vectors become one by a dense layer; set dense=True")
+
+    def build(self, site: Site) -> nn.Module:
+        return PoolModule(self, site)
+
+
+class PoolModule(nn.Module):
+    def __init__(self, part: Pool, site: Site) -> None:
+        super().__init__()
+        self.part, width = part, site.width
+        self.seeds = part.seeds.build(site.child("seeds")) if part.seeds else None
+        taken = width * (part.seeds.count if part.seeds else 1)
+        norm: Any = part.norm.build(site.child("norm", width=taken)) if part.norm else None
+        self.norm = norm if not part.idle_norm else nn.ParameterDict(norm.named_parameters()).requires_grad_(False)
+        self.dense = nn.Linear(taken, part.width or width) if part.dense else None
+        self.activation = ACTIVATIONS[part.activation]
+
+    def forward(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, T, D) -> (B, D)"""
+        if self.seeds is not None:
+            x = self.seeds(x, ctx).flatten(1)
+        elif self.part.take == "first":
+            # the first real token: with pads on the left it does not stand at 0
+            rows = torch.arange(x.shape[0], device=x.device)
+            x = x[:, 0] if ctx.tokens is None else x[rows, ctx.tokens.int().argmax(-1)]
+        elif self.part.take == "mean":
+            if ctx.tokens is None:
+                x = x.mean(1)
+            else:  # pads do not count
+                real = ctx.tokens[..., None].to(x.dtype)
+                x = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        elif self.part.take in ("end", "all", "rest"):
+            x = x[:, -1] if self.part.take == "end" else x[:, int(self.part.take == "rest") :].mean(1)
+        elif self.part.take in ("mark", "highest"):
+            ids = inputs.get("input_ids")
+            if ids is None:
+                raise ValueError("give input_ids: the vector of a text is that of the token at its end")
+            found = ids if self.part.take == "highest" else (ids == self.part.token).int()
+            x = x[torch.arange(x.shape[0], device=x.device), found.argmax(-1)]
+        elif self.part.take == "token":
+            x = x[torch.arange(x.shape[0], device=x.device), self.marked(x, ctx, inputs)]
+        else:
+            x = x[torch.arange(x.shape[0], device=x.device), self.last(x, inputs)]
+        if self.norm is not None and not self.part.idle_norm:
+            x = self.norm(x)
+        if self.training and self.part.input_dropout:
+            x = F.dropout(x, self.part.input_dropout)
+        if self.dense is not None:
+            x = self.dense(x)
+        x = self.activation(x)
+        return F.dropout(x, self.part.dropout) if self.training and self.part.dropout else x
+
+    def marked(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """The place in x of the last `token` of the source. Where one of the two is padded on its left and the other
+        is not, the same place in their texts."""
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None:
+            raise ValueError(f"give input_ids: the vector of a text is that of its last token {self.part.token}")
+        found = ids == self.part.token
+        if not recording() and not bool(found.any(-1).all()):
+            raise ValueError(f"each text needs the token {self.part.token}, whose vector speaks for it")
+        place = (torch.arange(ids.shape[1], device=x.device) * found).argmax(-1)
+        if ids.shape[1] != x.shape[1]:
+            place = place if mask is None else place - leading_pads(mask)[:, 0]
+            place = place if ctx.tokens is None else place + leading_pads(ctx.tokens)[:, 0]
+        return place.clamp(max=x.shape[1] - 1)
+
+    def last(self, x: Tensor, inputs: dict[str, Any]) -> Tensor | int:
+        """The rightmost token that is not padding; without ids to look at, the last of all."""
+        ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))  # of a pair, the decoder's
+        if self.part.padding_token is None:
+            if x.shape[0] > 1:
+                raise ValueError("a batch needs pad_token_id in the config to find each row's last token")
+            return -1
+        if ids is None:
+            return -1
+        if ids.shape[1] != x.shape[1]:
+            raise ValueError("give decoder_input_ids: the vector of a text is that of its last token")
+        places = torch.arange(ids.shape[1], device=x.device)
+        return (places * (ids != self.part.padding_token)).argmax(-1)

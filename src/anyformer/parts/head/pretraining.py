@@ -1,0 +1,82 @@
+"""BERT's and ALBERT's pretraining: masked tokens, and whether two sentences belong together.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.classify import ClassifyModule
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.head.pool import Pool
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared
+from anyformer.specs.part import Site
+
+
+class NextSentenceHead(Head):
+    """Does B follow A? Two scores from the pooled first token."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    pool: Pool
+
+    def build(self, site: Site) -> nn.Module:
+        return ClassifyModule(self.pool, 2, True, "single_label_classification", site)
+
+
+class PretrainingHead(Head):
+    """BERT's two objectives at once: masked tokens and next sentence."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "next_sentence_label")
+    output: ClassVar[str] = "seq_relationship_logits"
+
+    lm: LMHead
+    pool: Pool
+    tokens_alone: bool = False  # the tokens' loss is given where no pair is labelled (BigBird); else there is none
+
+    def build(self, site: Site) -> nn.Module:
+        return PretrainingModule(self, site)
+
+
+class SentenceOrderHead(PretrainingHead):
+    """Masked tokens, and which of two pieces of a text came first [Lan et al. 2020]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels", "sentence_order_label")
+    output: ClassVar[str] = "sop_logits"
+
+
+class PretrainingModule(HeadModule):
+    tapped: ClassVar[Declared] = {"lm": None}
+
+    lm: Any
+
+    def __init__(self, part: PretrainingHead, site: Site) -> None:
+        super().__init__()
+        self.address = site.address
+        self.pair_label, self.pair_output, self.tokens_alone = part.inputs[1], part.output, part.tokens_alone
+        self.lm = part.lm.build(site.child("lm"))
+        self.pool = part.pool.build(site.child("pool"))
+        self.out = nn.Linear(site.width, 2)
+
+    def related(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, 2)"""
+        return self.out(self.pool(x, ctx, inputs))
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        logits = ctx.tap(self.address, "lm", self.lm.scores(x))
+        return {"prediction_logits": logits, self.pair_output: self.related(x, ctx, inputs)}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        labels, related = inputs.get("labels"), inputs.get(self.pair_label)
+        if labels is None or (related is None and not self.tokens_alone):
+            return {}
+        found = {"masked": class_loss(said["prediction_logits"], labels)}
+        if related is not None:
+            found["next"] = class_loss(said[self.pair_output], related, self.pair_label)
+        return found

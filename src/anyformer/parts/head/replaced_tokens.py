@@ -1,0 +1,40 @@
+"""Which tokens of a text are not the original ones?"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, binary_loss
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape
+from anyformer.specs.part import Site
+
+
+class DetectHead(Head):
+    """One score a token that it was replaced [Clark et al. 2020]; labels are 0 and 1, and pads do not count."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    activation: Activation = "gelu"
+
+    def build(self, site: Site) -> nn.Module:
+        return DetectModule(self, site.width)
+
+
+class DetectModule(HeadModule):
+    def __init__(self, part: DetectHead, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activation = ACTIVATIONS[part.activation]
+        self.out = nn.Linear(width, 1)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(self.activation(self.dense(x))).squeeze(-1)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        check_shape("labels", labels, tuple(logits.shape))
+        return binary_loss(logits, labels, ctx.tokens)

@@ -1,0 +1,54 @@
+"""Where an answer begins and ends in a text (extractive question answering).
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+
+class SpanHead(Head, called=("question answering", "extractive QA")):
+    """Scores of each token to begin and to end the answer."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
+    remembers: ClassVar[bool] = False
+
+    dropout: float = 0.0
+
+    def build(self, site: Site) -> nn.Module:
+        return SpanModule(site.width, self.dropout)
+
+
+class SpanModule(HeadModule):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.out = nn.Linear(width, 2)
+
+    def scores(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Tensor:
+        """(B, T, 2)"""
+        return self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        start, end = self.scores(x, ctx, inputs).unbind(-1)
+        return {"start_logits": start.contiguous(), "end_logits": end.contiguous()}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        names, found = ("start", "end"), {}
+        if any(inputs.get(f"{name}_positions") is None for name in names):
+            return {}
+        for name in names:
+            scores, places = said[f"{name}_logits"], inputs[f"{name}_positions"]
+            T = scores.shape[1]  # answers outside the text are ignored
+            half, weight = class_loss(scores, places.clamp(0, T), f"{name}_positions", ignored=T)
+            found[name] = Loss(half / 2, weight)
+        return found

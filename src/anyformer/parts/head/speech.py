@@ -1,0 +1,135 @@
+"""After a speech encoder: an adapter that shortens, frames as output, a class for each frame.
+Samples are read in waveform.py.
+
+B batch, T frames, C channels, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.embedding.spectrogram import TimeConvolution
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, class_loss
+from anyformer.parts.layer_mix import Neck
+from anyformer.parts.norm import Norm
+from anyformer.runtime.context import Context
+from anyformer.runtime.inputs import check_shape
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Part, Site
+
+# -- after the encoder ------------------------------------------------------------------------------------------------
+
+
+class ConvolutionAdapter(Part, sees="all"):
+    """Strided gated convolutions that make frames fewer, after a projection where the width changes."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a waveform",)  # which is padded at its end
+
+    width: int
+    depth: int = 3
+    kernel: int = 3
+    stride: int = 2
+    layer_drop: float = 0.0  # chance to skip a layer in training
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "kernel", "stride")
+        at_least(self, 0, "depth")
+
+    @property
+    def instead(self) -> str:
+        return "None"
+
+    def build(self, site: Site) -> nn.Module:
+        return ConvolutionAdapterModule(self, site.width)
+
+
+class ConvolutionAdapterModule(nn.Module):
+    def __init__(self, part: ConvolutionAdapter, width: int) -> None:
+        super().__init__()
+        self.part = part
+        changes = part.width != width
+        self.project = nn.Linear(width, part.width) if changes else None
+        self.norm = nn.LayerNorm(part.width) if changes else None
+        self.convolutions = nn.ModuleList(
+            TimeConvolution(part.width, 2 * part.width, part.kernel, part.stride) for _ in range(part.depth)
+        )
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        length = torch.full(x.shape[:1], x.shape[1], device=x.device) if ctx.tokens is None else ctx.tokens.sum(-1)
+        for _ in self.convolutions:  # the published count, which layers left out do not change
+            length = torch.div(length - 1, self.part.stride, rounding_mode="floor") + 1
+        if self.project is not None and self.norm is not None:
+            x = self.norm(self.project(x))
+        for convolution in self.convolutions:
+            if self.training and self.part.layer_drop and torch.rand(()) <= self.part.layer_drop:
+                continue
+            x = F.glu(convolution(F.pad(x, (0, 0, 1, 1))), dim=-1)
+        index = torch.arange(x.shape[1], device=x.device)
+        return x, ctx.having(index=index, padding=index < length[:, None])
+
+
+class SpeechNeck(Neck, sees="itself"):
+    """The norm after the last layer, and what makes the frames fewer. The hidden states shown are those before it."""
+
+    norm: Norm | None = None
+    adapter: ConvolutionAdapter | None = None
+
+    def out_width(self, width: int) -> int:
+        return width if self.adapter is None else self.adapter.width
+
+    def build(self, site: Site) -> nn.Module:
+        return SpeechNeckModule(self, site)
+
+
+class SpeechNeckModule(nn.Module):
+    def __init__(self, part: SpeechNeck, site: Site) -> None:
+        super().__init__()
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.adapter = part.adapter.build(site.child("adapter")) if part.adapter else None
+
+    def forward(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        x = states[-1] if self.norm is None else self.norm(states[-1])
+        return (x, ctx) if self.adapter is None else self.adapter(x, ctx)
+
+
+class SpeechOutput(Head):
+    """The hidden states, and the features of the stem they came from (Wav2Vec2Model)."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a waveform",)
+
+    def build(self, site: Site) -> nn.Module:
+        return SpeechOutputModule()
+
+
+class SpeechOutputModule(HeadModule):
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"last_hidden_state": x, "extract_features": ctx.shared["extract_features"]}
+
+
+class FrameHead(Head):
+    """Scores of C labels for each frame; the labels are scores too (B, T, C), of which the highest counts."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+
+    def build(self, site: Site) -> nn.Module:
+        return FrameModule(self, site.width)
+
+
+class FrameModule(HeadModule):
+    def __init__(self, part: FrameHead, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, part.num_labels)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(x)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        check_shape("labels", labels, tuple(logits.shape))
+        return class_loss(logits, labels.argmax(-1))

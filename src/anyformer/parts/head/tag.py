@@ -1,0 +1,50 @@
+"""A class for each token.
+
+B batch, T tokens, D width, V vocabulary, C classes or choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.loss import IGNORED
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, check_labels, class_loss
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+# -- one answer a token -----------------------------------------------------------------------------------------------
+
+
+class TagHead(Head, called=("token classification", "NER")):
+    """Scores of C labels for each token."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+    remembers: ClassVar[bool] = False
+
+    num_labels: int
+    dropout: float = 0.0
+    counts_pads: bool = True  # their labels, where they are not -100; or they are ignored (XLM-R XL)
+    bias: bool = True
+
+    def build(self, site: Site) -> nn.Module:
+        return TagModule(self, site.width)
+
+
+class TagModule(HeadModule):
+    def __init__(self, part: TagHead, width: int) -> None:
+        super().__init__()
+        self.dropout, self.counts_pads = part.dropout, part.counts_pads
+        self.out = nn.Linear(width, part.num_labels, bias=part.bias)
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        return {"logits": self.out(F.dropout(x, self.dropout) if self.training and self.dropout else x)}
+
+    def label_loss(self, logits: Tensor, labels: Tensor, ctx: Context) -> Loss:
+        if not self.counts_pads and ctx.tokens is not None:
+            check_labels("labels", labels, tuple(logits.shape[:2]))
+            labels = labels.masked_fill(~ctx.tokens.to(labels.device), IGNORED)
+        return class_loss(logits, labels)

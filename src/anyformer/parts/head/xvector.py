@@ -1,0 +1,97 @@
+"""Who is speaking: one vector for a recording, by which voices are told apart.
+
+B batch, T frames, C channels of a layer, P width of the vector.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.head.base import Head, HeadModule, Said
+from anyformer.parts.head.losses import Loss, check_labels, class_loss
+from anyformer.parts.init import Normal
+from anyformer.runtime.context import Context
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+class XVectorHead(Head, sees="all"):
+    """Dilated layers over time, then mean and spread of each channel over all frames [Snyder et al. 2018]; trained to
+    put an angle between speakers [Wang et al. 2018]."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    num_labels: int
+    widths: tuple[int, ...] = (512, 512, 512, 512, 1500)
+    kernels: tuple[int, ...] = (5, 3, 3, 1, 1)
+    dilations: tuple[int, ...] = (1, 2, 3, 1, 1)
+    width: int = 512  # P
+    scale: float = 30.0
+    margin: float = 0.4
+
+    def check(self) -> None:
+        at_least(self, 1, "num_labels", "width")
+        if not len(self.widths) == len(self.kernels) == len(self.dilations) > 0:
+            sizes = f"{len(self.widths)} widths, {len(self.kernels)} kernels, {len(self.dilations)} dilations"
+            raise ValueError(f"XVectorHead: as many of each, and one or more: {sizes}")
+        if min(*self.widths, *self.kernels, *self.dilations) < 1:
+            raise ValueError("XVectorHead: widths, kernels and dilations are at least 1")
+
+    @property
+    def reach(self) -> int:
+        """Frames that one of the last layer sees."""
+        return 1 + sum((kernel - 1) * dilation for kernel, dilation in zip(self.kernels, self.dilations, strict=True))
+
+    def build(self, site: Site) -> nn.Module:
+        return XVectorModule(self, site.width)
+
+
+class XVectorModule(HeadModule):
+    def __init__(self, part: XVectorHead, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.project = nn.Linear(width, part.widths[0])
+        before = (part.widths[0], *part.widths)
+        self.layers = nn.ModuleList(
+            nn.Linear(wide * kernel, out) for wide, kernel, out in zip(before, part.kernels, part.widths, strict=False)
+        )
+        self.vector = nn.Linear(2 * part.widths[-1], part.width)
+        self.out = nn.Linear(part.width, part.width)
+        self.speakers = nn.Parameter(torch.empty(part.width, part.num_labels))
+        self.starts = {"speakers": Normal(std=1.0)}
+
+    def answer(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> Said:
+        part = self.part
+        if x.shape[1] < part.reach:
+            raise ValueError(f"a voice needs {part.reach} frames or more, got {x.shape[1]}")
+        length = None if ctx.tokens is None else ctx.tokens.sum(-1)
+        x = self.project(x)
+        for layer, kernel, dilation in zip(self.layers, part.kernels, part.dilations, strict=True):
+            n = x.shape[1] - (kernel - 1) * dilation
+            x = F.relu(layer(torch.cat([x[:, i * dilation : i * dilation + n] for i in range(kernel)], dim=-1)))
+            length = None if length is None else length - (kernel - 1)  # as published, whatever the dilation
+        vector = self.vector(spread(x, length))
+        return {"logits": self.out(vector), "embeddings": vector}
+
+    def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
+        part, logits, labels = self.part, said["logits"], inputs.get("labels")
+        if labels is None:
+            return {}
+        check_labels("labels", labels, (len(logits),))
+        cosines = F.normalize(logits, dim=1) @ F.normalize(self.speakers, dim=0)
+        own = F.one_hot(labels.flatten(), part.num_labels).bool()
+        return {"loss": class_loss(part.scale * torch.where(own, cosines - part.margin, cosines), labels.flatten())}
+
+
+def spread(x: Tensor, length: Tensor | None) -> Tensor:
+    """(B, T, C) -> (B, 2 C): mean and standard deviation of each channel over the first `length` frames, or all."""
+    B, T = x.shape[:2]
+    number = x.new_full((B, 1), T) if length is None else length.clamp(1, T)[:, None].to(x.dtype)
+    real = (torch.arange(T, device=x.device) < number)[..., None]
+    mean = torch.where(real, x, 0).sum(1) / number
+    variance = torch.where(real, x - mean[:, None], 0).pow(2).sum(1) / (number - 1).clamp(min=1)
+    return torch.cat((mean, variance.clamp(min=1e-30).sqrt()), dim=-1)  # of one frame it is 0, with a finite gradient

@@ -1,0 +1,1 @@
+"""Position schemes: added to the input (absolute), rotated into queries and keys (rotary), added to scores (bias)."""

@@ -1,0 +1,388 @@
+"""Where a token stands. Two slots take a position scheme: the embedding (added to the input: this file) and the
+attention (queries and keys turn: rotary.py; scores get a bias: bias.py, and can be imported from here).
+
+B batch, T tokens, S keys seen, H heads, K head width, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.recording import recording
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.computed import Computed
+from anyformer.parts.init import Normal
+from anyformer.parts.position import dependency_tree
+from anyformer.parts.position.bias import (
+    Alibi,
+    AttentionPosition,
+    AttentionPositionModule,
+    BucketedBias,
+    DistanceBias,
+    RelativeVectors,
+)
+from anyformer.runtime.context import Context
+from anyformer.specs.checks import at_least, chance, positive
+from anyformer.specs.part import Part, Site
+
+__all__ = [
+    "AbsolutePosition", "AttentionPosition", "AttentionPositionModule", "Computed", "add_position",
+    "Learned", "AxialLearned", "Sinusoidal", "Sinusoidal2D", "Integer", "Binary", "Convolutional", "TreeDepth",
+    "Summed",
+    "Alibi", "BucketedBias", "DistanceBias", "RelativeVectors",
+]  # fmt: skip
+
+
+class AbsolutePosition(Part):
+    """A vector a position, added to the input. The module maps positions (1 or B, T) to (1 or B, T, D), or has a method
+    `add(x, ctx)` where it looks at more than position numbers."""
+
+    numbered: ClassVar[bool] = True  # it looks at position numbers alone
+
+
+def add_position(position: nn.Module, x: Tensor, ctx: Context) -> Tensor:
+    """x (B, T, D) with its positions added."""
+    if (add := getattr(position, "add", None)) is not None:
+        return add(x, ctx)
+    return x + position(ctx.positions).to(x.dtype)
+
+
+class Learned(AbsolutePosition, sees="itself", called=("learned positions", "WPE")):
+    """A table. `offset` rows stand before position 0 (BART's 2)."""
+
+    length: int
+    offset: int = 0
+    padding: bool = False  # the row before position 0, for padding, starts at zero and never learns (RoBERTa)
+    dropout: float = 0.0  # on the vectors, before they are added
+
+    def check(self) -> None:
+        at_least(self, 1, "length")
+        at_least(self, 1 if self.padding else 0, "offset")
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> nn.Module:
+        return LearnedModule(self, site.width)
+
+
+class LearnedModule(nn.Embedding):
+    def __init__(self, part: Learned, width: int) -> None:
+        super().__init__(part.length + part.offset, width, padding_idx=part.offset - 1 if part.padding else None)
+        self.length, self.offset, self.dropout = part.length, part.offset, part.dropout
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, self.length)
+        x = super().forward(positions + self.offset if self.offset else positions)
+        return F.dropout(x, self.dropout) if self.dropout and self.training else x
+
+
+def check_positions(positions: Tensor, length: int) -> None:
+    """One clear line instead of an index error deep inside; nothing to check while compiling."""
+    if not recording() and (last := int(positions.max())) >= length:
+        raise ValueError(f"position {last} is beyond the model's {length} learned positions; shorten the input")
+
+
+class AxialLearned(AbsolutePosition, sees="itself", called=("axial positions",)):
+    """A long row as a grid of `shape`, the last side running fastest: a position is its place along each side, and its
+    vector what tables of these `widths` have there, side by side [Kitaev et al. 2020]. Few vectors for many places."""
+
+    shape: tuple[int, ...]
+    widths: tuple[int, ...]
+    length: int | None = None  # how many positions are used; all unless said
+    std: float = 1.0  # that the tables start with
+    dropout: float = 0.0  # of whole slices: all places with the same number along the second side
+
+    def check(self) -> None:
+        chance(self, "dropout")
+        at_least(self, 0, "std")
+        if not self.shape or len(self.shape) != len(self.widths) or min(*self.shape, *self.widths) < 1:
+            raise ValueError(f"AxialLearned.widths is {self.widths}: one for each side of a grid of {self.shape}")
+        if self.length is not None and not 1 <= self.length <= math.prod(self.shape):
+            most = math.prod(self.shape)
+            raise ValueError(f"AxialLearned.length is {self.length}, and a grid of {self.shape} has {most}")
+
+    def build(self, site: Site) -> nn.Module:
+        if sum(self.widths) != site.width:
+            raise ValueError(f"{site.address}: the widths {self.widths} add up to {sum(self.widths)}, not {site.width}")
+        return AxialLearnedModule(self)
+
+
+class AxialLearnedModule(nn.Module):
+    def __init__(self, part: AxialLearned) -> None:
+        super().__init__()
+        self.part, self.length = part, part.length or math.prod(part.shape)
+        for i, size in enumerate(zip(part.shape, part.widths, strict=True)):
+            self.register_parameter(f"side{i}", nn.Parameter(torch.empty(size)))
+        self.starts = {name: Normal(std=part.std) for name, _ in self.named_parameters()}
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, self.length)
+        numbers: list[Tensor] = []
+        for side in reversed(self.part.shape):
+            numbers.insert(0, positions % side)
+            positions = positions // side
+        x = torch.cat([side[number] for side, number in zip(self.parameters(), numbers, strict=True)], -1)
+        if self.training and self.part.dropout:
+            slices = x.new_ones(*x.shape[:1], self.part.shape[min(1, len(numbers) - 1)])
+            x = x * F.dropout(slices, self.part.dropout).gather(1, numbers[min(1, len(numbers) - 1)])[..., None]
+        return x
+
+
+class Sinusoidal(AbsolutePosition, sees="itself", called=("sine", "sinusoids")):
+    """Fixed sines and cosines, sines in the first half of the width [Vaswani et al. 2017]; with `interleaved`, in
+    turn. Computed for `length` positions once, and again where a text is longer: there is no limit."""
+
+    length: int
+    interleaved: bool = False
+    base: float = 10000.0
+    inclusive: bool = False  # the slowest frequency is 1 / base itself (tensor2tensor, fairseq, Whisper)
+    offset: int = 0  # position 0 turns as row `offset`; the row before it, for padding, is zero (fairseq)
+    stored: bool = False  # published as a weight, which nothing trains
+
+    def check(self) -> None:
+        at_least(self, 1, "length")
+        positive(self, "base")
+
+    def build(self, site: Site) -> nn.Module:
+        return SinusoidalModule(self, site.width)
+
+
+class SinusoidalModule(nn.Module):
+    def __init__(self, part: Sinusoidal, width: int) -> None:
+        super().__init__()
+        self.part, self.width = part, width
+        if part.stored:
+            self.weight = nn.Parameter(torch.empty(part.length + part.offset, width), requires_grad=False)
+        else:
+            self.table = Computed(lambda: self.rows(part.length))
+
+    def rows(self, length: int) -> Tensor:
+        """(length + offset, D)"""
+        part = self.part
+        table = sinusoids(length + part.offset, self.width, part.base, part.interleaved, part.inclusive)
+        if part.offset:
+            table[part.offset - 1] = 0
+        return table
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"weight": lambda: self.rows(self.part.length)} if self.part.stored else {}
+
+    def forward(self, positions: Tensor) -> Tensor:
+        table = self.weight if self.part.stored else self.table()
+        if not recording() and (last := int(positions.max())) >= self.part.length:
+            table = self.rows(last + 1).to(table)
+        return table[positions + self.part.offset if self.part.offset else positions]
+
+
+def sinusoids(
+    length: int, width: int, base: float, interleaved: bool, inclusive: bool = False, apart: float = 1.0
+) -> Tensor:
+    """(length, width), computed in fp64 because fp32 is off by 1e-5 after a few hundred positions, which are `apart`
+    from each other."""
+    steps = torch.arange(0, width - width % 2 if inclusive else width, 2, dtype=torch.float64)
+    frequency = base ** (-steps / (max(width // 2 - 1, 1) * 2 if inclusive else width))
+    angle = apart * torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    pair = torch.stack((angle.sin(), angle.cos()), dim=-1 if interleaved else 1).flatten(1)[:, :width].float()
+    return F.pad(pair, (0, width - pair.shape[1]))  # an odd width ends in a zero
+
+
+class Sinusoidal2D(AbsolutePosition, sees="itself"):
+    """Places on a grid in reading order: the first half of the width says the column, the second the row (MAE, DiT; the
+    other way round with `rows_first`), sines before cosines in each. `prefix` tokens before the grid (a class token)
+    have no position."""
+
+    rows: int
+    columns: int
+    rows_first: bool = False
+    prefix: int = 0
+    base: float = 10000.0
+
+    @property
+    def length(self) -> int:
+        return self.prefix + self.rows * self.columns
+
+    def check(self) -> None:
+        at_least(self, 1, "rows", "columns")
+        at_least(self, 0, "prefix")
+        positive(self, "base")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % 4:
+            raise ValueError(f"{site.address}: Sinusoidal2D needs a width that is a multiple of 4, got {site.width}")
+        return Sinusoidal2DModule(self, site.width)
+
+
+class Sinusoidal2DModule(nn.Module):
+    def __init__(self, part: Sinusoidal2D, width: int) -> None:
+        super().__init__()
+        self.part, self.width, self.length = part, width, part.length
+        self.table = Computed(lambda: F.pad(self.grid(part.rows, part.columns), (0, 0, part.prefix, 0)))
+
+    def grid(self, rows: int, columns: int) -> Tensor:
+        """(rows * columns, D) of a grid laid over the one that was described."""
+        part, half = self.part, self.width // 2
+        row = sinusoids(rows, half, part.base, interleaved=False, apart=part.rows / rows)
+        column = sinusoids(columns, half, part.base, interleaved=False, apart=part.columns / columns)
+        row, column = row.repeat_interleave(columns, 0), column.repeat(rows, 1)
+        return torch.cat((row, column) if part.rows_first else (column, row), dim=-1)
+
+    def stretched(self, grid: tuple[int, int]) -> Tensor:
+        """The same for a grid of another size, on the device of this one."""
+        return self.grid(*grid).to(self.table())
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, self.length)
+        return self.table()[positions]
+
+
+class Integer(AbsolutePosition, sees="itself"):
+    """The position number itself, times `scale`, in the first channel: the lectures' first idea. Its trouble is there
+    to see: it grows without bound (scale = 1 / length keeps it in [0, 1], where the step depends on the length)."""
+
+    scale: float = 1.0
+
+    def build(self, site: Site) -> nn.Module:
+        return IntegerModule(self, site.width)
+
+
+class IntegerModule(nn.Module):
+    def __init__(self, part: Integer, width: int) -> None:
+        super().__init__()
+        self.scale, self.width = part.scale, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return F.pad(positions[..., None].float() * self.scale, (0, self.width - 1))
+
+
+class Binary(AbsolutePosition, sees="itself"):
+    """The position number's bits, the lowest first, in the first `bits` channels: the lectures' second idea, of which
+    sinusoids are the smooth form."""
+
+    bits: int = 16
+
+    def check(self) -> None:
+        at_least(self, 1, "bits")
+
+    def build(self, site: Site) -> nn.Module:
+        if self.bits > min(site.width, 62):
+            raise ValueError(f"{site.address}: {self.bits} bits do not fit width {site.width} (and at most 62)")
+        return BinaryModule(self, site.width)
+
+
+class BinaryModule(nn.Module):
+    def __init__(self, part: Binary, width: int) -> None:
+        super().__init__()
+        self.bits, self.width = part.bits, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        check_positions(positions, 2**self.bits)
+        bit = torch.arange(self.bits, device=positions.device)
+        return F.pad((positions[..., None] >> bit & 1).float(), (0, self.width - self.bits))
+
+
+class Convolutional(AbsolutePosition, sees="all"):
+    """What stands around a token says where it is: a wide grouped convolution over the input, added to it, its kernel
+    written as a direction and a length a tap (wav2vec 2.0 [Baevski et al. 2020])."""
+
+    numbered: ClassVar[bool] = False
+
+    kernel: int = 128
+    groups: int = 16
+    activation: Activation = "gelu"
+
+    def check(self) -> None:
+        at_least(self, 1, "kernel", "groups")
+
+    @property
+    def instead(self) -> str:
+        return "Sinusoidal(length=...)"
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % self.groups:
+            raise ValueError(f"{site.address}: width {site.width} is not a multiple of {self.groups} groups")
+        return ConvolutionalModule(self, site.width)
+
+
+class ConvolutionalModule(nn.Module):
+    def __init__(self, part: Convolutional, width: int) -> None:
+        super().__init__()
+        self.part = part
+        self.weight = nn.Parameter(torch.empty(width, width // part.groups, part.kernel))  # the direction of each tap
+        self.scale = nn.Parameter(torch.empty(1, 1, part.kernel))  # and its length
+        self.bias = nn.Parameter(torch.empty(width))
+        std = 2 / math.sqrt(part.kernel * width)
+        self.starts = {"scale": std * width / math.sqrt(part.groups)}  # the length that the published start has
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        if ctx.documents is not None or (ctx.state is not None and ctx.places().shape[-1] != ctx.index.shape[-1]):
+            raise ValueError("convolutional positions see both sides: no packed documents, no decoding step by step")
+        if ctx.tokens is not None:
+            x = x * ctx.tokens[..., None]  # pads are silence
+        return x + self(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)"""
+        part = self.part
+        weight = self.weight * (self.scale / self.weight.norm(dim=(0, 1), keepdim=True))
+        y = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=part.kernel // 2, groups=part.groups)
+        return ACTIVATIONS[part.activation](y[..., : x.shape[1]]).transpose(1, 2)  # an even kernel makes one too many
+
+
+class TreeDepth(AbsolutePosition, sees="all"):
+    """A scheme applied to each token's depth in its dependency tree instead of its place in the row, as
+    `Summed(parts=(Sinusoidal(...), TreeDepth(...)))` [Wang et al. 2019]; the input `tree_parents` has the tree."""
+
+    tree: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("a row of tokens",)
+    numbered: ClassVar[bool] = False
+
+    scheme: AbsolutePosition
+
+    def check(self) -> None:
+        if not self.scheme.numbered:
+            kind = type(self.scheme).__name__
+            raise ValueError(f"TreeDepth.scheme says where a number stands, and {kind} does not; Sinusoidal does")
+
+    @property
+    def instead(self) -> str:
+        return repr(self.scheme)
+
+    def build(self, site: Site) -> nn.Module:
+        return TreeDepthModule(self, site)
+
+
+class TreeDepthModule(nn.Module):
+    def __init__(self, part: TreeDepth, site: Site) -> None:
+        super().__init__()
+        self.scheme = part.scheme.build(site.child("scheme"))
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + self.scheme(dependency_tree.depths(dependency_tree.parents_of(ctx))).to(x.dtype)
+
+
+class Summed(AbsolutePosition, sees="itself"):
+    """Several schemes, added."""
+
+    numbered: ClassVar[bool] = False
+
+    parts: tuple[AbsolutePosition, ...]
+
+    def build(self, site: Site) -> nn.Module:
+        return SummedModule(self, site)
+
+
+class SummedModule(nn.Module):
+    def __init__(self, part: Summed, site: Site) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(p.build(site.child(f"parts.{i}")) for i, p in enumerate(part.parts))
+
+    def add(self, x: Tensor, ctx: Context) -> Tensor:
+        for part in self.parts:
+            x = add_position(part, x, ctx)
+        return x

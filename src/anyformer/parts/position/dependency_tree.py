@@ -1,0 +1,64 @@
+"""Places in a dependency tree [Wang et al. 2019]: how deep a token hangs, and how far two tokens are apart.
+
+A tree is given as `parents` (B, T): the place in the row of each token's head; a root (and a pad) has -1 or its own.
+B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from anyformer.kernels.recording import recording
+from anyformer.runtime.context import Context
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """The dependency tree of each row."""
+
+    parents: Tensor  # (B, T) place of each token's head, -1 for roots
+
+
+def parents_of(ctx: Context) -> Tensor:
+    """(B, T) parents of the tokens of this call, roots pointing at themselves."""
+    tree = ctx.extra(Tree)
+    if tree is None:
+        raise ValueError("positions in a dependency tree need the input tree_parents: each token's head, -1 for roots")
+    T, parents = ctx.index.shape[-1], tree.parents
+    if parents.shape[1] != T or (ctx.state is not None and ctx.places().shape[0] != T):
+        raise ValueError(f"tree_parents covers {parents.shape[1]} tokens of {T}; a tree cannot grow while decoding")
+    own = torch.arange(T, device=parents.device)
+    if not recording() and int(parents.max()) >= T:
+        raise ValueError(f"tree_parents names place {int(parents.max())} in a row of {T} tokens")
+    return torch.where(parents < 0, own, parents)
+
+
+def depths(parents: Tensor) -> Tensor:
+    """(B, T) steps from each token up to its root: the absolute structural position."""
+    T = parents.shape[1]
+    above, steps = parents, (parents != torch.arange(T, device=parents.device)).long()
+    for _ in range((T - 1).bit_length()):  # each round looks twice as far up
+        steps = steps + steps.gather(1, above)
+        above = above.gather(1, above)
+    if not recording() and bool((parents.gather(1, above) != above).any()):
+        raise ValueError("tree_parents has a cycle: some token never reaches a root")
+    return steps
+
+
+def distances(parents: Tensor) -> Tensor:
+    """(B, T, T) relative structural position of query i and key j: the difference of their depths where one hangs below
+    the other; otherwise the sum, with the sign of i - j."""
+    T = parents.shape[1]
+    place = torch.arange(T, device=parents.device)
+    above = torch.zeros(*parents.shape, T, device=parents.device)
+    above = above.scatter(2, parents[..., None], 1.0)
+    above[:, place, place] = 1.0
+    for _ in range((T - 1).bit_length()):
+        above = (above @ above).clamp(max=1.0)  # i -> j, j -> k: i -> k
+    depth = depths(parents)
+    related = (above + above.transpose(1, 2)) > 0
+    apart = (place[:, None] - place[None, :]).sign() * (depth[:, :, None] + depth[:, None, :])
+    return torch.where(related, depth[:, :, None] - depth[:, None, :], apart)

@@ -1,0 +1,185 @@
+"""Position schemes of speech models: relative sinusoids seen by every query, and a rotation before the projections.
+
+B batch, T queries, S keys, H heads, K head width, D = H K.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.position.absolute import AttentionPosition, AttentionPositionModule
+from anyformer.parts.position.bias import distance
+from anyformer.parts.position.rotary import Rope, RopeModule, frequencies
+from anyformer.runtime.context import Context, at_places
+from anyformer.specs.checks import chance
+from anyformer.specs.part import Site
+
+
+class RelativeSinusoids(AttentionPosition, sees="itself", called=("Transformer-XL",)):
+    """Scores (q + u) k + (q + v) r, where r is a learned projection of the distance's sinusoids and u, v are learned
+    vectors a head [Dai et al. 2019]."""
+
+    num_heads: int
+    base: float = 10000.0
+    width: int | None = None  # of the sinusoids; all heads together unless said
+    dropout: float = 0.0  # of the sinusoids, the same ones in all layers
+
+    def check(self) -> None:
+        chance(self, "dropout")
+
+    def build(self, site: Site) -> RelativeSinusoidsModule:
+        if (self.width or self.num_heads * site.width) % 2:
+            raise ValueError(f"{site.address}: RelativeSinusoids need an even width")
+        return RelativeSinusoidsModule(self, site.width)
+
+
+class RelativeSinusoidsModule(AttentionPositionModule):
+    def __init__(self, part: RelativeSinusoids, head_width: int) -> None:
+        super().__init__()
+        H, D = part.num_heads, part.num_heads * head_width
+        self.part, self.key = part, f"relative sinusoids {part.base} {part.width or D} {part.dropout}"
+        self.project = nn.Linear(part.width or D, D, bias=False)
+        self.u = nn.Parameter(torch.empty(H, head_width))
+        self.v = nn.Parameter(torch.empty(H, head_width))
+
+    def table(self, places: Tensor, ctx: Context, dtype: torch.dtype) -> Tensor:
+        """(R, D): sines and cosines in turn, of every distance from the last query to the first key down."""
+        return self.waves(distances(places, ctx), dtype)
+
+    def waves(self, apart: Tensor, dtype: torch.dtype) -> Tensor:
+        """(R, D) of distances (R,)."""
+        D = self.project.in_features
+        steps = torch.arange(0, D, 2, device=apart.device).float()
+        angle = apart.float()[:, None] * torch.exp(steps * (-math.log(self.part.base) / D))
+        waves = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
+        return F.dropout(waves, self.part.dropout) if self.training and self.part.dropout else waves
+
+    def bias(self, q: Tensor, places: Tensor, scale: float, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        table = ctx.once_for(places, self.key, lambda: self.table(places, ctx, q.dtype))
+        scores = lined_up(self.scores(q, table, scale), places, ctx)
+        if scores.device.type == "cuda":
+            scores = scores.contiguous()  # its kernels ask for aligned rows
+        return q + self.u[:, None], scores
+
+    def scores(self, q: Tensor, table: Tensor, scale: float) -> Tensor:
+        return self.along((q + self.v[:, None]) * scale, table)
+
+    def along(self, q: Tensor, table: Tensor) -> Tensor:
+        """(B, H, T, R) of queries with the distances of a table (R, W)."""
+        return torch.matmul(q, self.project(table).unflatten(-1, self.v.shape).permute(1, 2, 0))
+
+    def apart(self, q: Tensor, distance: Tensor, most: int, scale: float, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Queries, and what is added to their scores (B, H, T, S) with keys at distances (1 or B, T, S) from 0 to
+        `most`, whatever those are counted in."""
+        count = torch.arange(most + 1, device=q.device)
+        table = ctx.once(f"{self.key} to {most}", lambda: self.waves(count, q.dtype))
+        at = distance.clamp(0, most)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
+        return q + self.u[:, None], self.scores(q, table, scale).gather(3, at)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stride:
+    """How many keys stand between a query and the next, where keys are of a longer sequence."""
+
+    keys: int = 1
+
+
+def stride_of(ctx: Context) -> int:
+    return (ctx.extra(Stride) or Stride()).keys
+
+
+def distances(places: Tensor, ctx: Context) -> Tensor:
+    """(R,) from the last query to the first of the keys at `places`, and down to the farthest key behind a query."""
+    T, S = ctx.index.shape[-1], places.shape[-1]
+    anywhere = ctx.fine is not None and ctx.index.dim() == 2  # queries beside the text, in no order
+    count = (S if anywhere else stride_of(ctx) * (T - 1) + 1) + S - 1
+    return farthest(places, ctx) - torch.arange(count, device=places.device)
+
+
+def farthest(places: Tensor, ctx: Context) -> Tensor:
+    """() how far the first of the keys at `places` stands before the last query, in the row where that is most."""
+    return (ctx.index.amax(-1, keepdim=True) - places.amin(-1, keepdim=True)).amax()
+
+
+def lined_up(scores: Tensor, places: Tensor, ctx: Context) -> Tensor:
+    """(B, H, T, R) scores by distance, the last query's of the first key first -> (B, H, T, S) of keys at `places`."""
+    index, keys = ctx.apart()
+    if index.dim() == keys.dim() == 1 and (ctx.state is None or ctx.state.capacity is None):
+        return line_up(scores, places.shape[0], stride_of(ctx))
+    # pads stand between the past and these tokens, or queries anywhere, so that each row has its own distances, or keys
+    # stand in a ring
+    keys = places if keys.dim() == 1 else at_places(keys, places)
+    column = farthest(places, ctx) + distance(index, keys)
+    return scores.gather(-1, column.clamp(0, scores.shape[-1] - 1)[:, None].expand(*scores.shape[:3], -1))
+
+
+def line_up(scores: Tensor, num_keys: int, step: int = 1) -> Tensor:
+    """(B, H, T, R) -> (B, H, T, S): query i finds key j at column (T - 1 - i) step + j, where R = (T - 1) step + S.
+    Rows `step` shorter, begun (T - 1) step later, line the keys up."""
+    T, R = scores.shape[2:]
+    if T == 1:
+        return scores
+    return scores.flatten(2)[..., (T - 1) * step : -step].unflatten(-1, (T, R - step))[..., :num_keys]
+
+
+class InputRope(Rope, sees="itself"):
+    """The rotation turns what queries and keys are projected from, head by head, instead of themselves (the Conformer
+    of wav2vec 2.0). The frequencies are saved with the model."""
+
+    def check(self) -> None:
+        super().check()
+        if self.scaling is not None or self.fraction != 1.0:
+            raise ValueError("InputRope turns whole heads at the saved frequencies: no scaling, fraction 1")
+
+    def build(self, site: Site) -> nn.Module:
+        if site.width % 2:
+            raise ValueError(f"{site.address}: InputRope turns pairs of channels, and a head has {site.width}")
+        return InputRopeModule(self, site.width)
+
+
+class SavedFrequencies(nn.Module):
+    """(K / 2,) radians a position, kept in checkpoints, in fp32 whatever the model's dtype."""
+
+    silent = True
+    exact = ("value",)  # the loader does not round it
+    value: Tensor
+
+    def __init__(self, width: int, base: float) -> None:
+        super().__init__()
+        self.width, self.base = width, base
+        self.register_buffer("value", frequencies(width, base, None))
+
+    def computed(self) -> dict[str, Callable[[], Tensor]]:
+        """What a checkpoint may leave out."""
+        return {"value": lambda: frequencies(self.width, self.base, None)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SavedFrequencies:
+        moved = fn(self.value)
+        self.value = moved if moved.dtype == torch.float32 else self.value.to(moved.device)
+        return self
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+class InputRopeModule(RopeModule):
+    turns_stream = True
+
+    def __init__(self, part: InputRope, head_width: int) -> None:
+        super().__init__(part, head_width)
+        self.frequency = SavedFrequencies(self.width, part.base)  # type: ignore[assignment]
+        self.head_width = head_width
+
+    def source(self, x: Tensor, ctx: Context) -> Tensor:
+        cos, sin = ctx.once(self.key, lambda: self.tables(ctx, x.dtype))
+        heads = x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return self.turn(heads, cos, sin).transpose(1, 2).flatten(2)
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        return q, k

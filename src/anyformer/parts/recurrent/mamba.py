@@ -1,0 +1,233 @@
+"""Selective state spaces: a recurrence whose memory and forgetting depend on the token [Gu and Dao 2023].
+
+B rows, T tokens, D width, I inner width, N states a channel, R rank of the time step, K taps of the convolution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.convolution import depthwise
+from anyformer.kernels.recording import recording
+from anyformer.kernels.scan import scan, scan_step
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.init import Initializer, Kaiming
+from anyformer.parts.op import Op
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import begins
+from anyformer.runtime.state import PerRow, Store
+from anyformer.runtime.taps import Declared
+from anyformer.specs.checks import at_least, positive
+from anyformer.specs.part import Site
+
+# -- initialisation ---------------------------------------------------------------------------------------------------
+
+
+class Rates(Initializer, called=("S4D",)):
+    """A = -1, -2, ..., -N along the last dimension, kept as a logarithm: the real S4D [Gu et al. 2022]."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        tensor.copy_(torch.arange(1, tensor.shape[-1] + 1, device=tensor.device).log().expand_as(tensor))
+
+
+class StepWeight(Initializer):
+    """Up to scale / sqrt(R): uniform around 0, or that value everywhere."""
+
+    scale: float = 1.0
+    scheme: Literal["random", "constant"] = "random"
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        bound = self.scale / math.sqrt(tensor.shape[1])
+        if self.scheme == "constant":
+            tensor.fill_(bound)
+        else:
+            tensor.uniform_(-bound, bound, generator=generator)
+
+
+class StepBias(Initializer):
+    """softplus(bias), the time step of a token that chooses nothing, is log-uniform between `low` and `high`."""
+
+    low: float = 0.001
+    high: float = 0.1
+    floor: float = 1e-4
+
+    def check(self) -> None:
+        positive(self, "low", "high", "floor")
+
+    def fill(self, tensor: Tensor, generator: torch.Generator, depth: int) -> None:
+        at = torch.rand(tensor.shape, generator=generator, device=tensor.device)
+        dt = torch.exp(at * (math.log(self.high) - math.log(self.low)) + math.log(self.low)).clamp(min=self.floor)
+        tensor.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+
+# -- the mixer ---------------------------------------------------------------------------------------------------------
+
+
+class SelectiveState(Op, sees="past", called=("Mamba", "S6", "SSM", "state space", "selective scan")):
+    """Mamba's mixer: a short causal convolution, the selective scan, and a gate. A token chooses its time step (how
+    much of the past is forgotten and how much of itself is written), what it writes (B) and what it reads (C)."""
+
+    width: int  # I
+    states: int = 16
+    taps: int = 4
+    rank: int | None = None  # of the time step; D / 16 rounded up unless said
+    activation: Activation = "silu"  # after the convolution; the gate is always silu
+    bias: bool = False  # of the projections in and out
+    conv_bias: bool = True
+    step_start: StepWeight = StepWeight()
+    bias_start: StepBias = StepBias()
+
+    def check(self) -> None:
+        at_least(self, 1, "width", "states", "taps", "rank")
+
+    def build(self, site: Site) -> nn.Module:
+        return SelectiveStateModule(self, site)
+
+
+class ConvolvingModule(nn.Module):
+    """A short causal convolution before a recurrence, and the window of it that is remembered."""
+
+    tapped: ClassVar[Declared] = {"conv": None, "mixed": None}
+    begins: ClassVar[dict[str, Any]] = {
+        "rate": Rates(), "skip": 1.0, "conv.weight": Kaiming(gain=math.sqrt(1 / 3), normal=False),
+    }  # fmt: skip
+
+    part: Any
+    address: str
+    conv: nn.Conv1d
+    activation: Callable[[Tensor], Tensor]
+
+    def convolve(self, x: Tensor, rows: PackedRows, store: Store | None, ctx: Context) -> Tensor:
+        """(B, T, I): each channel with the K - 1 real tokens of its document before it, 0 at pads."""
+        K, bias, past = self.part.taps, self.conv.bias, None
+        if store is not None and K > 1:  # the last K - 1 tokens before, then these
+            past = x = torch.cat((store.tensors["window"].expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
+        if rows.age is None:
+            y = depthwise(x, self.conv.weight, bias, (0 if past is not None else K - 1, 0))
+        else:
+            x = x if past is not None else F.pad(x, (0, 0, K - 1, 0))
+            T, taps = rows.age.shape[1], self.conv.weight[:, 0].unbind(-1)
+            y = x[:, K - 1 :] * taps[-1]
+            for back in range(1, K):  # what lies in another document is not seen
+                near = (rows.age >= back)[..., None].to(x.dtype)
+                y = torch.addcmul(y, x[:, K - 1 - back : K - 1 - back + T] * near, taps[-1 - back])
+            y = y if bias is None else y + bias
+        if store is not None and past is not None:
+            store.replace("window", rows.last(past, K - 1))
+        y = self.activation(ctx.tap(self.address, "conv", y))
+        return y if rows.real is None else y * rows.real.to(y.dtype)
+
+
+class SelectiveStateModule(ConvolvingModule):
+    def __init__(self, part: SelectiveState, site: Site) -> None:
+        super().__init__()
+        self.starts = {**self.begins, "step.weight": part.step_start, "step_bias": part.bias_start}
+        self.part, self.address = part, site.address
+        I, N = part.width, part.states
+        self.rank = part.rank or -(-site.width // 16)
+        self.up = nn.Linear(site.width, I, bias=part.bias)
+        self.gate = nn.Linear(site.width, I, bias=part.bias)
+        self.conv = nn.Conv1d(I, I, part.taps, groups=I, bias=part.conv_bias)
+        self.select = nn.Linear(I, self.rank + 2 * N, bias=False)  # what a token chooses: step, B, C
+        self.step = nn.Linear(self.rank, I, bias=False)
+        self.step_bias = nn.Parameter(torch.empty(I))
+        self.rate = nn.Parameter(torch.empty(I, N))  # A = -exp(rate): each state forgets at its own pace
+        self.skip = nn.Parameter(torch.empty(I))
+        self.down = nn.Linear(I, site.width, bias=part.bias)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def state_spec(self) -> PerRow:
+        I = self.part.width
+        shapes = {"window": (self.part.taps - 1, I), "state": (self.part.states, I)}
+        return PerRow(shapes, dtypes={"state": torch.float32})
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows = PackedRows.of(ctx)
+        x, store = rows.pack(x), ctx.store(self.address)
+        gate, x = self.gate(x), self.convolve(self.up(x), rows, store, ctx)
+        step, b, c = self.select(x).split((self.rank, self.part.states, self.part.states), dim=-1)
+        # from here to the gate in fp32, whatever the model is
+        dt = F.softplus(self.step(step).float() + self.step_bias.float())
+        if rows.real is not None:
+            dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
+        A = -torch.exp(self.rate.float()).t().contiguous()
+        state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1)
+        wide, b, c = x.float(), b.float(), c.float()
+        if x.shape[1] == 1 and state is not None:
+            y, last = scan_step(wide[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
+            y = y[:, None]
+        else:
+            y, last = scan(wide, dt, A, b, c, state=state, keep=rows.keep)
+        if store is not None:
+            store.replace("state", last)
+        y = torch.addcmul(y, wide, self.skip.float()) * F.silu(gate)
+        return rows.unpack(self.down(ctx.tap(self.address, "mixed", y.to(x.dtype))))
+
+
+# -- where tokens follow each other -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class PackedRows:
+    """A batch as a recurrence reads it: real tokens first, pads behind them, so that no pad stands between two."""
+
+    real: Tensor | None = None  # (B, T, 1) 1 at real tokens, once packed
+    order: Tensor | None = None  # (B, T) where each packed token stood
+    back: Tensor | None = None  # (B, T) where each token is packed to
+    age: Tensor | None = None  # (B, T) real tokens of its document before it; past all taps in the first, which goes on
+    keep: Tensor | None = None  # (B, T) 0 where a new document begins
+
+    @classmethod
+    def of(cls, ctx: Context) -> PackedRows:
+        """Of the batch that is read, worked out once for all layers."""
+        return ctx.once("rows", lambda: cls._read(ctx))
+
+    @classmethod
+    def _read(cls, ctx: Context) -> PackedRows:
+        rows, tokens, documents = cls(), ctx.tokens, ctx.documents
+        if tokens is not None:
+            rows.real = tokens[..., None].float()
+            split = tokens[:, 1:] & ~tokens[:, :-1]  # a real token after a pad
+            if tokens.shape[1] > 1 and (recording() or bool(split.any())):
+                rows.order = (~tokens).int().argsort(dim=1, stable=True)
+                rows.back = rows.order.argsort(dim=1)
+                rows.real = rows.pack(rows.real)
+                documents = None if documents is None else documents.gather(1, rows.order)
+        if documents is not None:
+            new = F.pad(begins(documents)[:, 1:], (1, 0))  # the first goes on with what was before
+            if rows.real is not None:
+                new = new & rows.real[..., 0].bool()  # a pad begins nothing
+            rows.keep = (~new).float()
+            index = torch.arange(documents.shape[1], device=documents.device)
+            first = torch.where(new, index, -1).cummax(1).values
+            rows.age = torch.where(first < 0, torch.iinfo(torch.long).max, index - first)
+        return rows
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, T, D), real tokens first."""
+        return x if self.order is None else x.gather(1, self.order[..., None].expand_as(x))
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return x if self.back is None else x.gather(1, self.back[..., None].expand_as(x))
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        """The last `count` real tokens of x (B, count + T, I), 0 where they belong to an earlier document."""
+        T = x.shape[1] - count
+        if self.real is None:
+            end = torch.full((x.shape[0],), T, device=x.device)
+            x = x[:, T:].clone()  # a copy, so that the rest is freed
+        else:
+            end = self.real[..., 0].sum(1).long()
+            places = end[:, None] + torch.arange(count, device=x.device)
+            x = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+        if self.age is not None:
+            age = self.age.gather(1, (end - 1).clamp(min=0)[:, None])  # of the last real token
+            x = x * (age >= torch.arange(count - 1, -1, -1, device=x.device))[..., None]
+        return x

@@ -1,0 +1,95 @@
+"""Mamba-2's mixer [Dao and Gu 2024]: heads that share what is written and read, each forgetting at one pace.
+
+B rows, T tokens, D width, H heads of P channels (I = H P) in G groups, N states a channel, K taps of the convolution.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.ssd import ssd, ssd_step
+from anyformer.parts.activation import ACTIVATIONS, Activation
+from anyformer.parts.norm import Norm, RMSNorm
+from anyformer.parts.op import Op
+from anyformer.parts.recurrent.mamba import ConvolvingModule, PackedRows, StepBias
+from anyformer.runtime.context import Context
+from anyformer.runtime.state import PerRow
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import Site
+
+
+class DualState(Op, sees="past", called=("Mamba-2", "SSD", "state space duality")):
+    """A short causal convolution, the recurrence, and a norm behind a gate."""
+
+    num_heads: int
+    head_width: int = 64
+    groups: int = 1  # of heads that share what a token writes (b) and reads (c)
+    states: int = 128
+    taps: int = 4
+    activation: Activation = "silu"  # after the convolution; the gate is always silu
+    bias: bool = False  # of the projections in and out
+    conv_bias: bool = True
+    step_low: float = 0.0  # the time step is kept between these
+    step_high: float | None = None
+    norm: Norm = RMSNorm(eps=1e-5)
+    bias_start: StepBias = StepBias()
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "head_width", "groups", "states", "taps")
+        at_least(self, 0, "step_low", "step_high")
+        if self.num_heads % self.groups:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of groups {self.groups}")
+
+    def build(self, site: Site) -> nn.Module:
+        return DualStateModule(self, site)
+
+
+class DualStateModule(ConvolvingModule):
+    def __init__(self, part: DualState, site: Site) -> None:
+        super().__init__()
+        self.starts = {**self.begins, "step_bias": part.bias_start}
+        self.part, self.address = part, site.address
+        H, I, shared = part.num_heads, part.num_heads * part.head_width, part.groups * part.states
+        self.sizes = (I, shared, shared)
+        self.gate = nn.Linear(site.width, I, bias=part.bias)
+        self.up = nn.Linear(site.width, sum(self.sizes), bias=part.bias)  # x, b and c
+        self.step = nn.Linear(site.width, H, bias=part.bias)
+        self.conv = nn.Conv1d(sum(self.sizes), sum(self.sizes), part.taps, groups=sum(self.sizes), bias=part.conv_bias)
+        self.step_bias = nn.Parameter(torch.empty(H))
+        self.rate = nn.Parameter(torch.empty(H))  # A = -exp(rate)
+        self.skip = nn.Parameter(torch.empty(H))
+        self.norm = part.norm.build(site.child("norm", width=I))
+        self.down = nn.Linear(I, site.width, bias=part.bias)
+        self.activation = ACTIVATIONS[part.activation]
+
+    def state_spec(self) -> PerRow:
+        part = self.part
+        state = part.num_heads, part.head_width, part.states
+        shapes = {"window": (part.taps - 1, sum(self.sizes)), "state": state}
+        return PerRow(shapes, dtypes={"state": torch.float32})
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        rows = PackedRows.of(ctx)
+        part, x, store = self.part, rows.pack(x), ctx.store(self.address)
+        gate, step, dtype = self.gate(x), self.step(x), x.dtype
+        mixed = self.convolve(self.up(x), rows, store, ctx)
+        # from here to the norm in fp32, whatever the model is
+        x, b, c = mixed.float().split(self.sizes, dim=-1)
+        x = x.unflatten(-1, (part.num_heads, -1))
+        b, c = (t.unflatten(-1, (part.groups, -1)) for t in (b, c))
+        dt = F.softplus(step.float() + self.step_bias.float()).clamp(part.step_low, part.step_high)
+        if rows.real is not None:
+            dt = dt * rows.real  # no time passes at a pad: nothing is forgotten or written
+        A = -torch.exp(self.rate.float())
+        state = None if store is None else store.tensors["state"].expand(x.shape[0], -1, -1, -1)
+        if x.shape[1] == 1 and state is not None:
+            y, last = ssd_step(x[:, 0], dt[:, 0], A, b[:, 0], c[:, 0], state)
+            y = y[:, None]
+        else:
+            y, last = ssd(x, dt, A, b, c, state=state, keep=rows.keep)
+        if store is not None:
+            store.replace("state", last)
+        y = torch.addcmul(y, x, self.skip.float()[:, None]).flatten(2) * F.silu(gate.float())
+        return rows.unpack(self.down(ctx.tap(self.address, "mixed", self.norm(y.to(dtype)))))

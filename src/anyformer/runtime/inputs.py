@@ -1,0 +1,74 @@
+"""What a caller gives to a model: tensors of the right kind, or one sentence that says which input is not.
+
+Kinds and shapes cost nothing to compare. Of values only those of masks are looked at, where they are asked for anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.kernels.recording import recording
+from anyformer.runtime.state import State
+from anyformer.specs.messages import quote
+
+NUMBERS = ("input_ids", "position_ids", "token_type_ids", "document_ids", "tree_parents", "mc_token_ids",
+           "question_lengths", "timesteps", "class_labels", "hidden_ids", "cls_index")  # fmt: skip
+VECTORS = ("inputs_embeds", "encoder_hidden_states", "pixel_values", "input_values", "input_features", "states",
+           "actions", "rewards", "returns_to_go", "hidden_states", "points", "values", "hidden_values")  # fmt: skip
+MASKS = ("attention_mask", "encoder_attention_mask", "global_attention_mask", "bool_masked_pos", "mask_time_indices",
+         "video_attention_mask", "audio_attention_mask", "hidden_mask", "perm_mask", "target_mapping", "input_mask",
+         "p_mask")  # fmt: skip
+LABELS = ("labels", "next_sentence_label", "sentence_order_label", "mc_labels", "start_positions", "end_positions")
+FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
+         "interpolate_pos_encoding", "use_mems")  # fmt: skip
+
+
+def check_given(inputs: Mapping[str, Any]) -> None:
+    """Raises for the first input that is of another kind than its name says; None is no input."""
+    for name, value in inputs.items():
+        if value is None:
+            continue
+        plain = name.removeprefix("decoder_")
+        if plain in FLAGS:
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is True or False, got {quote(value)}")
+        elif name == "past_key_values":
+            if not isinstance(value, State):
+                raise ValueError(f"{name} is the state that a model returned, got a {type(value).__name__}")
+        elif plain in (*NUMBERS, *VECTORS, *MASKS, *LABELS):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{name} is a tensor, got a {type(value).__name__}; torch.tensor(...) makes one")
+            if plain in NUMBERS and value.dtype not in (torch.long, torch.int):
+                raise ValueError(f"{name} are whole numbers (int64 or int32), got {value.dtype}")
+            if plain in VECTORS and not value.is_floating_point():
+                raise ValueError(f"{name} are floating-point numbers, got {value.dtype}")
+            if plain in MASKS and value.is_complex():
+                raise ValueError(f"{name} is made of 0 and 1, got {value.dtype}")
+
+
+def check_shape(name: str, tensor: Tensor | None, *shapes: tuple[int, ...]) -> None:
+    if tensor is not None and tuple(tensor.shape) not in shapes:
+        raise ValueError(f"{name} has the shape {' or '.join(map(str, shapes))} here, got {tuple(tensor.shape)}")
+
+
+def hiding(mask: Tensor, name: str = "attention_mask") -> Tensor | None:
+    """A mask as booleans; None where it hides nothing."""
+    return None if hides_nothing(mask, name) else mask.bool()
+
+
+def hides_nothing(mask: Tensor, name: str = "attention_mask") -> bool:
+    """Whether all of a mask is 1, which is not known while recording; refused where a value is neither 0 nor 1."""
+    if recording():
+        return False
+    if mask.dtype == torch.bool:
+        return bool(mask.all())
+    shown = mask == 1
+    everything, valid = torch.stack((shown.all(), (shown | (mask == 0)).all())).tolist()  # one wait for both
+    if not valid:
+        bad = mask[~(shown | (mask == 0))][0].item()
+        raise ValueError(f"{name} is 1 where a token is seen and 0 where it is not, got {bad}")
+    return bool(everything)

@@ -1,0 +1,370 @@
+"""Masks as composable predicates: `Causal() & Window(size=512) | Global(first=1)`.
+
+A predicate answers, for index tensors of any broadcastable shape, whether the query at row place `q` may see the key at
+row place `k`. Dense masks and FlexAttention's block masks are both made by calling it, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.kernels.attention import Visible
+from anyformer.specs.checks import at_least
+from anyformer.specs.part import REACH, Part, Sees, farthest
+
+
+class Mask(Part):
+    """Which keys a query may see."""
+
+    counting: ClassVar[bool] = False  # whether it counts places from the first token of a text
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        """b, q, k: broadcastable indices of batch row, query place and key place. True where k is visible."""
+        raise NotImplementedError
+
+    @property
+    def counts(self) -> bool:
+        """Whether it, or one in it, does."""
+        return self.counting
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a later key."""
+        return self.sees in ("itself", "past")
+
+    @property
+    def instead(self) -> str:
+        return repr(CAUSAL & self)
+
+    def __and__(self, other: Mask) -> Mask:
+        return All(masks=(*_flat(self, All), *_flat(other, All)))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Either(masks=(*_flat(self, Either), *_flat(other, Either)))
+
+    def __invert__(self) -> Mask:
+        return Not(mask=self)
+
+
+def _flat(mask: Mask, kind: type[Several]) -> tuple[Mask, ...]:
+    return mask.masks if isinstance(mask, kind) else (mask,)
+
+
+class Several(Mask, sees="all"):
+    """Masks put together."""
+
+    sign: ClassVar[str]
+
+    masks: tuple[Mask, ...]
+
+    def check(self) -> None:
+        if not self.masks:
+            raise ValueError(f"{type(self).__name__}.masks is empty; it needs at least one mask")
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def counts(self) -> bool:
+        return any(mask.counts for mask in self.masks)
+
+    def __repr__(self) -> str:
+        return self.sign.join(f"({mask!r})" if isinstance(mask, Several) else repr(mask) for mask in self.masks)
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        seen = self.masks[0].allows(b, q, k, rows)
+        for mask in self.masks[1:]:
+            seen = self.join(seen, mask.allows(b, q, k, rows))
+        return seen
+
+
+class All(Several, sees="all"):
+    """What every one of these masks lets through: `a & b`."""
+
+    sign: ClassVar[str] = " & "
+
+    def reaches(self) -> Sees | None:
+        return min((mask.sees for mask in self.masks), key=REACH.index)
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return a & b
+
+
+class Either(Several, sees="all"):
+    """What at least one of these masks lets through: `a | b`."""
+
+    sign: ClassVar[str] = " | "
+
+    def reaches(self) -> Sees | None:
+        return farthest(*self.masks)
+
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return a | b
+
+
+class Not(Mask, sees="all"):
+    """What this mask hides: `~a`."""
+
+    mask: Mask = dataclasses.field(kw_only=False)
+
+    @property
+    def counts(self) -> bool:
+        return self.mask.counts
+
+    def reaches(self) -> Sees | None:
+        return "all"
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return ~self.mask.allows(b, q, k, rows)
+
+
+class Full(Mask, sees="all", called=("bidirectional",)):
+    """Everything sees everything."""
+
+    @property
+    def instead(self) -> str:
+        return "Causal()"
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q >= 0) & (k >= 0)
+
+
+class Causal(Mask, sees="past", called=("autoregressive", "triangular")):
+    """A token sees itself and what came before."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return k <= q
+
+
+class Window(Mask, sees="all", called=("sliding window", "local")):
+    """No more than `size` tokens back, the query itself counted, and all after it, or with `ahead` as many:
+    `Causal() & Window(size)` is Mistral's."""
+
+    size: int = dataclasses.field(kw_only=False)
+    ahead: bool = False
+
+    def check(self) -> None:
+        at_least(self, 1, "size")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        near = (q - k < self.size) & (k >= 0)  # a ring that is not full yet has places before the first
+        return near & (k - q < self.size) if self.ahead else near
+
+
+class Dilated(Mask, sees="all"):
+    """Every `step`-th token counted from the query [Beltagy et al. 2020]."""
+
+    step: int = dataclasses.field(kw_only=False)
+
+    def check(self) -> None:
+        at_least(self, 1, "step")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return (q - k) % self.step == 0
+
+
+class Global(Mask, sees="all"):
+    """The first tokens see everything and are seen by everything."""
+
+    counting: ClassVar[bool] = True
+
+    first: int = dataclasses.field(default=1, kw_only=False)
+
+    def check(self) -> None:
+        at_least(self, 1, "first")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        return (q < self.first) | (k < self.first)
+
+
+class SameBlock(Mask, sees="all", called=("chunked",)):
+    """Attention inside consecutive blocks of `size` tokens."""
+
+    counting: ClassVar[bool] = True
+
+    size: int = dataclasses.field(kw_only=False)
+
+    def check(self) -> None:
+        at_least(self, 1, "size")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        return q // self.size == k // self.size
+
+
+class Strided(Mask, sees="all", called=("Sparse Transformer",)):
+    """The previous `stride` tokens, and every stride-th before them [Child et al. 2019]; combine with Causal."""
+
+    stride: int = dataclasses.field(kw_only=False)
+
+    def check(self) -> None:
+        at_least(self, 1, "stride")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
+
+
+class Fixed(Mask, sees="all"):
+    """The query's own block of `stride` tokens, and the last `summary` tokens of every block [Child et al. 2019]."""
+
+    counting: ClassVar[bool] = True
+
+    stride: int
+    summary: int = 1
+
+    def check(self) -> None:
+        at_least(self, 1, "stride", "summary")
+        if self.summary > self.stride:
+            raise ValueError(f"Fixed.summary is {self.summary}; a block has {self.stride} tokens")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
+
+
+class Axial(Mask, sees="all"):
+    """The same row or the same column of a grid `columns` wide, in reading order [Ho et al. 2019]."""
+
+    counting: ClassVar[bool] = True
+
+    columns: int
+
+    def check(self) -> None:
+        at_least(self, 1, "columns")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        return (q // self.columns == k // self.columns) | (q % self.columns == k % self.columns)
+
+
+class RandomBlocks(Mask, sees="all"):
+    """About `per_row` random key blocks a query block, the same for one seed [Zaheer et al. 2020]."""
+
+    counting: ClassVar[bool] = True
+
+    size: int
+    per_row: int
+    num_blocks: int
+    seed: int = 0
+
+    def check(self) -> None:
+        at_least(self, 1, "size", "per_row", "num_blocks")
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        q, k = rows.in_text(b, q, k)
+        # an integer hash of (query block, key block) decides, so that no table has to be kept
+        mixed = (q // self.size) * 7919 + (k // self.size) * 104729 + self.seed * 15485863
+        mixed = (mixed * 2654435761 + 12345) % 4294967291
+        return mixed % self.num_blocks < self.per_row
+
+
+class SameReach(Mask, sees="all", called=("same_length",)):
+    """As far back as the first token of these sees: through all that was kept of the text before, and no farther
+    [Yang et al. 2019]; combine with Causal. Where nothing was kept, no token sees one before it."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return q - k <= (0 if rows.order is None else rows.order.first)
+
+
+class Padding(Mask, sees="all"):
+    """Real tokens are seen, pads are not."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        return FULL.allows(b, q, k, rows) if rows.padding is None else rows.padding[b, k]
+
+
+class SameDocument(Mask, sees="all", called=("packing",)):
+    """Packed documents do not see each other."""
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+        if rows.documents is None or rows.key_documents is None:
+            return FULL.allows(b, q, k, rows)
+        return rows.documents[b, q] == rows.key_documents[b, k]
+
+
+@dataclasses.dataclass
+class Rows:
+    """What predicates about the batch read: (B, row length) each, or None."""
+
+    padding: Tensor | None = None  # of the keys
+    documents: Tensor | None = None  # of the queries
+    key_documents: Tensor | None = None
+    counted: Tensor | None = None  # see `text_places`; for masks that count
+    order: Order | None = None
+
+    def in_text(self, b: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Row places as places in the text, for masks that count from its first token: pads take up no place, and a
+        packed document begins at 0."""
+        return (q, k) if self.counted is None else (self.counted[b, q], self.counted[b, k])
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What tokens of a batch see beside what masks and pads let them see, by their row places."""
+
+    hidden: Tensor | None = None  # (B, S, S) True where a query does not see a key
+    itself: bool = True  # a token always sees itself, pad or not
+    first: int = 0  # the place of the first token of this call: before it is what was kept
+
+
+def begins(documents: Tensor) -> Tensor:
+    """(B, T) numbers of packed documents -> (B, T) True where one begins."""
+    return F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+
+
+def first_of_document(documents: Tensor) -> Tensor:
+    """(B, T) the place where each token's document begins."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    return torch.where(begins(documents), index, 0).cummax(-1).values
+
+
+def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | None:
+    """(B, row length) how many real tokens of its text stand before each; None where that is its place in the row."""
+    if padding is not None:
+        real = padding.long()
+    elif documents is not None:
+        real = torch.ones_like(documents)
+    else:
+        return None
+    before = real.cumsum(-1) - real
+    if documents is not None:
+        before = before - before.gather(-1, first_of_document(documents))
+    return before
+
+
+def see(
+    mask: Mask, index: Tensor, keys: Tensor, padding: Tensor | None = None,
+    documents: Tensor | None = None, key_documents: Tensor | None = None, order: Order | None = None,
+) -> Visible:  # fmt: skip
+    """A mask met with one batch: queries at row places `index` (T,) or (B, T), keys at row places `keys` (S,) or
+    (B, S)."""
+    # counted here and not by the predicate, which a compiler may be tracing
+    rows = Rows(padding, documents, key_documents, text_places(padding, documents) if mask.counts else None, order)
+    hidden = None if order is None else order.hidden
+
+    def allows(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = mask.allows(b, q, k, rows)
+        if padding is not None:
+            seen = seen & REAL.allows(b, q, k, rows)
+        if documents is not None:
+            seen = seen & SAME_DOCUMENT.allows(b, q, k, rows)
+        if hidden is not None:
+            seen = seen & ~hidden[b, q, k]
+        return seen | (q == k) if order is not None and order.itself else seen
+
+    of_batch = [t for t in (padding, documents, index, keys, hidden) if t is not None and t.dim() > 1]
+    plain = not of_batch
+    return Visible(
+        allows, index, keys, batch_size=1 if plain else of_batch[0].shape[0],
+        everything=plain and isinstance(mask, Full),
+        causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
+    )  # fmt: skip
+
+
+FULL, CAUSAL, REAL, SAME_DOCUMENT = Full(), Causal(), Padding(), SameDocument()

@@ -1,0 +1,140 @@
+"""Named steps in order, or as parallel branches.
+
+    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
+
+is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
+the Conformer's half-step are kinds of `residual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.parts.grid.layout import with_stride
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared
+from anyformer.specs.messages import quote
+from anyformer.specs.part import ANY, Part, Site, Table, walk
+from anyformer.stacks.sublayer import Sublayer, SublayerModule, through
+
+
+class Steps(Part):
+    """Named steps: `Block(attention=Sublayer(...), feedforward=Sublayer(...))`."""
+
+    open_fields: ClassVar[bool] = True
+
+    @classmethod
+    def field_types(cls) -> dict[str, Any]:
+        return {ANY: Sublayer | Steps}
+
+    def __init__(self, **steps: Any) -> None:
+        for name, step in steps.items():
+            if not name.isidentifier() or hasattr(nn.Module, name):
+                raise ValueError(f"{type(self).__name__}: {quote(name)} cannot be the name of a step")
+            if not isinstance(step, (Sublayer, Steps)):
+                raise ValueError(f"{type(self).__name__}.{name}: expected a Sublayer or Parallel, got {quote(step)}")
+        self.__dict__["steps"] = Table(steps)
+
+    @property
+    def steps(self) -> Table:
+        """By name."""
+        return self.__dict__["steps"]
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        yield from self.steps.items()
+
+    @property
+    def reshapes(self) -> bool:
+        return any(step.reshapes for step in self.steps.values())
+
+    def out_width(self, width: int) -> int:
+        for step in self.steps.values():
+            width = step.out_width(width)
+        return width
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Steps) and type(self) is type(other) and self.steps == other.steps
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self.steps))
+
+
+class Block(Steps, sees="itself", called=("layer",)):
+    """Steps in order."""
+
+    streams: ClassVar[int] = 1  # side by side in what it reads and leaves
+
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        for name, step in steps.items():
+            if isinstance(step, Sublayer) and step.of_block and self.reshapes:
+                raise ValueError(f"Block.{name}.of_block: a step of this Block leaves another width or grid than came")
+
+    def build(self, site: Site) -> nn.Module:
+        return BlockModule(self, site)
+
+
+class Parallel(Steps, sees="itself"):
+    """Steps that all read the same input; their branches join it one after another (GPT-J, GPT-NeoX)."""
+
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        for name, step in steps.items():
+            if not isinstance(step, Sublayer):
+                raise ValueError(f"Parallel.{name}: steps side by side are Sublayers, got a {type(step).__name__}")
+            if step.normed_skip or step.zero_pads or step.out_norm is not None:
+                line = "steps side by side add to one input: no normed_skip, no zero_pads, no out_norm"
+                raise ValueError(f"Parallel.{name}: {line}")
+            if step.reshapes:
+                raise ValueError(f"Parallel.{name}: steps side by side add to one input, and this one reshapes it")
+
+    def build(self, site: Site) -> nn.Module:
+        return ParallelModule(self, site)
+
+
+class BlockModule(nn.Module):
+    def __init__(self, part: Steps, site: Site) -> None:
+        super().__init__()
+        self.address = site.address
+        width = site.width
+        for name, step in part.items():
+            self.add_module(name, step.build(site.child(name, width=width)))
+            width = step.out_width(width)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        block = x
+        for step in self.children():
+            x = step(block, ctx, x) if getattr(step, "of_block", False) else step(x, ctx)
+            ctx = after(step, ctx)
+        return x
+
+
+def after(step: nn.Module, ctx: Context) -> Context:
+    """The context of what a step, or a layer, leaves."""
+    if isinstance(step, SublayerModule):
+        return with_stride(ctx, step.stride)
+    for inner in step.children():
+        ctx = after(inner, ctx)
+    return ctx
+
+
+class ParallelModule(BlockModule):
+    def __init__(self, part: Steps, site: Site) -> None:
+        super().__init__(part, site)
+        self.tapped: Declared = dict.fromkeys(dict(part.items()))  # what each step adds
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        y = x
+        for name, step in self.named_children():
+            assert isinstance(step, SublayerModule)
+            if not step.passed_over(ctx):
+                y = through(step.residual, ctx, y, ctx.tap(self.address, name, step.branch(x, ctx)))
+        return y
+
+
+def led_by_the_first(layers: Block | Mapping[str, Block]) -> Any:
+    """A mixer in them that uses what the first layer holds (Linformer, Luna), if there is one."""
+    return next((part for _, part in walk(layers) if getattr(part, "from_the_first", False)), None)

@@ -1,0 +1,119 @@
+"""Stacks one after another, each on a shorter sequence than the one before.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from anyformer.kernels.recording import recording
+from anyformer.parts.attention.latent import LatentAttention
+from anyformer.parts.embedding.segments import Segments
+from anyformer.parts.halve import Halve
+from anyformer.runtime.context import Context, leading_pads
+from anyformer.runtime.taps import Declared, Shown
+from anyformer.specs.part import Part, Site, walk
+from anyformer.stacks.stack import Stack, StackModule
+
+
+class Funnel(Part, sees="all"):
+    """Stages with a step down between each two, and optionally a `top` that reads the full length again: each token of
+    the last stage stands for all it was made of, added to what the first stage said [Dai et al. 2020]. Pads on the left
+    are moved to the end, so that the first token of a text is the first of its row; packed documents are refused."""
+
+    stages: tuple[Stack, ...]
+    pool: Halve = Halve()
+    top: Stack | None = None
+    resume: int | None = None  # the steps of the first stage after which its states go to the top; all unless said
+
+    def check(self) -> None:
+        if not self.stages:
+            raise ValueError("Funnel.stages is empty; it needs at least one Stack")
+        for name, stack in (*((f"stages.{i}", stage) for i, stage in enumerate(self.stages)), ("top", self.top)):
+            if stack is not None:
+                stack.check_inner(f"Funnel.{name}")
+        for i, stage in enumerate(self.stages[1:] if self.pool.queries_only else (), 1):
+            for path, part in walk(stage.layer(0), f"Funnel.stages.{i}.layers.0") if stage.depth else ():
+                if isinstance(part, LatentAttention):
+                    raise ValueError(f"{path}: LatentAttention cannot look at a longer sequence; Attention can")
+        if self.resume is not None and not 0 <= self.resume <= len(self.stages[0].steps):
+            raise ValueError(f"Funnel.resume is {self.resume}; the first stage has {len(self.stages[0].steps)} steps")
+
+    def out_width(self, width: int) -> int:
+        return width
+
+    def build(self, site: Site) -> nn.Module:
+        return FunnelModule(self, site)
+
+
+class FunnelModule(nn.Module):
+    tapped: ClassVar[Declared] = {"input": "hidden_states"}
+
+    def __init__(self, part: Funnel, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        total, first = sum(stage.depth for stage in part.stages) + (part.top.depth if part.top else 0), 0
+        self.stages = nn.ModuleList()
+        for i, stage in enumerate(part.stages):
+            self.stages.append(stage.build(site.child(f"stages.{i}", layer=first, depth=total)))
+            first += stage.depth
+        self.top = part.top.build(site.child("top", layer=first, depth=total)) if part.top else None
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        if ctx.documents is not None:
+            raise ValueError("neighbours of a row are joined here: packed documents cannot be read, give them as rows")
+        outer, length = ctx, x.shape[1]
+        order = first_to_front(ctx)
+        if order is not None:
+            x, ctx = rearranged(x, ctx, order)
+        level = ctx
+        below = x = ctx.tap(self.address, "input", x)
+        for i, stage in enumerate(self.stages):
+            x, level, looking = self.part.pool.step(x, level) if i else (x, level, level)
+            states: list[Tensor] = []
+            x, _ = stage(x, level, None if looking is level else looking, states)
+            if i == 0:
+                below = x if self.part.resume is None else states[self.part.resume]
+        if self.top is None:
+            return x, outer.having(index=level.index, positions=level.positions, padding=level.padding)
+        x = self.part.pool.lengthen(x, length, 2 ** (len(self.stages) - 1)) + below
+        x, _ = self.top(x, ctx.having(shared={}))
+        return (x if order is None else x.scatter(1, order[..., None].expand_as(x), x)), outer
+
+    @property
+    def last(self) -> StackModule:
+        return self.stages[-1] if self.top is None else self.top  # type: ignore[return-value]
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the states of the last stack."""
+        return self.last.finish(states, ctx)
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """The states of all stages, of which the first alone shows its input, and of the top."""
+        found = seen.under(self.address, self.tapped)
+        for stack in (*self.stages, *([] if self.top is None else [self.top])):
+            for kind, values in stack.shown(seen).items():
+                within = kind == "hidden_states" and stack is not self.top
+                found.setdefault(kind, []).extend(values[1:] if within else values)
+        return found
+
+
+def first_to_front(ctx: Context) -> Tensor | None:
+    """(B, T) the places of each row's tokens when pads before the first go to the end; None where there are none."""
+    if ctx.padding is None:
+        return None
+    pads, length = leading_pads(ctx.padding), ctx.padding.shape[1]
+    if not recording() and not bool((pads % length).any()):
+        return None
+    return (ctx.index + pads) % length
+
+
+def rearranged(x: Tensor, ctx: Context, order: Tensor) -> tuple[Tensor, Context]:
+    assert ctx.padding is not None
+    segments = ctx.extra(Segments)
+    moved = () if segments is None else (Segments(segments.kinds.gather(1, order)),)
+    ctx = ctx.having(*moved, padding=ctx.padding.gather(1, order), positions=ctx.index[None])
+    return x.gather(1, order[..., None].expand_as(x)), ctx

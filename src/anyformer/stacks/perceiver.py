@@ -1,0 +1,206 @@
+"""A stack over a few learned vectors, which read what is long once and are read from at the end [Jaegle et al. 2021].
+
+B batch, T tokens, N latents, L vectors that are written, D width of the stream, W width of the latents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.attention.set_transformer import Across, each_row
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.norm import LayerNorm, Norm
+from anyformer.parts.position.absolute import Learned, Sinusoidal, add_position
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared, Shown
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Site, walk
+from anyformer.stacks.stack import Stack, StackModule
+
+
+class Look(Part, sees="itself", called=("cross-attend",)):
+    """A layer from some vectors x to others y: x + attention(norm(x), source_norm(y)), then x + feedforward(norm(x)).
+    What the others are says whoever has this."""
+
+    num_heads: int
+    feedforward: MLP | GatedMLP
+    head_width: int | None = None  # that of x / num_heads unless said
+    value_width: int | None = None
+    norm: Norm | None = LayerNorm()  # before each of the two
+    source_norm: Norm | None = LayerNorm()
+    add: bool = True  # x to what its attention saw
+    bias: str = "qkvo"  # which projections have one
+    dropout: float = 0.0  # on the attention weights
+
+    def check(self) -> None:
+        at_least(self, 1, "num_heads", "head_width", "value_width")
+        chance(self, "dropout")
+        if set(self.bias) - set("qkvo"):
+            raise ValueError(f"Look.bias names projections among 'qkvo', got {quote(self.bias)}")
+        if getattr(self.feedforward, "out", None) is not None:
+            raise ValueError("Look.feedforward.out: the vectors keep their width; leave it out")
+
+    def of(self, source: int, site: Site) -> LookModule:
+        """The module for others of this width."""
+        return LookModule(self, source, site)
+
+
+class LookModule(nn.Module):
+    def __init__(self, part: Look, source: int, site: Site) -> None:
+        super().__init__()
+        self.add = part.add
+        widths = {"head_width": part.head_width, "value_width": part.value_width, "memory_width": source}
+        self.pre_norm = part.norm.build(site.child("pre_norm")) if part.norm else None
+        self.source_norm = part.source_norm.build(site.child("source_norm", width=source)) if part.source_norm else None
+        self.attention = Across(part, site.child("attention"), "cross_attentions", **widths)
+        self.norm = part.norm.build(site.child("norm")) if part.norm else None
+        self.feedforward = part.feedforward.build(site.child("feedforward"))
+
+    def forward(self, x: Tensor, ctx: Context, source: Tensor, real: Tensor | None = None) -> Tensor:
+        """(B, M, W) and others (B, S, .) -> (B, M, W)"""
+        source = source if self.source_norm is None else self.source_norm(source)
+        seen = self.attention(x if self.pre_norm is None else self.pre_norm(x), ctx, source, real)
+        x = x + seen if self.add else seen
+        return x + self.feedforward(x if self.norm is None else self.norm(x), ctx)
+
+
+class Write(Part, sees="itself"):
+    """Vectors that know their places alone look at the latents. There is one for every token that was read, at its
+    place; or `count` of them, whatever was read."""
+
+    look: Look
+    position: Learned | Sinusoidal
+    count: int | None = None
+    width: int | None = None  # that of the stream unless said
+
+    def check(self) -> None:
+        at_least(self, 1, "count", "width")
+        if self.count is not None and isinstance(self.position, Learned) and self.position.length != self.count:
+            raise ValueError(f"Write.position.length is {self.position.length}, and {self.count} vectors are written")
+
+
+class Perceiver(Part, sees="all", called=("latent bottleneck", "Perceiver IO (write=...)")):
+    """`latents` learned vectors `read` the tokens and go through a stack, `rounds` times with the same weights; a head
+    reads them, or what is written from them [Jaegle et al. 2021, 2022]. Only reading and writing cost more for longer
+    texts. Packed documents are refused."""
+
+    latents: int
+    read: Look
+    stack: Stack
+    width: int | None = None  # W; that of the stream unless said
+    rounds: int = 1
+    reread: bool = False  # before every round, by the same weights
+    write: Write | None = None
+
+    def check(self) -> None:
+        at_least(self, 1, "latents", "width", "rounds")
+        self.stack.check_inner("Perceiver.stack")
+        for path, part in walk(self.stack, "Perceiver.stack"):
+            if getattr(part, "needs", ()):
+                kind, need = type(part).__name__, part.needs[0]  # type: ignore[attr-defined]
+                raise ValueError(f"{path}: {kind} needs {need}, which latents do not have; Attention needs nothing")
+        if self.stack.norm is not None and self.rounds > 1:
+            raise ValueError("Perceiver.stack.norm stands after the last layer, and with rounds others follow it")
+        if self.reread and self.rounds == 1:
+            raise ValueError("Perceiver.reread: there is one round; set rounds too")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether what leaves is a vector of each token that was read."""
+        return self.write is not None and self.write.count is None
+
+    def out_width(self, width: int) -> int:
+        return (self.width or width) if self.write is None else self.write.width or width
+
+    def build(self, site: Site) -> nn.Module:
+        return PerceiverModule(self, site)
+
+
+class PerceiverModule(nn.Module):
+    tapped: ClassVar[Declared] = {}
+    stack: Any
+
+    def __init__(self, part: Perceiver, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        W = part.width or site.width
+        self.latents = nn.Parameter(torch.empty(part.latents, W))
+        self.read = part.read.of(site.width, site.child("read", width=W))
+        self.stack = part.stack.build(site.child("stack", width=W))
+        self.write: WriteModule | None = None
+        if part.write is not None:
+            self.write = WriteModule(part.write, W, site.child("write", width=part.write.width or site.width))
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        if ctx.documents is not None:
+            raise ValueError(f"{self.address}: latents see a whole row, which holds one text: nothing can be packed")
+        z = each_row(self.latents, x)
+        own = self.among(self.part.latents, ctx.having(Outer(ctx)))
+        for i in range(self.part.rounds):
+            if i == 0 or self.part.reread:
+                z = self.read(z, own, x, ctx.tokens)
+            z, _ = self.stack(z, own)
+        return self.written(z, own)
+
+    def among(self, count: int, ctx: Context) -> Context:
+        """The context of so many vectors that are no tokens."""
+        index = torch.arange(count, device=ctx.index.device)
+        outer = tuple(each for each in ctx.extras if isinstance(each, Outer))
+        return dataclasses.replace(ctx, index=index, positions=index[None], padding=None, extras=outer, shared={})
+
+    def written(self, z: Tensor, own: Context) -> tuple[Tensor, Context]:
+        if self.write is None:
+            return z, own
+        outer = own.extra(Outer)
+        assert outer is not None
+        count = self.part.write.count if self.part.write is not None else None
+        places = outer.ctx if count is None else self.among(count, outer.ctx)
+        return self.write(z, places), places
+
+    @property
+    def last(self) -> StackModule:
+        return self.stack
+
+    @property
+    def between(self) -> str | None:
+        """What stands between the stream of the stack, as it runs once, and the head."""
+        if self.write is not None:
+            return f"{self.address}.write"
+        return f"{self.address}.rounds" if self.part.rounds > 1 else None
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the states of the stack."""
+        return self.written(self.stack.finish(states, ctx)[0], ctx)
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """Of each round its input and what each layer made of it."""
+        found = seen.under(self.address)
+        each = self.part.stack.depth + 2  # what is after the norm is seen too
+        if states := found.get("hidden_states"):
+            found["hidden_states"] = [x for i in range(0, len(states), each) for x in states[i : i + each - 1]]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """The context of what was read, among latents."""
+
+    ctx: Context
+
+
+class WriteModule(nn.Module):
+    def __init__(self, part: Write, source: int, site: Site) -> None:
+        super().__init__()
+        self.width = site.width
+        self.position = part.position.build(site.child("position"))
+        self.look = part.look.of(source, site.child("look"))
+
+    def forward(self, z: Tensor, ctx: Context) -> Tensor:
+        """Latents (B, N, W) -> (B, L, .)"""
+        places = add_position(self.position, z.new_zeros(z.shape[0], ctx.index.shape[-1], self.width), ctx)
+        return self.look(places, ctx, z)

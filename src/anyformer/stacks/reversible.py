@@ -1,0 +1,80 @@
+"""Layers whose input can be found again from what they leave.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.kernels.rewind import Dice, Slopes
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Block, BlockModule
+from anyformer.stacks.sublayer import Sublayer, SublayerModule, through
+
+
+class Reversible(Block, sees="itself", called=("RevNet", "reversible residual")):
+    """Steps between two streams, (B, T, 2 D) side by side [Gomez et al. 2017]: each step reads the second and its
+    branch joins the first; then they change places. What came in is what left without the branch, so that training
+    keeps the last state of a stack and none of its layers' [Kitaev et al. 2020]."""
+
+    streams: ClassVar[int] = 2
+
+    def __init__(self, **steps: Any) -> None:
+        super().__init__(**steps)
+        for name, step in steps.items():
+            if not isinstance(step, Sublayer):
+                kind = type(step).__name__
+                raise ValueError(f"Reversible.{name}: steps between two streams are Sublayers, got a {kind}")
+            if step.normed_skip or step.of_block or step.zero_pads or step.out_norm is not None or step.reshapes:
+                line = "no normed_skip, of_block, zero_pads or out_norm, and no op that changes width or grid"
+                raise ValueError(f"Reversible.{name}: what it adds to must be found again, so it has {line}")
+            if not step.residual.undoes:
+                raise ValueError(f"Reversible.{name}.residual: {step.residual} cannot be undone; Add() can")
+
+    def build(self, site: Site) -> nn.Module:
+        return ReversibleModule(self, site)
+
+
+class ReversibleModule(BlockModule):
+    dice: list[Dice] | None = None  # those of each step, while someone wants them noted
+
+    def __init__(self, part: Reversible, site: Site) -> None:
+        super().__init__(part, dataclasses.replace(site, width=site.width // 2))
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        for step in self.taken(ctx):
+            if self.dice is not None:
+                self.dice.append(Dice.noted(x))
+            joined, read = x.chunk(2, -1)
+            x = torch.cat((read, step(read, ctx, joined)), -1)
+        return x
+
+    def taken(self, ctx: Context) -> list[SublayerModule]:
+        steps = (step for step in self.children() if isinstance(step, SublayerModule))
+        return [step for step in steps if not step.passed_over(ctx)]
+
+    def rewind(
+        self, y: Tensor, slope: Tensor, ctx: Context, dice: list[Dice], found: Slopes
+    ) -> tuple[Tensor, Tensor]:
+        for step, thrown in zip(reversed(self.taken(ctx)), reversed(dice), strict=True):
+            read, made = y.chunk(2, -1)
+            slope_read, slope_made = slope.chunk(2, -1)
+            learned = [parameter for parameter in step.parameters() if parameter.requires_grad]
+            with torch.enable_grad(), thrown.again(y):
+                read = read.detach().requires_grad_()
+                branch = step.branch(read, ctx.having(shared={}))
+                joined = step.residual.undo(made, branch.detach()).detach().requires_grad_()
+                again = through(step.residual, ctx, joined, branch)
+            of_joined, of_read, *rest = torch.autograd.grad(
+                again, (joined, read, *learned), slope_made.to(again.dtype), allow_unused=True
+            )
+            found.add(learned, rest)
+            of_read = slope_read if of_read is None else slope_read + of_read
+            y, slope = torch.cat((joined.detach(), read.detach()), -1), torch.cat((of_joined, of_read), -1)
+        return y, slope

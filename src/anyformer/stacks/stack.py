@@ -1,0 +1,281 @@
+"""Blocks in order: depth, layer patterns, shared layers.
+
+    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
+
+is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
+the Conformer's half-step are kinds of `residual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.kernels.rewind import can_rewind, rewound
+from anyformer.parts.condition import AdaptiveNorm
+from anyformer.parts.grid.layout import Layout, strided
+from anyformer.parts.init import Normal
+from anyformer.parts.layer_mix import Neck
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import Reshaping
+from anyformer.parts.position.absolute import AttentionPosition
+from anyformer.parts.residual import Add
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared, Shown
+from anyformer.specs.checks import at_least, chance
+from anyformer.specs.messages import quote
+from anyformer.specs.part import Part, Site, _edit, nearest, walk
+from anyformer.stacks.block import Block, after, led_by_the_first
+from anyformer.stacks.sublayer import Sublayer, through
+
+
+class Stack(Part, sees="itself"):
+    """`depth` blocks. `layers` is one Block, or several named kinds whose order `pattern` gives, repeated to the depth.
+
+    A path may name a kind (`layers.local.attention`), all layers (`layers.attention`), or one (`layers.3.attention`).
+    """
+
+    layers: Block | Mapping[str, Block]
+    depth: int
+    pattern: tuple[str, ...] = ()
+    order: tuple[int, ...] | None = None  # which layer runs at each step, where some run more than once (ALBERT)
+    timed: bool = False  # a learned vector of each step is added before it [Dehghani et al. 2019]
+    position: AttentionPosition | None = None  # one bias shared by all layers (T5)
+    norm: Norm | AdaptiveNorm | None = None  # after the last layer
+    project: int | None = None  # the width that leaves the stack, after the norm, where it is another (OPT-350M)
+    dropout: float = 0.0  # after that
+    layer_drop: float = 0.0  # chance to skip a whole layer in training [Fan et al. 2020]
+    # as hidden states: inputs or outputs of each layer and what the norm made, all of the stream before the norm, or of
+    # two streams the one that was written last
+    shows: Literal["inputs", "outputs", "stream", "last"] = "inputs"
+    neck: Neck | None = None  # what the states go through once they are shown, before a head reads them
+
+    def check(self) -> None:
+        at_least(self, 0, "depth")
+        if self.depth > 10_000:  # before anything of this length is made
+            raise ValueError(f"Stack.depth is {self.depth:,}; at most 10,000 layers can be built")
+        at_least(self, 1, "project")
+        chance(self, "dropout", "layer_drop")
+        if isinstance(self.layers, Block) == bool(self.pattern):
+            raise ValueError("Stack: one Block needs no pattern; several kinds of layers need one")
+        if self.order is not None and {*self.order} != {*range(self.depth)}:
+            raise ValueError(f"Stack.order is made of the layers 0 to {self.depth - 1}, each at least once")
+        heads = getattr(self.position, "num_heads", None)
+        for path, op in ((path, part.op) for path, part in walk(self.layers, "layers") if isinstance(part, Sublayer)):
+            own = getattr(op, "num_heads", heads)
+            if heads is not None and own != heads and getattr(op, "takes_bias", False):
+                raise ValueError(f"Stack.position has {heads} heads and {path}.op {own}")
+        if self.position is not None:
+            self.check_shared(self.position)
+        kinds: Mapping[str, Block] = {} if isinstance(self.layers, Block) else self.layers
+        for kind in self.pattern:
+            if kind not in kinds:
+                raise ValueError(f"Stack.pattern: no kind of layer {quote(kind)}; {nearest(kind, kinds)}")
+        if len({block.streams for block in kinds.values()}) > 1:
+            raise ValueError("Stack.layers: some are Reversible and have two streams; make all of them so, or none")
+        if self.shows == "last" and self.streams == 1:
+            raise ValueError("Stack.shows is 'last', which is one of two streams, and there is one; set 'stream'")
+        if (self.project is not None or self.reshapes) and self.neck is not None and self.neck.every_layer:
+            raise ValueError("Stack.neck reads the states of all layers, so none can have another width or grid")
+        for name in ("order", "layer_drop", "position") if self.reshapes else ():
+            if getattr(self, name):
+                raise ValueError(f"Stack.{name}: layers of this stack change its width or grid, so it must be left out")
+        led = {kind: part for kind, block in kinds.items() if (part := led_by_the_first(block)) is not None}
+        if led and self.pattern and self.pattern[0] not in led:
+            first = f"the first layer ({self.pattern[0]}) holds what all share, and has none"
+            kind, part = next(iter(led.items()))
+            raise ValueError(f"Stack.layers.{kind}: {first}; set {part.alone}")
+        part = led_by_the_first(self.layers)
+        for kind, other in led.items():
+            if (held := getattr(led[self.pattern[0]], "held", None)) != getattr(other, "held", None):
+                line = f"what the first layer holds for all is {held}; set {other.alone}"
+                raise ValueError(f"Stack.layers.{kind}: {line}")
+        for name in () if part is None else part.spoilt_by:
+            if getattr(self, name):
+                line = f"layers here use what those before them hold, in their order; leave it out or set {part.alone}"
+                raise ValueError(f"Stack.{name}: {line}")
+
+    def check_shared(self, position: AttentionPosition) -> None:
+        """Every layer must be able to use the one bias, and some layer must."""
+        if not position.can_share:
+            kind = type(position).__name__
+            raise ValueError(f"Stack.position: layers cannot share {kind}; put it into the attention or share Alibi")
+        used = {id(layer): layer for layer in map(self.layer, range(self.depth))}.values()
+        steps = (part for layer in used for _, part in walk(layer) if isinstance(part, Sublayer))
+        if not any(getattr(step.op, "takes_bias", False) for step in steps):
+            line = "Stack.position is a bias of attention's scores, and no layer here has an Attention"
+            raise ValueError(f"{line}: set position=None")
+
+    def check_inner(self, address: str) -> None:
+        """A stack that others follow leaves the stream as wide as it was."""
+        if self.project is not None or self.neck is not None or self.reshapes or self.streams > 1:
+            line = "no project, no neck, no Reversible layers and none that changes its width or grid"
+            raise ValueError(f"{address}: others follow this Stack, so it can have {line}")
+        if (part := led_by_the_first(self.layers)) is not None:
+            raise ValueError(f"{address}: the first layer of one Stack holds what all share; set {part.alone}")
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether a layer leaves a wider stream, or one on a coarser grid, than comes."""
+        return any(self.layer(i).reshapes for i in range(min(self.depth, len(self.pattern) or 1)))
+
+    @property
+    def streams(self) -> int:
+        """How many run side by side through the layers; each begins as what the stack is given."""
+        return (self.layers if isinstance(self.layers, Block) else next(iter(self.layers.values()), Block())).streams
+
+    def widths(self, width: int) -> list[int]:
+        """That of the stream before each layer, and after the last."""
+        found = [width * self.streams]
+        for layer in map(self.layer, range(self.depth)):
+            found.append(layer.out_width(found[-1]))
+        return found
+
+    def coarser(self, grid: Layout) -> Layout:
+        """The grid after the last layer."""
+        for layer in map(self.layer, range(self.depth)):
+            for step in layer.steps.values():
+                if isinstance(step, Sublayer) and isinstance(step.op, Reshaping):
+                    grid = strided(grid, step.op.stride)
+        return grid
+
+    def out_width(self, width: int) -> int:
+        width = self.project or self.widths(width)[-1]
+        return width if self.neck is None else self.neck.out_width(width)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The layers as they run, one after another."""
+        return tuple(range(self.depth)) if self.order is None else self.order
+
+    def layer(self, i: int) -> Block:
+        """The description of layer i."""
+        if isinstance(self.layers, Block):
+            return self.layers
+        return self.layers[self.pattern[i % len(self.pattern)]]
+
+    def edit(self, steps: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
+        if steps[0] == "layers" and len(steps) > 1 and steps[1].isdecimal():
+            i = int(steps[1])
+            if i >= self.depth:
+                raise KeyError(f"no layer {i}; there are {self.depth}")
+            old = self.layer(i)
+            new = _edit(old, steps[2:], change)
+            return self if new is old else self._with_layer(i, new)
+        kinds = self.layers if isinstance(self.layers, Mapping) else {}
+        if steps[0] == "layers" and len(steps) > 1 and steps[1] not in kinds:  # a step of all layers
+            having = [name for name, block in kinds.items() if steps[1] in dict(block.items())]
+            edited = {name: kinds[name].edit(steps[1:], change) for name in having}
+            if edited:
+                return self.replace(layers={**kinds, **edited})
+        return super().edit(steps, change)
+
+    def _with_layer(self, i: int, block: Block) -> Stack:
+        """A copy where layer i alone is another: the pattern is written out in full."""
+        kinds = dict(self.layers) if isinstance(self.layers, Mapping) else {"layer": self.layers}
+        pattern = [self.pattern[j % len(self.pattern)] if self.pattern else "layer" for j in range(self.depth)]
+        if pattern.count(pattern[i]) > 1:  # otherwise it has a kind of its own already
+            pattern[i] = f"{pattern[i]}_{i}"
+            while pattern[i] in kinds:
+                pattern[i] += "_"
+        kinds[pattern[i]] = block
+        return self.replace(layers=kinds, pattern=tuple(pattern))
+
+    def build(self, site: Site) -> nn.Module:
+        return StackModule(self, site)
+
+
+class StackModule(nn.Module):
+    starts: ClassVar[dict[str, Any]] = {"timing": Normal(std=0.02)}
+
+    def __init__(self, part: Stack, site: Site) -> None:
+        super().__init__()
+        self.part, self.address = part, site.address
+        names = ("input", *(f"layers.{i}" for i in range(part.depth)), "normed")
+        self.tapped: Declared = dict.fromkeys(names, "hidden_states")
+        first, total = site.layer, max(site.depth, part.depth)  # a stage counts on from the stages before it
+        widths = part.widths(site.width)
+        self.layers = nn.ModuleList(
+            site.child(f"layers.{i}", width=widths[i], layer=first + i, depth=total).layer_of(part.layer(i))
+            for i in range(part.depth)
+        )
+        if part.timed and len({*widths}) > 1:
+            raise ValueError(f"{site.address}: layers of several widths share no vectors of steps; set timed=False")
+        self.timing = nn.Parameter(torch.empty(len(part.steps), widths[0])) if part.timed else None
+        self.position = part.position.build(site.child("position")) if part.position else None
+        self.norm = part.norm.build(site.child("norm", width=widths[-1])) if part.norm else None
+        self.project = nn.Linear(widths[-1], part.project, bias=False) if part.project else None
+        self.wide = any(isinstance(p, Add) and p.float32 for _, p in walk(part.layers))  # an fp32 stream ends here
+        after = site.child("neck", width=part.project or widths[-1], depth=len(part.steps))
+        self.neck = part.neck.build(after) if part.neck else None
+
+    def forward(
+        self, x: Tensor, ctx: Context, first: Context | None = None, states: list[Tensor] | None = None
+    ) -> tuple[Tensor, Context]:
+        """`first` is the context of the first step, where it is another. The input of the first step and what comes of
+        each are put into `states`, where they are wanted."""
+        if self.position is not None:
+            ctx = ctx.having(bias=self.position(*ctx.apart()).to(x.dtype))
+        if self.part.streams > 1:
+            x = x.repeat(1, 1, self.part.streams)
+        x = ctx.tap(self.address, "input", x)
+        states = [] if states is None else states
+        states.append(x)
+        if self.rewinds(x, ctx):
+            layers: list[Any] = [self.layers[i] for i in self.part.steps]
+            states.append(rewound(layers, x, ctx))
+            return self.finish(states, ctx)
+        for step, i in enumerate(self.part.steps):
+            if self.timing is not None:
+                x = x + self.timing[step]
+            if not (self.training and self.part.layer_drop and torch.rand(()) < self.part.layer_drop):
+                x = self.layers[i](x, ctx if step or first is None else first)
+            ctx = after(self.layers[i], ctx)
+            x = ctx.tap(self.address, f"layers.{i}", x)
+            states.append(x)
+        return self.finish(states, ctx)
+
+    def rewinds(self, x: Tensor, ctx: Context) -> bool:
+        """Whether the backward pass finds the states of layers again, so that none is kept: in training, where they can
+        be undone and nothing else depends on what happens in them."""
+        part = self.part
+        if part.streams == 1 or not self.training or not part.depth or part.layer_drop or part.timed:
+            return False
+        if ctx.taps is not None or ctx.state is not None or (part.neck is not None and part.neck.every_layer):
+            return False
+        alone = not any(getattr(p, "routes", False) or getattr(p, "from_the_first", False) for _, p in walk(part))
+        return alone and can_rewind(x, ctx, self.layers)
+
+    @property
+    def last(self) -> StackModule:
+        """The stack whose stream ends where a head reads."""
+        return self
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the stream's `states`, the stack's input first: of the last, where no neck reads all."""
+        x = states[-1]
+        if self.wide:
+            x = x.to(states[0].dtype)
+        if self.norm is not None:
+            x = through(self.norm, ctx, x)
+        if self.project is not None:
+            x = self.project(x)
+        if self.training and self.part.dropout:
+            x = F.dropout(x, self.part.dropout)
+        x = ctx.tap(self.address, "normed", x)
+        every = self.part.neck is not None and self.part.neck.every_layer
+        return (x, ctx) if self.neck is None else self.neck([*states[: -1 if every else 0], x], ctx)
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """What published classes return of this stack."""
+        found = seen.under(self.address)
+        if states := found.get("hidden_states"):  # the input, the layers, after the norm, and what a neck cut of that
+            last, end = len(self.part.steps) + 1, states[-1:]
+            kinds = {"inputs": states[: last - 1] + end, "outputs": states[1:last] + end, "stream": states[:last]}
+            kinds["last"] = [state.chunk(self.part.streams, -1)[-1] for state in states[:last]]
+            found["hidden_states"] = kinds[self.part.shows]
+        return found

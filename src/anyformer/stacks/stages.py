@@ -1,0 +1,115 @@
+"""Stacks one after another, each on a coarser and wider grid than the one before."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from anyformer.parts.grid.layout import Down, Grid, as_image
+from anyformer.parts.norm import Norm
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Shown
+from anyformer.specs.part import Part, Site
+from anyformer.stacks.stack import Stack, StackModule
+
+
+class Stages(Part, sees="all"):
+    """Stacks one after another, each on a coarser and wider grid than the one before (Swin, ResNet)."""
+
+    needs: ClassVar[tuple[str, ...]] = ("a grid",)
+
+    stages: tuple[Stack, ...]
+    down: tuple[Down, ...]  # one between each two stages, or one before the first too
+    norm: Norm | None = None
+    # as hidden states: what each stage reads and the last gives, also as images; or what each gives, as images alone
+    shows: Literal["inputs", "images"] = "inputs"
+
+    def check(self) -> None:
+        if len(self.down) not in (len(self.stages) - 1, len(self.stages)) or not self.stages:
+            raise ValueError(f"Stages: {len(self.down)} steps down do not stand between {len(self.stages)} stages")
+        for i, stage in enumerate(self.stages):
+            stage.check_inner(f"Stages.stages.{i}")
+
+    @property
+    def first(self) -> int:
+        """The first stage that a step down stands before."""
+        return len(self.stages) - len(self.down)
+
+    def out_width(self, width: int) -> int:
+        for down in self.down:
+            width = down.out_width(width)
+        return width
+
+    def build(self, site: Site) -> nn.Module:
+        return StagesModule(self, site)
+
+
+class StagesModule(nn.Module):
+    stages: Any
+
+    def __init__(self, part: Stages, site: Site) -> None:
+        super().__init__()
+        total, layer, width = sum(stage.depth for stage in part.stages), 0, site.width
+        self.address, levels = site.address, range(len(part.stages) + 1)
+        self.first, self.images = part.first, part.shows == "images"
+        kinds = (None, "hidden_states") if self.images else ("hidden_states", "reshaped_hidden_states")
+        self.tapped: dict[str, str | None] = {f"levels.{i}": kinds[0] for i in levels}
+        self.tapped |= {f"images.{i}": kinds[1] for i in levels}
+        self.stages, self.down = nn.ModuleList(), nn.ModuleList()
+        for i, stage in enumerate(part.stages):
+            if i >= part.first:
+                step = i - part.first
+                self.down.append(part.down[step].build(site.child(f"down.{step}", width=width)))
+                width = part.down[step].out_width(width)
+            self.stages.append(stage.build(site.child(f"stages.{i}", width=width, layer=layer, depth=total)))
+            layer += stage.depth
+        self.norm = part.norm.build(site.child("norm", width=width)) if part.norm else None
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Context]:
+        grid = ctx.extra(Grid)
+        assert grid is not None, "stages need tokens that are laid out in a grid"
+        if ctx.padding is not None:
+            raise ValueError("patches that are put together cannot be hidden one by one: give no attention_mask")
+        if self.images:
+            x = self.level(0, x, grid, ctx)
+        for i, stage in enumerate(self.stages):
+            if i >= self.first:
+                x, grid = self.down[i - self.first](x, grid)
+            if not self.images:
+                x = self.level(i, x, grid, ctx)
+            index = torch.arange(x.shape[1], device=x.device)
+            ctx = ctx.having(grid, index=index, positions=index[None], shared={})
+            x, _ = stage(x, ctx)
+            if self.images or i + 1 == len(self.stages):
+                x = self.level(i + 1, x, grid, ctx)
+        return self.normed(x), ctx
+
+    @property
+    def last(self) -> StackModule:
+        return self.stages[-1]
+
+    def finish(self, states: list[Tensor], ctx: Context) -> tuple[Tensor, Context]:
+        """What a head reads of the states of the last stage."""
+        x, ctx = self.last.finish(states, ctx)
+        return self.normed(x), ctx
+
+    def normed(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
+
+    def level(self, i: int, x: Tensor, grid: Grid, ctx: Context) -> Tensor:
+        """The stream between stages, also shown as an image (B, D, rows, columns)."""
+        x = ctx.tap(self.address, f"levels.{i}", x)
+        if ctx.wants(self.address, f"images.{i}"):
+            ctx.tap(self.address, f"images.{i}", as_image(x, grid))
+        return x
+
+    def shown(self, seen: Shown) -> dict[str, list[Tensor]]:
+        """The stream between stages; the last layer speaks for its stage."""
+        found = seen.under(self.address, self.tapped)
+        for stage in self.stages:
+            for kind, values in stage.shown(seen).items():
+                if kind != "hidden_states":
+                    found.setdefault(kind, []).append(values[-1])
+        return found

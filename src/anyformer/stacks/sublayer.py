@@ -1,0 +1,124 @@
+"""One residual step: norm, op, dropout, residual.
+
+    x = out_norm(residual(x, post_norm(op(pre_norm(x)))))
+
+is every residual step there is. Pre-norm fills `pre_norm`, BERT fills `out_norm`, sandwich norm fills two, DeepNorm and
+the Conformer's half-step are kinds of `residual`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyformer.parts.condition import AdaptiveNorm, Condition, Conditioned
+from anyformer.parts.grid.pooled_attention import Skip
+from anyformer.parts.norm import Norm
+from anyformer.parts.op import Op, Reshaping
+from anyformer.parts.residual import ADD, Add, Residual
+from anyformer.runtime.context import Context
+from anyformer.runtime.taps import Declared
+from anyformer.specs.checks import chance
+from anyformer.specs.part import Part, Site, walk
+
+
+class Sublayer(Part, sees="itself", called=("residual step",)):
+    """One residual step around any op."""
+
+    op: Op
+    pre_norm: Norm | AdaptiveNorm | None = None
+    post_norm: Norm | AdaptiveNorm | None = None  # on the branch
+    out_norm: Norm | AdaptiveNorm | None = None  # after the add
+    residual: Residual = ADD
+    skip: Skip | None = None  # what the branch joins, where its op makes it wider or its grid coarser
+    normed_skip: bool = False  # the branch is added to what pre_norm made, not to its input (Megatron's option, BLOOM)
+    of_block: bool = False  # the branch reads what came into the Block, not what the step before left (DeBERTa v2)
+    zero_pads: bool = False  # pads leave as zeros
+    dropout: float = 0.0  # on the branch, before its norm
+    drop_path: float = 0.0  # chance to skip the branch in the last layer, growing linearly to it [Huang et al. 2016]
+
+    def check(self) -> None:
+        chance(self, "dropout", "drop_path")
+        if self.normed_skip and self.pre_norm is None:
+            raise ValueError("Sublayer.normed_skip needs a pre_norm")
+        if self.normed_skip and self.of_block:
+            raise ValueError("Sublayer.normed_skip: with of_block the branch reads another stream than it joins")
+        for path, part in walk(self.op, "Sublayer.op"):
+            if isinstance(part, Reshaping) and part.reshapes and part is not self.op:
+                raise ValueError(f"{path}: this {type(part).__name__} leaves another width or grid than it was given")
+        if self.reshapes != (self.skip is not None):
+            kind = type(self.op).__name__
+            why = "leaves another width or grid: set skip=Skip()" if self.reshapes else "leaves the stream its shape"
+            raise ValueError(f"Sublayer.skip is {self.skip}, and the {kind} {why}")
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether a wider stream, or one on a coarser grid, leaves than comes."""
+        return isinstance(self.op, Reshaping) and self.op.reshapes
+
+    def out_width(self, width: int) -> int:
+        return self.op.out_width(width) if isinstance(self.op, Reshaping) else width
+
+    def build(self, site: Site) -> nn.Module:
+        return SublayerModule(self, site)
+
+
+class SublayerModule(nn.Module):
+    tapped: ClassVar[Declared] = {"branch": None}
+
+    def __init__(self, part: Sublayer, site: Site) -> None:
+        super().__init__()
+        self.pre_norm = part.pre_norm.build(site.child("pre_norm")) if part.pre_norm else None
+        self.op, out = part.op.build(site.child("op")), part.out_width(site.width)
+        self.post_norm = part.post_norm.build(site.child("post_norm", width=out)) if part.post_norm else None
+        self.residual = part.residual.build(site.child("residual", width=out))
+        self.out_norm = part.out_norm.build(site.child("out_norm", width=out)) if part.out_norm else None
+        self.skip: nn.Module | None = None
+        self.stride: tuple[int, ...] = ()
+        if part.skip is not None and isinstance(part.op, Reshaping):
+            self.skip, self.stride = part.skip.fit(part.op, site.child("skip")), part.op.stride
+        self.address = site.address
+        self.normed_skip, self.reads_memory = part.normed_skip, getattr(part.op, "memory", False)
+        self.of_block, self.zero_pads = part.of_block, part.zero_pads
+        self.wide = isinstance(part.residual, Add) and part.residual.float32  # than the branch
+        self.dropout = part.dropout
+        self.drop_path = part.drop_path * site.layer / max(site.depth - 1, 1) if part.drop_path else 0.0
+
+    def forward(self, x: Tensor, ctx: Context, onto: Tensor | None = None) -> Tensor:
+        """The branch of x joins x, or another stream that is given."""
+        onto = x if onto is None else onto
+        if self.passed_over(ctx):
+            return onto
+        if self.normed_skip and self.pre_norm is not None:
+            x = onto = through(self.pre_norm, ctx, x)
+        branch = self.branch(x, ctx)
+        x = through(self.residual, ctx, onto if self.skip is None else self.skip(onto, ctx), branch)
+        x = x if self.out_norm is None else through(self.out_norm, ctx, x)
+        return x if not self.zero_pads or ctx.tokens is None else x.masked_fill(~ctx.tokens[..., None], 0)
+
+    def passed_over(self, ctx: Context) -> bool:
+        """A decoder used alone passes over its cross-attention, as published ones do."""
+        return self.reads_memory and ctx.memory is None
+
+    def branch(self, x: Tensor, ctx: Context) -> Tensor:
+        """What this step adds."""
+        if self.wide:
+            x = x.to(next(self.op.parameters()).dtype)
+        if ctx.fine is not None and self.pre_norm is not None:  # what is looked at is normed as what looks
+            ctx = ctx.having(fine=through(self.pre_norm, ctx, ctx.fine))
+        y = self.op(x if self.pre_norm is None or self.normed_skip else through(self.pre_norm, ctx, x), ctx)
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
+        if self.post_norm is not None:
+            y = through(self.post_norm, ctx, y)
+        if self.training and self.drop_path:  # whole examples lose the branch
+            keep = 1 - self.drop_path
+            y = y * y.new_empty(y.shape[0], *[1] * (y.dim() - 1)).bernoulli_(keep) / keep
+        return ctx.tap(self.address, "branch", y)
+
+
+def through(module: nn.Module, ctx: Context, *values: Tensor) -> Tensor:
+    """What a norm or a residual makes of values; one that depends on the condition is given that too."""
+    return module(*values, ctx.extra(Condition)) if isinstance(module, Conditioned) else module(*values)

@@ -1,0 +1,101 @@
+"""What tasks share that write about pictures or sounds: decoders with a tower that sees, or hears (LLaVA, Reka)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from anyformer.generation import check_writer, generate
+from anyformer.generation.defaults import settings_for
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.models import Tower, TowerDecoderModule
+from anyformer.objectives.objective import padded_texts
+from anyformer.specs.messages import quote
+from anyformer.tasks.each.write import said
+from anyformer.tasks.task import Row, TaskRun, file_of
+
+ASKED = "USER: {image}\n{question} ASSISTANT:"  # as LLaVA 1.5 learnt it; {image} is where the picture stands
+
+
+class Kind(NamedTuple):
+    """What a tower reads."""
+
+    one: str
+    several: str
+    given: str  # the model's input
+    example: str  # a model that has such a tower
+
+
+KINDS = {
+    "image": Kind("picture", "pictures", "pixel_values", "LLaVA"),
+    "audio": Kind("recording", "sounds", "input_features", "Reka"),
+}
+
+
+def tower_of(asked: TaskRun, name: str) -> Tower:
+    """The tower that sees or hears; ValueError where there is none, or none that writes."""
+    tower = model.spec.fed_by.get(name) if isinstance(model := asked.model, TowerDecoderModule) else None
+    if tower is None:
+        kind = KINDS[name]
+        needs = f"it needs a decoder with a tower for them, such as {kind.example}"
+        raise ValueError(f"{asked.task} writes about {kind.several}: {needs}")
+    check_writer(model)
+    return tower
+
+
+def check_template(template: str, *names: str) -> str:
+    for name in names:
+        if template.count(name) != 1:
+            raise ValueError(f"template {quote(template)} has {template.count(name)} places {name}; it needs one")
+    return template
+
+
+def question_of(given: Any, what: str) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"a {what} without a question: give one with it, or question for all (--question TEXT)")
+    return given
+
+
+def write_about(
+    asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
+) -> Any:
+    """What is written after the template with the picture or the sound of each row in it, and its question where the
+    template has a place for one; of a folder's with "file"."""
+    tower = tower_of(asked, name)
+    count = tower.model.embedding.vectors(0) - tower.skip
+    options = {name: value for name, value in options.items() if value is not None}
+    ends = set(settings_for(asked.model, options).eos)
+    hear = AudioProcessor.load(asked.model.folder) if name == "audio" else None
+
+    def prepare(row: Row) -> tuple[Tensor, np.ndarray]:
+        text = template
+        if "{question}" in template:
+            what = KINDS[name].one
+            text = template.replace("{question}", question_of(row.get("question", question), what))
+        media = asked.pixels(row) if hear is None else hear(row["audio"])["input_features"][0]
+        ids = ids_of(asked, text, f"{{{name}}}", tower.token, count)
+        asked.fits(len(ids))
+        return media, np.asarray(ids)
+
+    def finish(run: TaskRun, prepared: list[tuple[Tensor, np.ndarray]]) -> list[Any]:
+        found = [""] * len(prepared)
+        for which, batch in run.media_batches([media for media, _ in prepared], KINDS[name].given):
+            read = padded_texts([{"input_ids": prepared[i][1]} for i in which], run.pad)
+            given: dict[str, Any] = {**{name: value.to(run.model.device) for name, value in read.items()}, **batch}
+            sequences = generate(run.model, **given, tokenizer=run.tokenizer, **options)
+            for i, row in zip(which, sequences[:, read["input_ids"].shape[1] :], strict=True):
+                found[i] = "".join(said(run, row.tolist(), ends, None)).strip()
+        files = map(file_of, run.rows)
+        return [{**file, "text": text} if file else text for file, text in zip(files, found, strict=True)]
+
+    return asked.answer(prepare, finish, at_once=asked.reader.batch)
+
+
+def ids_of(asked: TaskRun, text: str, place: str, token: int, count: int) -> list[int]:
+    """The tokens of a text with so many of one in the place of the picture or the sound."""
+    mark = asked.tokenizer.token(token)
+    if mark is None:
+        raise ValueError(f"the tokenizer has no token {token}, in whose place the model reads {place.strip('{}')}")
+    return asked.tokenizer.encode(text.replace(place, mark * count))

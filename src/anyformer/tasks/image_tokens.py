@@ -1,0 +1,74 @@
+"""Pictures written token by token (DALL-E), and the autoencoder in whose codes or numbers a model draws."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from anyformer.checkpoint import COMPANION, load
+from anyformer.generation import generate
+from anyformer.inputs.contact_sheet import drawn
+from anyformer.inputs.image import Images
+from anyformer.models import AutoencoderModule, TransformerModule, position_limit
+from anyformer.objectives.match import caption
+from anyformer.specs.messages import quote
+from anyformer.tasks.task import Reader
+
+if TYPE_CHECKING:
+    from anyformer.tasks.each.draw import Wish
+
+
+def companion(model: TransformerModule) -> AutoencoderModule | None:
+    """The autoencoder in a model's folder, where there is one."""
+    if model.folder is None or not (model.folder / COMPANION).is_dir():
+        return None
+    found = load(model.folder / COMPANION, dtype=torch.float32, device=model.device)
+    if not isinstance(found, AutoencoderModule):
+        raise ValueError(f"{model.folder / COMPANION}: no autoencoder, but {type(found.spec).__name__}")
+    return found
+
+
+def can_write(model: TransformerModule) -> bool:
+    """A decoder that has an autoencoder in its folder."""
+    return model.spec.writes and model.folder is not None and (model.folder / COMPANION).is_dir()
+
+
+def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
+    """A picture of a caption: its codes, written after the caption, and drawn by the autoencoder of the folder."""
+    wish.without("steps", "guidance", "eta")
+    model, folder = reader.model, reader.model.folder
+    assert folder is not None
+    vae = companion(model)
+    if vae is None or not vae.spec.latent.discrete:
+        raise ValueError(f"{folder / COMPANION}: no autoencoder whose codes a decoder could write")
+    K, N, V = vae.spec.latent.codes, math.prod(vae.spec.grid), model.spec.embedding.tokens.vocab_size
+    length = (position_limit(model.spec) or 0) - N  # of a caption
+    if length < 1 or K >= V:
+        raise ValueError(f"{folder}: a vocabulary of {V} and {length + N} positions leave no room for a caption")
+    prompts = [prompt(text, reader.tokenizer, length) for text in wish.texts for _ in wish.seeds]
+    seeds = [seed for _ in wish.texts for seed in wish.seeds]
+    found = []
+    for start in range(0, len(seeds), reader.batch):
+        ids = torch.stack(prompts[start : start + reader.batch]).to(model.device)
+        written = generate(
+            model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=N, do_sample=True, top_p=1.0,
+            temperature=1.0 if wish.temperature is None else wish.temperature, top_k=wish.top_k or 0,
+            seed=seeds[start : start + reader.batch], eos_token_id=[], suppress_tokens=list(range(V - K)),
+        )  # fmt: skip
+        codes = written[:, length:].unflatten(1, vae.spec.grid) - (V - K)
+        with torch.no_grad():
+            found.append(drawn(vae.picture(codes), Images.load(folder)))
+        reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
+    return np.split(np.concatenate(found), len(wish.texts))
+
+
+def prompt(text: str, tokenizer: Any, length: int) -> torch.Tensor:
+    """(length,) a caption, filled up as where it was learnt."""
+    ids = caption(text, tokenizer)
+    if len(ids) > length:
+        size = f"{len(ids)} tokens with its end"
+        raise ValueError(f"{quote(text)} is {size}, and this model reads captions of {length}")
+    return torch.tensor([*ids.tolist(), *[tokenizer.filler] * (length - len(ids))])

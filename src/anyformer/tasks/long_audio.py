@@ -1,0 +1,374 @@
+"""Recordings of any length, a window at a time: what is said in each, and when.
+
+A window is as long as the model hears at once. Where it writes times, the next one begins where the last sentence that
+was heard whole has ended [Radford et al. 2022]; otherwise windows overlap, and each says what is in its middle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.generation import generate
+from anyformer.generation.ctc import Held, merged, prefixes
+from anyformer.generation.defaults import settings_for
+from anyformer.generation.options import Settings
+from anyformer.generation.speech_prompt import language_id
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.inputs.recordings import ENDINGS, Recording, Source, streams
+from anyformer.models.base import TransformerModule
+
+COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
+UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
+SILENT = 0.6  # probability that nothing is said, above which an unsure text is left out
+WINDOW, OVERLAP = 30, 5  # seconds, where letters are heard: what is at an end of a window is heard in the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """What is said from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    tokens: list[int]
+
+
+def files(folder: Path) -> list[Path]:
+    """The recordings in a folder, by name."""
+    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not found:
+        raise ValueError(f"{folder}: no sound in this folder ({', '.join(ENDINGS)})")
+    return found
+
+
+# -- letters ----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def letters(model: TransformerModule, processor: AudioProcessor, source: Source, beams: int) -> list[int]:
+    """The tokens that are heard in a recording, its windows put together frame by frame."""
+    if beams > 1:
+        return prefixes(frames(model, processor, source), model.spec.head.blank, beams)[0][0]
+    return [held.token for held in likeliest(model, processor, source)]
+
+
+def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
+    """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
+    window would hold the memory of all windows."""
+    windows = frames(model, processor, source)
+    return merged((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
+
+
+@torch.inference_mode()
+def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source) -> list[Segment]:
+    """The words that are heard in a recording, each from the first frame of its letters to the last."""
+    heard = likeliest(model, processor, source)
+    frame = spacing(model, processor)[0] / processor.sampling_rate  # seconds
+    found = worded(heard, lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
+
+
+def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
+    """The tokens of each word. What parts words, or says nothing, belongs to none."""
+    found: list[list[Held]] = []
+    since: list[int] = []  # tokens from the last word's first on, with those that say nothing
+    word = ""
+    for held in heard:
+        said = decode([*since, held.token]).split()
+        if len(said) > bool(word):
+            found.append([held])
+            since, word = [held.token], said[-1]
+            continue
+        since.append(held.token)
+        if word and said != [word]:
+            found[-1].append(held)
+            word = said[0]
+    return found
+
+
+def frames(model: TransformerModule, processor: AudioProcessor, source: Source) -> Iterator[Tensor]:
+    """(T, V) log-probabilities of the frames of each window that are its own."""
+    (hop, reach), rate = spacing(model, processor), processor.sampling_rate
+    margin = -(-OVERLAP * rate // hop)  # frames
+    size, step = WINDOW * rate // hop * hop, (WINDOW * rate // hop - 2 * margin) * hop
+    held, first = np.zeros(0, np.float32), True
+    with Recording.open(source) as recording:
+        for block in recording.blocks(rate):
+            held = np.concatenate((held, block))
+            while len(held) > size + hop * margin:  # something is left for another window
+                heard = spoken(model, processor, held[:size])
+                yield heard[0 if first else margin : margin + step // hop]
+                held, first = held[step:], False
+    if len(held) < reach:
+        raise ValueError(f"{recording.name}: {len(held)} samples are less than a frame of {reach}")
+    yield spoken(model, processor, held)[0 if first else margin :]
+
+
+def spacing(model: TransformerModule, processor: AudioProcessor) -> tuple[int, int]:
+    """Samples from one frame that the model scores to the next, and those that a recording has at least."""
+    embedding, adapter = model.spec.embedding, getattr(model.spec.encoder.neck, "adapter", None)
+    if processor.kind == "bank":
+        return processor.hop_length * embedding.hop, 2 * processor.hop_length
+    fewer = adapter.stride**adapter.depth if adapter is not None else 1
+    return embedding.stem.hop * fewer, embedding.stem.reach
+
+
+def spoken(model: TransformerModule, processor: AudioProcessor, samples: np.ndarray) -> Tensor:
+    inputs = processor(samples, processor.sampling_rate)
+    if processor.kind == "bank":  # its last frame is half a window of nothing
+        count = int(inputs["attention_mask"].sum())
+        values = {"input_features": inputs["input_features"][:, :count]}
+    else:
+        values = {"input_values": inputs["input_values"]}
+    values = {name: value.to(model.device, model.dtype) for name, value in values.items()}
+    return model(**values, return_dict=True).logits[0].float().log_softmax(-1).cpu()
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def pieces(processor: AudioProcessor, source: Source) -> Iterator[np.ndarray]:
+    """The samples of a recording in pieces of about WINDOW seconds or less, for a model that writes no times: each ends
+    where it is quietest in its last OVERLAP seconds, so that no word is cut in two."""
+    rate = processor.sampling_rate
+    size, late, least = WINDOW * rate, OVERLAP * rate, 2 * processor.hop_length
+    held, first = np.zeros(0, np.float32), True
+    with Recording.open(source) as recording:
+        for block in recording.blocks(rate):
+            held = np.concatenate((held, block))
+            while len(held) >= size + least:
+                cut = size - late + quietest(held[size - late : size], rate // 10)
+                yield held[:cut]
+                held, first = held[cut:], False
+    if first and len(held) < least:
+        raise ValueError(f"{recording.name}: {len(held)} samples are less than two frames of {processor.hop_length}")
+    if len(held) >= least:
+        yield held
+
+
+def quietest(samples: np.ndarray, width: int) -> int:
+    """The middle of the `width` samples with the least power, the last of them where several have it."""
+    total = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
+    power = (total[width:] - total[:-width])[::-1]
+    return len(samples) - width + width // 2 - int(np.argmin(power))
+
+
+def sentences(
+    model: TransformerModule, tokenizer: Any, processor: AudioProcessor, source: Source, **options: Any
+) -> Iterator[str]:
+    """What is written of each piece of a recording."""
+    position = model.spec.decoder_embedding.position
+    options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
+    for samples in pieces(processor, source):
+        read = processor(samples, processor.sampling_rate, return_attention_mask=True)
+        inputs: dict[str, Any] = {name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+                                  for name, value in read.items() if name in model.inputs}  # fmt: skip
+        (ids,) = generate(model, **inputs, **{"do_sample": False, **options})
+        if text := tokenizer.decode(ids.tolist(), skip_special_tokens=True).strip():
+            yield text
+
+
+# -- sentences and times ----------------------------------------------------------------------------------------------
+
+
+class Windows:
+    """The spectrogram of a recording, of which a window at a time is held; a long one is read twice, the first time to
+    find how loud it gets. Of a stream that is how loud it was so far, and how long it is shows at its end."""
+
+    def __init__(self, processor: AudioProcessor, source: Source, num_frames: int) -> None:
+        self.processor, self.source, self.size = processor, source, num_frames
+        self.start = 0  # of what is held, in frames
+        self.live = streams(source)
+        self.short, self.total, self.loudest = False, math.inf if self.live else 0.0, torch.tensor(-torch.inf)
+        self.held, self.rest = torch.zeros(processor.feature_size, 0), self.stream()  # powers, shown when taken
+        if self.live:
+            return
+        with Recording.open(source) as recording:
+            samples = recording.read(processor.sampling_rate, num_frames * processor.hop_length + 1)
+        self.short = len(samples) <= num_frames * processor.hop_length
+        if not len(samples):
+            raise ValueError(f"{recording.name}: a recording of no samples")
+        if self.short:
+            length, rate = num_frames * processor.hop_length, processor.sampling_rate
+            self.held, self.rest = processor(samples, rate, max_length=length)["input_features"][0], iter(())
+            self.total = self.held.shape[1]
+            return
+        for powers in self.stream():
+            self.total, self.loudest = self.total + powers.shape[1], torch.maximum(self.loudest, powers.max())
+
+    def stream(self) -> Iterator[Tensor]:
+        with Recording.open(self.source) as recording:
+            yield from self.processor.stream(recording.blocks(self.processor.sampling_rate))
+
+    def take(self, start: int) -> tuple[Tensor, int]:
+        """(M, size) from frame `start` on, which only grows, and how many of them are real."""
+        wanted = start + self.size + self.live  # of a stream one frame more, which says that it goes on
+        while self.start + self.held.shape[1] < wanted and (more := next(self.rest, None)) is not None:
+            drop = min(max(start - self.start, 0), self.held.shape[1])
+            self.held, self.start = torch.cat((self.held[:, drop:], more), dim=1), self.start + drop
+            if self.live:
+                self.loudest = torch.maximum(self.loudest, more.max())
+        if (end := self.start + self.held.shape[1]) < wanted:
+            self.total = end
+        found = self.held[:, start - self.start : start - self.start + self.size]
+        found = found if self.short else self.processor.shown(found, self.loudest)
+        return F.pad(found, (0, self.size - found.shape[1])), found.shape[1]
+
+
+@dataclasses.dataclass
+class Listened:
+    """A recording on its way through the model."""
+
+    windows: Windows
+    language: str | None = None  # its token
+    place: int = 0  # frames
+    segments: list[Segment] = dataclasses.field(default_factory=list)
+
+    @property
+    def going(self) -> bool:
+        return self.place < self.windows.total
+
+
+class Listener:
+    """A model that writes what it hears."""
+
+    def __init__(self, model: TransformerModule, tokenizer: Any, processor: AudioProcessor, **options: Any) -> None:
+        self.model, self.tokenizer, self.processor, self.options = model, tokenizer, processor, options
+        embedding = model.spec.embedding
+        if processor.kind != "mel" or processor.feature_size != embedding.channels:
+            kinds = {"mel": f"{processor.feature_size} channels", "bank": "windows of any length", "values": "samples"}
+            wanted = f"{embedding.channels} channels of windows of a fixed length"
+            raise ValueError(f"the folder prepares {kinds[processor.kind]}, and this hears {wanted}")
+        self.size = embedding.position.length * embedding.hop if embedding.whole else processor.chunk_frames
+        self.settings: Settings = settings_for(model, {})
+        silent = self.settings.no_timestamps_token_id
+        self.first = model.spec.head.vocab_size if silent is None else silent + 1
+        self.step = processor.hop_length * embedding.hop / processor.sampling_rate  # seconds from a time to the next
+
+    def open(self, source: Source, language: str | None = None) -> Listened:
+        return Listened(Windows(self.processor, source, self.size), self.language_token(language))
+
+    def language_token(self, language: str | None) -> str | None:
+        """The token of a language, by its code or its name."""
+        if language is None:
+            return None
+        known = self.settings.lang_to_id or {}
+        if not known:
+            raise ValueError("language: this model hears one language")
+        token = language_id(language, self.settings)
+        return next(name for name, number in known.items() if number == token)
+
+    @torch.inference_mode()
+    def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
+        memory, _ = self.model.encode({"input_features": features.to(self.model.device, self.model.dtype)}, None)
+        begin = self.settings.decoder_start_token_id
+        begin = self.model.spec.start_token if begin is None else begin
+        ids = torch.full((len(features), 1), begin, device=self.model.device)
+        inputs = {"decoder_input_ids": ids, "encoder_outputs": memory, "use_cache": False, "return_dict": True}
+        scores = self.model(**inputs).logits[:, -1]
+        return memory, scores.float().softmax(-1)
+
+    def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
+        """(B, V) -> for each row the tokens of languages and their probabilities among them, likeliest first."""
+        known = self.settings.lang_to_id
+        if not known:
+            raise ValueError("this model has no tokens for languages: it hears one")
+        share = chances[:, list(known.values())]
+        share = share / share.sum(-1, keepdim=True)
+        return [sorted(zip(known, row, strict=True), key=lambda pair: -pair[1]) for row in share.tolist()]
+
+    def go_on(self, listened: Sequence[Listened]) -> None:
+        """One more window of each of these recordings."""
+        taken = [each.windows.take(each.place) for each in listened]
+        memory, chances = self.start(torch.stack([window for window, _ in taken]))
+        if self.settings.lang_to_id:
+            for each, languages in zip(listened, self.languages(chances), strict=True):
+                each.language = each.language or languages[0][0]
+        texts = self.texts(memory, chances, [each.language for each in listened])
+        for each, (_, real), tokens in zip(listened, taken, texts, strict=True):
+            begun = each.place * self.processor.hop_length / self.processor.sampling_rate
+            found, advance = cut(tokens, self.first, real, self.model.spec.embedding.hop)
+            for start, end, part in found:
+                each.segments.append(Segment(begun + start * self.step, begun + end * self.step, part))
+            each.place += advance
+
+    def texts(self, memory: Tensor, chances: Tensor, languages: list[str | None]) -> list[list[int]]:
+        """The tokens of each window, without the end; those that look wrong are tried again at the next temperature,
+        and those of silence are empty."""
+        options = dict(self.options)
+        temperatures: Sequence[float] = options.pop("temperatures")
+        found: list[list[int]] = [[] for _ in languages]
+        left, said = list(range(len(languages))), [0.0] * len(languages)
+        for temperature in temperatures:
+            sampling = {"do_sample": True, "temperature": temperature, "num_beams": 1} if temperature else {}
+            told: dict[str, Any] = {"language": [languages[i] for i in left]} if self.settings.lang_to_id else {}
+            told = {**options, **sampling, **told, "return_dict": True, "output_scores": False, "seed": 0}
+            out = generate(self.model, encoder_outputs=memory[left], **told)
+            again = []
+            for row, i in enumerate(left):
+                found[i], said[i] = self.written(out, row)
+                if self.looks_wrong(found[i], said[i]):
+                    again.append(i)
+            left = again
+            if not left:
+                break
+        if self.settings.no_timestamps_token_id is not None:
+            silence = chances[:, self.settings.no_timestamps_token_id - 1].tolist()
+            found = [[] if silence[i] > SILENT and said[i] < UNSURE else each for i, each in enumerate(found)]
+        return found
+
+    def written(self, out: Any, row: int) -> tuple[list[int], float]:
+        """The new tokens of a text up to its end, and their mean log-probability, the end counted."""
+        beams = getattr(out, "sequences_scores", None)
+        new = out.sequences.shape[1] - self.prompt_length(out)
+        tokens = out.sequences[row, -new:].tolist() if new else []
+        end = next((i for i, token in enumerate(tokens) if token in self.settings.eos), len(tokens))
+        if beams is not None:
+            return tokens[:end], float(beams[row])
+        counted = out.log_probs[row, : end + 1]
+        return tokens[:end], float(counted.mean()) if len(counted) else 0.0
+
+    def prompt_length(self, out: Any) -> int:
+        if (log_probs := getattr(out, "log_probs", None)) is not None:
+            return out.sequences.shape[1] - log_probs.shape[1]
+        return out.sequences.shape[1] - out.beam_indices.shape[1]
+
+    def looks_wrong(self, tokens: list[int], log_prob: float) -> bool:
+        raw = self.text(tokens).encode()
+        return log_prob < UNSURE or (bool(raw) and len(raw) / len(zlib.compress(raw)) > COMPRESSED)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode([t for t in tokens if t < self.first], skip_special_tokens=True)
+
+
+def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+    """The sentences of a window of `real` frames, with the numbers of the times at which each begins and ends, and how
+    many frames later the next window begins: where the last whole sentence ended, `stride` frames a time."""
+    time = [token >= first for token in tokens]
+    closed = time[-2:] == [False, True]  # after the last time nothing was said
+    ends = [i + 1 for i in range(len(tokens) - 1) if time[i] and time[i + 1]]
+    if not tokens:
+        return [], real
+    if not ends:
+        said = [token - first for token in tokens if token > first]
+        return [(0, said[-1] if said else real // stride, tokens)], real
+    ends = [*ends, len(tokens)] if closed else [*ends[:-1], ends[-1] + 1]
+    found, begin = [], 0
+    for i, end in enumerate(ends):
+        part = tokens[begin:end]
+        last = part[-1] if i + 1 < len(ends) or closed else part[-2]
+        found.append((part[0] - first, last - first, part))
+        begin = end
+    advance = real if closed else (tokens[begin - 2] - first) * stride
+    return found, advance if 0 < advance <= real else real
+

@@ -1,0 +1,253 @@
+"""What `anyformer look` looks at: a model from its folder, and a text, a picture or a recording as it reads them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyformer.checkpoint import load, read_spec, spec
+from anyformer.generation import generate
+from anyformer.inputs.audio_features import AudioProcessor
+from anyformer.inputs.image import ENDINGS, Images
+from anyformer.inputs.processor import Processor, processor
+from anyformer.inputs.text import Tokenizer, belong
+from anyformer.look.sound import Sound
+from anyformer.look.views import Scene
+from anyformer.models import TransformerModule, position_limit
+from anyformer.models.construct import skeleton
+from anyformer.parts.grid.layout import Grid
+from anyformer.specs.messages import quote
+from anyformer.tasks.each.transcribe import transcribe
+from anyformer.weights import hub
+
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus")
+BINS = 120  # of 40 Hz each, where a model hears samples
+MEDIA = {"pixel_values": "images", "input_values": "audio", "input_features": "audio"}  # input -> what it is made of
+WRITTEN = 24  # tokens that a pair writes where nobody says what it should have written
+
+
+def scene(
+    source: str, given: str, *, other: str | None = None, target: str | None = None, device: Any = "cpu",
+    dtype: str = "auto", offline: bool = False,
+) -> Scene:  # fmt: skip
+    """`given` is a text, or the file of a picture or a recording where the model reads those; `other` is one more, to
+    paste from. `target` is what the decoder of a pair reads, by default what it writes itself."""
+    folder = hub.resolve(source, offline=offline)
+    described: Any = read_spec(folder)
+    tower = "image" if Path(given).suffix.lower() in ENDINGS else "text"
+    if described.towers:  # each is a model of its own: a picture is for the one, a text for the other
+        described = getattr(described, tower)
+    name = described.embedding.inputs[0]
+    if name not in (*MEDIA, "input_ids"):
+        raise ValueError(f"this model reads {name}, and `look` texts, pictures and sound; use af.look in Python")
+    read = reader_of(folder, described)
+    model: Any = load(folder, device=device, dtype=dtype)
+    model = getattr(model, tower) if model.spec.towers else model
+    words = speller(read)
+    inputs = inputs_of(model, read, name, given)
+    if name == "pixel_values" and not Images.there(folder):
+        size = " x ".join(map(str, described.embedding.image_size))
+        warnings.warn(f"{folder} does not say how pictures are made ready: scaled to {size}, -1 to 1", stacklevel=3)
+    media = picture_of(model, read, name, inputs)
+    wanted = "input_ids"
+    if model.spec.pair:
+        wanted = "decoder_input_ids"
+        inputs[wanted] = written(model, read, inputs, target)
+    elif target is not None:
+        raise ValueError("--target is for models with an encoder and a decoder; this one has one stack")
+    beside = None
+    if other is not None:
+        beside = inputs_of(model, read, name, other)
+        if model.spec.pair:
+            beside[wanted] = inputs[wanted]
+    reads = {"input_ids": "text", "pixel_values": "image"}.get(name, "sound")
+    return Scene(
+        model, inputs, name=Path(source).name or source, words=words, media=media, other=beside, target=wanted,
+        reads=reads, sound=lambda: sound_of(model, read, Path(given).expanduser()),
+    )  # fmt: skip
+
+
+def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene:
+    """A model of a description, which has no weights, and the file of a picture as it would be read, or a blank one.
+    `source` is a name of the catalogue or a spec.json too."""
+    named = Path(source).suffix == ".json" or (not Path(source).exists() and "/" not in source)
+    folder = None if named else hub.resolve(source, offline=offline)
+    described: Any = spec(source) if folder is None else read_spec(folder)
+    if described.towers:
+        described = described.image
+    read = described.embedding
+    if read.inputs[0] != "pixel_values":
+        raise ValueError(f"this model reads {read.inputs[0]}, and no image")
+    channels = read.channels
+    pixels = torch.ones(1, channels, *read.image_size)
+    if given is not None:
+        path = Path(given).expanduser()
+        if path.suffix.lower() not in ENDINGS or not path.is_file():
+            endings = ", ".join(ENDINGS[:4])
+            raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {quote(given)}")
+        stored = folder is not None and Images.there(folder)
+        pixels = (Images.load(folder) if folder is not None and stored else plain_images(read))([path])["pixel_values"]
+    return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
+
+
+def plain_images(embedding: Any) -> Images:
+    """What reads pictures for a model whose folder does not say how: scaled to its size, and from -1 to 1."""
+    even, size = (0.5,) * embedding.channels, dict(zip(("height", "width"), embedding.image_size, strict=True))
+    return Images(size=size, image_mean=even, image_std=even, do_convert_rgb=embedding.channels == 3)
+
+
+def reader_of(folder: Path, described: Any) -> Processor:
+    """What reads for a model, by what it takes: a model of pictures or sound needs no tokenizer."""
+    media = MEDIA.get(described.embedding.inputs[0])
+    try:
+        read = processor(folder)
+    except FileNotFoundError:  # neither words nor settings for pictures or sound
+        if media is None:
+            raise
+        read = Processor(folder, None)
+    if media is None or media in read.media:
+        return read
+    if media == "audio":
+        raise FileNotFoundError(f"{folder}: no preprocessor_config.json, which says how sound is made ready")
+    read = Processor(folder, read._tokenizer, (media,))
+    read._readers[media] = plain_images(described.embedding)
+    return read
+
+
+def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) -> dict[str, Any]:
+    kinds = {"pixel_values": ("a picture", ENDINGS), "input_values": ("a recording", SOUNDS),
+             "input_features": ("a recording", SOUNDS), "input_ids": ("text", ())}  # fmt: skip
+    wanted, path = kinds[name][0], Path(given).expanduser()
+    is_file = len(given) < 4096 and "\n" not in given and path.suffix.lower() in (*ENDINGS, *SOUNDS) and path.is_file()
+    if name == "input_ids":
+        if is_file:
+            found = "a picture" if path.suffix.lower() in ENDINGS else "a recording"
+            raise ValueError(f"{given} is {found}, and this model reads text")
+        return text_inputs(model, read, given)
+    if not is_file:
+        endings = ", ".join(kinds[name][1][:4])
+        raise ValueError(f"this model reads {wanted}: give a file ({endings}, ...), not {quote(given)}")
+    if path.suffix.lower() not in kinds[name][1]:
+        raise ValueError(f"{given} is not {wanted}, which this model reads")
+    made = read(images=[path]) if name == "pixel_values" else read(audio=[path])
+    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+
+
+def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[str, Any]:
+    belong(model, read.tokenizer)
+    if not text:
+        raise ValueError("the text is empty")
+    made = read(text)
+    own = getattr(getattr(model.spec.embedding, "position", None), "length", None)
+    limit = own if own is not None else position_limit(model.spec)
+    if not made["input_ids"].shape[1]:
+        raise ValueError("the text has no tokens")
+    if limit is not None and made["input_ids"].shape[1] > limit:
+        raise ValueError(f"the text has {made['input_ids'].shape[1]:,} tokens, and this model takes at most {limit:,}")
+    return placed(model, {key: value for key, value in made.items() if key in model.inputs})
+
+
+def placed(model: TransformerModule, inputs: dict[str, Any]) -> dict[str, Any]:
+    """On the model's device, and masks left out that hide nothing."""
+    moved = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and not (name == "attention_mask" and bool(value.all())):
+            moved[name] = value.to(model.device, model.dtype if value.is_floating_point() else None)
+    return moved
+
+
+def written(model: TransformerModule, read: Processor, inputs: dict[str, Any], target: str | None) -> Tensor:
+    """(1, T): the start token and what follows it."""
+    if target is None:
+        return generate(model, **inputs, max_new_tokens=WRITTEN)[:, :-1]
+    start = model.spec.start_token
+    if start is None:
+        raise ValueError("--target: this model's config has no decoder_start_token_id")
+    ids = [start, *read.tokenizer.encode_target(target)]
+    return torch.tensor([ids], device=model.device)
+
+
+def speller(read: Processor) -> Callable[[int], str]:
+    """Token ids as text, a space before a word included."""
+    try:
+        tokenizer: Tokenizer = read.tokenizer
+    except ValueError:
+        return str
+
+    def spell(number: int) -> str:
+        raw = tokenizer.token(number)
+        if raw is None:
+            return f"#{number}"
+        text = tokenizer.decode([number])
+        if not text or "�" in text:
+            return raw.replace("▁", " ").replace("Ġ", " ")
+        return f" {text}" if raw[0] in "▁Ġ" and not text.startswith(" ") else text
+
+    return spell
+
+
+# -- pictures of what is not text -------------------------------------------------------------------------------------
+
+
+def picture_of(model: TransformerModule, read: Processor, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows behind attention: the image, or the spectrogram; and how its places lie."""
+    if name == "pixel_values":
+        pixels, embedding = inputs[name][0].float().cpu(), model.embedding
+        with torch.no_grad():
+            _, ctx = embedding(inputs)
+        rows, columns = ctx.extra(Grid)
+        places = [f"[{i}]" for i in range(ctx.index.shape[-1] - rows * columns)]
+        places += [f"{row},{column}" for row in range(rows) for column in range(columns)]
+        low, high = pixels.amin(), pixels.amax()
+        shades = ((pixels - low) / (high - low).clamp(min=1e-6) * 255).byte()
+        return {"image": png(shades), "grid": [rows, columns], "places": places, "about": "the image that was read"}
+    if name == "input_ids":
+        return {}
+    power = power_of(read.reader("audio"), inputs[name][0].float().cpu())
+    low, high = power.amin(), power.amax()
+    shades = ((power - low) / (high - low).clamp(min=1e-6) * 255).byte().flip(0)
+    return {"image": png(shades[None]), "grid": [1, 0], "about": "the spectrogram of what was heard"}
+
+
+def power_of(hear: AudioProcessor, heard: Tensor) -> Tensor:
+    """(M, F): the spectrogram that a model hears, or that of the samples."""
+    if hear.kind != "values":
+        return heard.T if hear.kind == "bank" else heard
+    size = min(hear.sampling_rate // 40, len(heard))
+    waves = torch.stft(heard, size, hear.sampling_rate // 100, window=torch.hann_window(size), return_complex=True)
+    return waves.abs().clamp(min=1e-5).log()[:BINS]
+
+
+def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
+    """Of a recording without what fills it up, and the words that `transcribe` finds."""
+    hear: AudioProcessor = read.reader("audio")
+    made = hear([path], padding="longest", truncation=False, return_attention_mask=True)
+    real = int(made.pop("attention_mask").sum())
+    (heard,) = made.values()
+    heard = heard[0, :, :real] if hear.kind == "mel" else heard[0, :real]
+    hop = hear.sampling_rate // 100 if hear.kind == "values" else hear.hop_length
+    power = power_of(hear, heard)
+    high, unit = (len(power) * 0.04, "kHz") if hear.kind == "values" else (len(power), "mel channel")
+    return Sound(power, hop / hear.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
+
+
+def png(shades: Tensor) -> str:
+    """A picture (1 or 3, rows, columns) of bytes as a data URL."""
+    channels, rows, columns = shades.shape
+    shades = shades if channels in (1, 3) else shades[:1]
+    lines = b"".join(b"\0" + line.permute(1, 0).contiguous().numpy().tobytes() for line in shades.transpose(0, 1))
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2 if len(shades) == 3 else 0, 0, 0, 0)
+    made = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(made).decode()}"

@@ -1,0 +1,149 @@
+"""Checkpoints of a run: the model as `af.save` writes it, and beside it what it takes to go on to the bit.
+
+A checkpoint is a folder `checkpoints/step-00001000`: spec.json and model.safetensors (with the tokenizer), which
+`anyformer generate` opens; training.safetensors with the optimisers' moments and whatever else is learnt; state.json
+with the counters. Where parameters lie in pieces over processes, each writes what it has instead (weights/pieces.py);
+either kind is read by any number of processes. Random states need no file: the generators are seeded from (seed, step,
+process) before each step, and the data order is a function of (seed, step).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from anyformer.checkpoint import plain_state, save, save_description
+from anyformer.models import TransformerModule
+from anyformer.models.construct import skeleton
+from anyformer.train import parallel
+from anyformer.weights import manifest
+from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
+from anyformer.weights.manifest import STATE
+from anyformer.weights.pieces import MODEL, Pieces, in_pieces, write_pieces
+
+TENSORS = "training"  # .safetensors
+
+Like = Callable[[str, str, tuple[int, ...]], Tensor | None]
+
+
+@dataclasses.dataclass
+class Saved:
+    """What is read back from a checkpoint."""
+
+    folder: Path
+    values: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]  # "weights", "optimizer", ... -> address -> tensor
+
+
+class Checkpoints:
+    """Those of one run folder: the last few and the best are kept."""
+
+    def __init__(self, run: Path, last: int = 2, best: bool = True, pieces: bool = False) -> None:
+        self.run, self.last, self.best, self.pieces = run, last, best, pieces
+
+    def save(
+        self, step: int, model: TransformerModule, values: Mapping[str, Any], **tensors: Mapping[str, Tensor]
+    ) -> Path:
+        """Writes all of it or nothing. "weights" are given among `tensors` where what is trained is more than, or other
+        than, the model that is saved (an average of it, a second network). values["score"]: lower is better."""
+        target = self.run / "checkpoints" / f"step-{step:08}"
+        flat = {f"{kind}/{name}": tensor for kind, named in tensors.items() for name, tensor in named.items()}
+        with parallel.sealed(target) as folder:
+            if self.pieces:
+                own = {name: t for name, t in plain_state(model).items() if not model.spec.owner_of(name)}
+                used = {MODEL + name: tensor for name, tensor in own.items()}
+                write_pieces(folder, {**used, **flat})
+            if parallel.rank() == 0:
+                if self.pieces:
+                    save_description(model, folder)
+                else:
+                    save(model, folder)
+                    write_checkpoint(folder, flat, stem=TENSORS)
+                write_json(folder / STATE, {**values, "step": step})
+        parallel.from_first(self.prune)
+        return target
+
+    def prune(self) -> None:
+        found = manifest.steps(self.run)
+        keep = set(list(found)[-self.last :]) | ({self.best_step()} if self.best else set())
+        for step, folder in found.items():
+            if step not in keep:
+                manifest.remove(folder)
+
+    def best_step(self) -> int | None:
+        """The step whose score is lowest, the first of equals."""
+        return next(iter(manifest.best_steps(self.run)), None)
+
+    def steps(self) -> dict[int, Path]:
+        return manifest.steps(self.run)
+
+    def newest(self, like: Like | None = None) -> tuple[Saved | None, list[str]]:
+        """The last one that is whole, and what was wrong with any after it."""
+        folder, faults = parallel.from_first(lambda: manifest.newest(self.run))
+        return (read(folder, like) if folder is not None else None), faults
+
+
+def read(folder: Path, like: Like | None = None) -> Saved:
+    """`like(kind, address, shape)` gives a tensor that lies in the pieces that this one is wanted in, or None."""
+    values = read_json(folder / STATE)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    if in_pieces(folder):
+        pieces = Pieces(folder)
+        stored = {*pieces.names}
+        learnt = any(name.startswith("weights/") for name in stored)
+        targets = {}
+        for name in sorted(stored if not learnt else {n for n in stored if not n.startswith(MODEL)}):
+            kind, _, address = name.partition("/")
+            kind = "weights" if kind == "model" else kind
+            model = like(kind, address, pieces.shape(name)) if like else None
+            made = torch.empty(pieces.shape(name)) if model is None else torch.empty_like(model)
+            targets[name] = tensors.setdefault(kind, {})[address] = made.to(pieces.dtype(name))
+        pieces.read_into(targets, alone=parallel.world_size() == 1)
+        return Saved(folder, values, tensors)
+    with Checkpoint(folder, stem=TENSORS) as checkpoint:
+        for name in checkpoint.names:
+            kind, _, address = name.partition("/")
+            tensors.setdefault(kind, {})[address] = checkpoint.read(name)
+    if "weights" not in tensors:
+        with Checkpoint(folder) as checkpoint:
+            tensors["weights"] = {name: checkpoint.read(name) for name in checkpoint.names}
+    for kind, address, tensor in [(k, a, t) for k, named in tensors.items() for a, t in named.items()]:
+        model = like(kind, address, tuple(tensor.shape)) if like is not None else None
+        if isinstance(model, DTensor):
+            mesh, placements = model.device_mesh, model.placements
+            tensors[kind][address] = distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+    return Saved(folder, values, tensors)
+
+
+@torch.no_grad()
+def gathered(model: TransformerModule, device: torch.device) -> Any:
+    """A plain copy of a model whose parameters lie in pieces; all processes have to ask for theirs."""
+    copy = skeleton(model.spec)
+    state = {name: parallel.whole(tensor).detach() for name, tensor in plain_state(model).items()}
+    copy.load_state_dict(state, assign=True)
+    copy.tie()
+    copy.folder, copy.kernel = model.folder, model.kernel
+    return copy.to(device).eval()
+
+
+@torch.no_grad()
+def fill(module: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into a module, in place. Of tensors that are tied one name is enough."""
+    targets = module.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for name, tensor in targets.items():
+        names.setdefault(id(tensor), []).append(name)
+    for same in names.values():
+        found = next((name for name in same if name in weights), None)
+        if found is None:
+            raise ValueError(f"the checkpoint does not belong to this model: {same[0]} is missing")
+        if weights[found].shape != targets[found].shape:
+            shapes = f"{tuple(weights[found].shape)} is not {tuple(targets[found].shape)}"
+            raise ValueError(f"the checkpoint does not belong to this model: {found} {shapes}")
+        targets[found].copy_(weights[found])

@@ -1,0 +1,253 @@
+"""af.check: deliberately broken Parts fail the check that is about their fault, and sound ones pass."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anyformer as af
+from anyformer import cli
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import Causal, Window
+from anyformer.runtime.state import PerRow
+from anyformer.specs.part import Part, Site
+from swaps import plain
+
+
+class Mixer(nn.Module):
+    """Calls a function of the Part that it is built for."""
+
+    def __init__(self, part: Any, site: Site) -> None:
+        super().__init__()
+        self.part, self.address, self.width = part, site.address, site.width
+        self.o = nn.Linear(site.width, site.width)
+        self.number = random.random()
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.o(self.part.mix(x, ctx, self))
+
+
+class Faulty(Part):
+    """A mixer of one's own: plain `Part` is enough."""
+
+    def build(self, site: Site) -> nn.Module:
+        return Mixer(self, site)
+
+
+class Plain(Faulty, sees="itself"):
+    """Nothing is wrong with it."""
+
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x
+
+
+class Leaks(Faulty, sees="past"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return torch.cat((x[:, 1:], x[:, :1]), dim=1)
+
+
+class SeesMore(Faulty, sees="itself"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x.cumsum(1)
+
+
+class Padded(Faulty, sees="past"):
+    """Reads pads like words; it keeps documents apart."""
+
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        documents = torch.zeros(x.shape[:2]) if ctx.documents is None else ctx.documents
+        same = (documents[:, :, None] == documents[:, None]) & (ctx.index[:, None] >= ctx.index)
+        return same.to(x.dtype) @ x / 8
+
+
+class Packed(Faulty, sees="past"):
+    """Reads the documents before its own; pads do not count."""
+
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return (x if ctx.tokens is None else x * ctx.tokens[..., None]).cumsum(1) / 8
+
+
+class Forgets(Faulty, sees="past"):
+    """Keeps a sum of the past, and begins at zero in each call."""
+
+    def build(self, site: Site) -> nn.Module:
+        return ForgetsModule(self, site)
+
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        rows = PackedRows.of(ctx)
+        x = rows.pack(x)
+        x = x if rows.real is None else x * rows.real
+        documents = torch.zeros(x.shape[:2]) if ctx.documents is None else ctx.documents
+        same = (documents[:, :, None] == documents[:, None]) & torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        mixed = same.to(x.dtype) @ x / 8
+        store = ctx.store(module.address)
+        if store is not None:
+            store.replace("sum", mixed[:, -1:].float())
+        return rows.unpack(mixed)
+
+
+class ForgetsModule(Mixer):
+    def state_spec(self) -> PerRow:
+        return PerRow({"sum": (1, self.width)}, dtypes={"sum": torch.float32})
+
+
+class Batched(Faulty, sees="itself"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class Idles(Faulty, sees="itself"):
+    def build(self, site: Site) -> nn.Module:
+        module = Mixer(self, site)
+        module.unused_scale = nn.Parameter(torch.empty(3, 3))
+        return module
+
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x
+
+
+class Overflows(Faulty, sees="itself"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x * 1e6 / 1e6
+
+
+class Unsaved(Faulty, sees="itself"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x * module.number
+
+
+class Raises(Faulty, sees="itself"):
+    def mix(self, x: Tensor, ctx: Context, module: Any) -> Tensor:
+        return x[:, :, "here"]  # the line that is named
+
+
+BROKEN = [
+    (Leaks, "causality", "off by"), (SeesMore, "causality", "off by"), (Padded, "padding", "off by"),
+    (Packed, "packing", "off by"), (Forgets, "cached decoding", "off by"), (Batched, "rows", "off by"),
+    (Idles, "gradients", "no gradient: decoder.layers.0.feedforward.op.unused_scale"),
+    (Overflows, "half precision", "float16"), (Unsaved, "saving", "something was not saved"),
+]  # fmt: skip
+ALSO = {  # a fault that other checks see too
+    Leaks: {"padding", "packing"}, SeesMore: {"padding", "packing", "cached decoding"}, Batched: {"padding"},
+    Unsaved: {"gradients"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "reason"), BROKEN)
+def test_a_broken_part_fails_the_check_of_its_fault(kind: type[Part], name: str, reason: str) -> None:
+    report = af.check(kind())
+    assert not report.passed and report[name].result == "failed" and reason in report[name].reason, str(report)
+    assert {check.name for check in report.failures} - {name} <= ALSO.get(kind, set()), str(report)
+
+
+SOUND: list[Any] = [
+    Plain, af.parts.RMSNorm(), af.parts.Rope(), Causal() & Window(size=3), af.parts.Sinusoidal(length=80),
+    af.parts.LMHead(vocab_size=40), plain(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", SOUND, ids=lambda part: getattr(part, "__name__", type(part).__name__))
+def test_sound_parts_pass_in_the_slot_they_fit(part: Any) -> None:
+    report = af.check(part)
+    assert {check.result for check in report.checks} == {"passed"}, str(report)
+
+
+def test_what_sees_all_is_checked_in_an_encoder() -> None:
+    report = af.check(af.parts.LinformerAttention(num_heads=4, length=16, projected=4))
+    assert report.passed and report.address == "encoder.layers.attention.op"
+    for name in ("causality", "packing", "cached decoding"):
+        assert report[name].result == "does not apply" and report[name].reason
+
+
+def test_what_fits_nowhere_is_one_line() -> None:
+    with pytest.raises(ValueError, match="PatchEmbedding fits no slot of a small model of texts"):
+        af.check(af.parts.PatchEmbedding(image_size=(8, 8), patch_size=(4, 4)))
+    with pytest.raises(ValueError, match="takes a Part, or a model's description, got int"):
+        af.check(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="models with one stack that read texts"):
+        af.check(af.spec("vit-b16"))
+
+
+# -- errors in a Part of one's own ------------------------------------------------------------------------------------
+
+LINE = next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "the line that is named" in line)
+
+
+def test_an_error_names_the_part_its_file_and_line() -> None:
+    place = f"Raises at decoder.layers.0.feedforward.op (test_part_checks.py:{LINE})"
+    report = af.check(Raises)
+    assert report["rows"].result == "failed" and report["rows"].reason.endswith(f", in {place}")
+    model = af.build(af.override(plain(), {"decoder.layers.feedforward.op": Raises()}))
+    with pytest.raises(TypeError) as raised:
+        model(input_ids=torch.arange(5)[None])
+    assert raised.value.__notes__ == [place]
+    with pytest.raises(ValueError) as ours:
+        model(input_ids=torch.tensor([[99]]))
+    assert not hasattr(ours.value, "__notes__")
+
+
+SOURCE = '''
+from torch import nn
+from anyformer.parts.op import Op
+
+class {name}(Op, sees="itself"):
+    """Adds two shapes."""
+
+    wide: int{default}
+
+    def build(self, site):
+        return {name}Module(self, site.width)
+
+class {name}Module(nn.Module):
+    def __init__(self, part, width):
+        super().__init__()
+        self.o = nn.Linear(width, part.wide)
+
+    def forward(self, x, ctx):
+        return self.o(x) + x
+'''
+
+
+def test_check_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANYFORMER_DEBUG", raising=False)
+    file = tmp_path / "adding_widths.py"
+    file.write_text(SOURCE.format(name="AddsWidths", default=""))
+    assert cli.main(["check", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert "AddsWidths is not checked: give --set wide=VALUE" in err and not out
+    assert cli.main(["check", str(file), "--set", "wide=16"]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("AddsWidths at decoder.layers.feedforward.op") and "failed" not in out
+    assert cli.main(["check", str(file), "--set", "wide=7", "--part", "AddsWidths", "--json"]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    where = "in AddsWidths at decoder.layers.0.feedforward.op (adding_widths.py:19)"
+    assert not report["passed"] and any(each["reason"].endswith(where) for each in report["checks"])
+    for arguments, line in ((["--part", "AddWidths"], "did you mean 'AddsWidths'?"), (["--set", "wid=3"], "'wide'")):
+        assert cli.main(["check", str(file), *arguments]) == 2
+        assert line in capsys.readouterr().err
+    # in another verb: the Part is named, and not called a bug of anyformer
+    monkeypatch.chdir(tmp_path)
+    op = 'decoder.layers.feedforward.op={"kind": "AddsWidths", "wide": 7}'
+    assert cli.main(["count", "gpt2", "--length", "4", "--import", "adding_widths", "--set", op]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "bug" not in err
+    assert "AddsWidths at decoder.layers.0.feedforward.op (adding_widths.py:19): RuntimeError" in err
+
+
+def test_a_file_that_cannot_be_imported_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "torn.py").write_text("import math\nmath.sqrt(-1)\n")
+    (tmp_path / "empty_of_parts.py").write_text("")
+    for name, line in (("torn.py", "torn.py:2 cannot be imported (ValueError"), ("nowhere.py", "no such file"),
+                       ("empty_of_parts.py", "defines no Part")):  # fmt: skip
+        assert cli.main(["check", str(tmp_path / name)]) == 2
+        err = capsys.readouterr().err
+        assert line in err and err.count("\n") == 1

@@ -1,0 +1,163 @@
+"""Every row of the modifications table: it counts what the paper counts, and keeps what every model must keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.lab.experiments import modifications as experiment
+from anyformer.lab.narang_table import ROWS, Row, Size, activation, counted, row_named
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.residual import Scaled
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+from architectures.lines import broken, check, inputs_of, random_model
+from small import close, context, filled
+
+# two layers a stack, and of everything little
+SMALL = Size(
+    width=36, inner=96, heads=6, head_width=6, depth=2, vocabulary=100, length=64, narrow=8, cutoffs=(20, 50),
+    softmaxes=3, experts=2, keys=6, found=3, taps=5,
+)  # fmt: skip
+ACTIVATIONS = {"GeLU", "Swish", "ELU", "GLU", "GeGLU", "ReGLU", "SeLU", "SwiGLU", "LiGLU", "Sigmoid", "Softplus"}
+OWN = [  # the rows with Parts, or with an order of layers, that the others do not have
+    "Fixup", "Block sharing + factorized & shared embeddings", "Adaptive softmax", "Mixture of softmaxes",
+    "Transparent attention",
+    "Dynamic convolution", "Evolved Transformer", "Synthesizer (dense plus alpha)", "Synthesizer (factorized)",
+    "Synthesizer (random)", "Universal Transformer", "Mixture of experts", "Switch Transformer", "Funnel Transformer",
+    "Weighted Transformer", "Product key memory",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_parameters_are_the_papers(row: Row) -> None:
+    """Within 2 %, or a note says what the difference is made of."""
+    off = abs(af.count(row.describe()).parameters / 1e6 / row.parameters - 1)
+    assert off <= 0.02 or row.note, f"{off:.1%} off without a note"
+    assert off > 0.02 or not row.note, f"{off:.1%} off, which needs no note"
+
+
+@pytest.mark.parametrize("name", [
+    "Vanilla Transformer", "Factorized Embedding", "Factorized & shared embeddings", "Adaptive input embeddings",
+    "Mixture of softmaxes", "Weighted Transformer", "Product key memory",
+])  # fmt: skip
+def test_operations_are_the_papers(name: str) -> None:
+    """Where lookups are products, as on a TPU: within 1 %."""
+    row = row_named(name)
+    assert counted(row)[1] / 1e12 == pytest.approx(row.operations, rel=0.01)
+
+
+@pytest.mark.parametrize("row", [
+    pytest.param(row, id=row.name, marks=pytest.mark.slow if row.name in ACTIVATIONS - {"GeLU", "SwiGLU"} else ())
+    for row in ROWS if row.name not in OWN
+])  # fmt: skip
+def test_every_row_learns(row: Row, tmp_path: Path) -> None:
+    """Its loss falls (T5) and every parameter gets a gradient (N8); of the others among all lines, below."""
+    spec = row.describe(SMALL)
+    check("N8", spec, tmp_path)
+    check("T5", spec, tmp_path)
+
+
+@pytest.mark.parametrize("row", [
+    pytest.param(row, id=row.name, marks=() if row.name in OWN else pytest.mark.slow)
+    for row in ROWS if row.name not in ACTIVATIONS
+])  # fmt: skip
+def test_rows_keep_the_lines(row: Row, tmp_path: Path) -> None:
+    """All lines that random architectures keep, where a row is not an activation alone."""
+    assert broken(row.describe(SMALL), tmp_path) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_compiled_is_eager(name: str) -> None:
+    """N9, of a forward pass with its loss."""
+    torch._dynamo.reset()
+    spec = row_named(name).describe(SMALL)
+    model, inputs = random_model(spec), inputs_of(spec, labels=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        found, expected = (made(**inputs, use_cache=False) for made in (compiled, model))
+    close(found.logits, expected.logits, 1e-5)
+    close(found.loss, expected.loss, 1e-5)
+
+
+def test_losses_of_the_paper_fall_alike() -> None:
+    """From the early to the final one by an eighth to a fifth: a number that was mistyped would stand out."""
+    assert all(1.125 < row.early_loss / row.final_loss < 1.25 and 1.7 < row.final_loss < 2.4 for row in ROWS)
+
+
+def test_rows_differ() -> None:
+    """No two rows are one description, and a name that is none is told with the nearest."""
+    assert len({row.describe(SMALL) for row in ROWS}) == len(ROWS) == len({row.name for row in ROWS})
+    assert activation("elu") != activation("selu")
+    with pytest.raises(ValueError, match="did you mean 'SwiGLU'"):
+        row_named("SwiGlue")
+
+
+def test_only_an_adaptive_softmax_has_two_levels() -> None:
+    heads = {row.name: getattr(row.describe(SMALL).head, "hierarchical", None) for row in ROWS}
+    assert {name: two for name, two in heads.items() if two is not None} == {
+        "Adaptive softmax": True, "Adaptive softmax without projection": True, "Adaptive input embeddings": False,
+        "Factorized & shared embeddings": False, "Block sharing + factorized & shared embeddings": False,
+    }  # fmt: skip
+
+
+def test_the_last_stage_of_the_funnel_ends_with_the_norm() -> None:
+    stages = row_named("Funnel Transformer").describe().encoder.stages
+    assert [stage.depth for stage in stages] == [4, 4, 4]
+    assert [stage.norm is not None for stage in stages] == [False, False, True]
+
+
+def test_taps_of_the_evolved_transformer() -> None:
+    """So et al. 2019, figure 3: the two branches, and what follows them; separable but in the reader's branches."""
+    spec = row_named("Evolved Transformer").describe()
+    reads, writes = (stack.layers.steps["convolution"].op for stack in (spec.encoder, spec.decoder))
+    taps = [[(each.kernel, each.separable) for each in (op.left, op.right, op.out)] for op in (reads, writes)]
+    assert taps == [[(1, False), (3, False), (9, True)], [(11, True), (7, True), (7, True)]]
+
+
+def test_each_step_of_the_universal_transformer_has_a_vector() -> None:
+    """It is added before the step, whichever layer runs there."""
+    step = Sublayer(op=MLP(width=8, activation="identity", bias=False), residual=Scaled(skip=0.0))
+    stack = filled(Stack(layers=Block(one=step), depth=2, order=(0, 1, 0), timed=True).build(Site(width=6, depth=2)))
+    x = expected = torch.randn(1, 4, 6)
+    for vector, layer in zip(stack.timing, (0, 1, 0), strict=True):
+        op = stack.layers[layer].one.op
+        expected = op.down(op.up(expected + vector))
+    close(stack(x, context(4))[0], expected)
+
+
+# -- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_compared_as_scipy_does() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    ours, theirs = [3.0, 1.0, 2.0, 2.0, 5.0, 4.0], [1.0, 1.0, 3.0, 2.0, 9.0, 2.0]
+    assert abs(experiment.correlation(ours, theirs) - stats.spearmanr(ours, theirs).statistic) < 1e-12
+
+
+def test_trials_are_every_row_and_the_leading_ones_again() -> None:
+    values = experiment.FORMS["full"].values
+    trials = experiment.trials(**values)
+    assert [trial.values["row"] for trial in trials[: len(ROWS)]] == [row.name for row in ROWS]
+    leading = {trial.values["row"] for trial in trials[len(ROWS) :]}
+    assert leading == {row.name for row in ROWS if row.final_loss <= 1.825} | {"Vanilla Transformer"}
+    assert len({trial.name for trial in trials}) == len(trials) == len(ROWS) + 2 * len(leading)
+    for row in ROWS:  # all of them fit the sizes that are trained
+        row.describe(experiment.size(values["width"], values["depth"], values["tokens"]))
+
+
+def test_a_claim_of_losses_in_the_papers_order() -> None:
+    """A training that failed has no loss and is counted."""
+    rows = [{"row": row.name, "seed": 0, "early": 2 * row.early_loss, "final": row.final_loss + 1} for row in ROWS]
+    verdict = experiment.claim([*rows, {"row": "ELU", "seed": 1, "failed": "NaN"}])
+    assert verdict.holds and verdict.figures["rank correlation, final"] == pytest.approx(1)
+    assert (verdict.figures["rows"], verdict.figures["failed"]) == (len(ROWS), 1)
+    assert verdict.figures["best"].startswith("Switch Transformer, Mixture of experts")
+    turned = [{**row, "final": -row["final"]} for row in rows]
+    assert not experiment.claim(turned).holds

@@ -1,0 +1,224 @@
+"""A description is checked as a whole: what its Parts need of each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer.models import DecoderModel, EncoderDecoderModel, EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.attention.big_bird import BlockSparseAttention
+from anyformer.parts.attention.latent import LatentAttention
+from anyformer.parts.attention.linear import LinformerAttention
+from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.embedding.spec_augment import SpecAugment
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.embedding.trajectory import TrajectoryEmbedding
+from anyformer.parts.embedding.vectors import Vectors
+from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.grid.windows import GridBias, Windows
+from anyformer.parts.halve import Halve
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.parts.head.image import PixelHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.question_span import QuestionHead
+from anyformer.parts.head.speech import SpeechOutput
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.absolute import Alibi, Integer, RelativeVectors, TreeDepth
+from anyformer.parts.position.relative import InputRope
+from anyformer.parts.position.rotary import Rope
+from anyformer.runtime.context import Context
+from anyformer.runtime.mask import CAUSAL
+from anyformer.stacks.block import Block
+from anyformer.stacks.funnel import Funnel
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+from small import close
+
+TEXT = TextEmbedding(tokens=Tokens(vocab_size=9))
+IMAGE = PatchEmbedding(image_size=(4, 4), patch_size=(2, 2))
+WAVES = WaveformEmbedding(
+    stem=ConvolutionStem(widths=(8,), kernels=(4,), strides=(2,), norm="layer"), augment=SpecAugment(active=False)
+)  # fmt: skip
+CROSS = Attention(num_heads=2, memory=True)
+INIT = {"*": Normal(std=0.3)}
+
+
+def stack(*ops: Any) -> Stack:
+    return Stack(layers=Block(**{f"step{i}": Sublayer(op=op) for i, op in enumerate(ops)}), depth=1)
+
+
+@pytest.mark.parametrize("embedding, op, head, line", [
+    (TEXT, Windows(mixer=MLP(width=4), size=2), None, "encoder.layers.step0.op: Windows needs a grid, which"
+     r" TextEmbedding does not give; PatchEmbedding\(prefix=0\) does"),
+    (TEXT, Attention(num_heads=2, position=GridBias(num_heads=2, size=2)), None, "position: GridBias needs a grid"),
+    (TEXT, LocalAttention(num_heads=2, window=2), None, "needs global tokens, .*; GlobalTextEmbedding does"),
+    (TEXT, MLP(width=4), PixelHead(channels=3, stride=2, patch_size=(2, 2)), "head: PixelHead needs an image"),
+    (TEXT, MLP(width=4), QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm()), "needs segments"),
+    (TEXT, MLP(width=4), SpeechOutput(), "SpeechOutput needs a waveform"),
+    (IMAGE, Attention(num_heads=2, position=RelativeVectors(before=2, tree=True)), None, "needs a row of tokens"),
+    (WAVES.replace(position=TreeDepth(scheme=Integer())), MLP(width=4), None, "embedding.position: TreeDepth needs a"
+     " row of tokens, which WaveformEmbedding does not give; TextEmbedding does"),
+    (IMAGE, MLP(width=4), MultipleChoiceHead(pool=Pool()), "MultipleChoiceHead needs a row of tokens"),
+    (Vectors(), MLP(width=4), ClassifyHead(num_labels=2, pool=Pool(take="last")), "head.pool: Pool needs token ids"),
+])  # fmt: skip
+def test_what_parts_need_their_embedding_gives(embedding: Any, op: Any, head: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        EncoderModel(width=8, embedding=embedding, encoder=stack(op), head=head)
+
+
+def test_what_is_given_is_taken() -> None:
+    text = GlobalTextEmbedding(tokens=Tokens(vocab_size=9), segments=2)
+    head = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
+    EncoderModel(width=8, embedding=text, encoder=stack(LocalAttention(num_heads=2, window=2)), head=head)
+    EncoderModel(width=8, embedding=IMAGE, encoder=stack(Windows(mixer=MLP(width=4), size=2)))
+
+
+QUESTION = QuestionHead(separator=1, feedforward=MLP(width=4), norm=LayerNorm())
+
+
+def test_a_head_that_reads_a_whole_text_has_no_past() -> None:
+    text, causal = TEXT.replace(segments=2), stack(Attention(num_heads=2, mask=CAUSAL))
+    model = af.build(DecoderModel(width=8, embedding=text, decoder=causal, head=QUESTION, init=INIT))
+    assert not model.remembers
+    with pytest.raises(ValueError, match="head remembers nothing of the tokens before"):
+        model.new_state()
+    with pytest.raises(ValueError, match="head: QuestionHead reads the tokens that it scores.*use SpanHead"):
+        EncoderDecoderModel(
+            width=8, embedding=text, encoder=causal, decoder_embedding=text, decoder=stack(CROSS), head=QUESTION
+        )  # fmt: skip
+
+
+def test_an_image_is_read_at_once() -> None:
+    causal = stack(Attention(num_heads=2, mask=CAUSAL))
+    model = af.build(DecoderModel(width=8, embedding=IMAGE, decoder=causal, init=INIT))
+    assert not model.remembers and model(pixel_values=torch.randn(1, 3, 4, 4)).last_hidden_state.shape == (1, 4, 8)
+
+
+def test_pixels_are_drawn_as_they_were_read() -> None:
+    for head, line in (
+        (PixelHead(channels=3, stride=2, patch_size=(2, 4)), r"head.patch_size is \(2, 4\) and embedding.patch_size"),
+        (PixelHead(channels=1, stride=2, patch_size=(2, 2)), "head.channels is 1 and embedding.channels is 3"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            EncoderModel(width=8, embedding=IMAGE.replace(mask_token=True), encoder=stack(MLP(width=4)), head=head)
+
+
+def test_the_last_token_of_a_pair_is_the_decoders() -> None:
+    pool = Pool(take="last", padding_token=0)
+    spec = EncoderDecoderModel(
+        width=8, embedding=TEXT, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=ClassifyHead(num_labels=2, pool=pool), init=INIT,
+    )  # fmt: skip
+    model, source, ids = af.build(spec).eval(), torch.tensor([[5, 6, 7, 8, 0]]), torch.tensor([[1, 2, 3]])
+    alone = model(input_ids=source, decoder_input_ids=ids).logits
+    close(model(input_ids=source, decoder_input_ids=torch.tensor([[1, 2, 3, 0, 0]])).logits, alone, 1e-6)
+    with pytest.raises(ValueError, match="give decoder_input_ids"):
+        model(input_ids=source, decoder_inputs_embeds=torch.randn(1, 3, 8))
+
+
+def test_the_memory_of_a_pair_is_padded_as_the_encoder_says_it() -> None:
+    """A frame of sound stands for many samples: the mask of these is not that of the memory."""
+    spec = EncoderDecoderModel(
+        width=8, embedding=WAVES, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=LMHead(vocab_size=9), init=INIT,
+    )  # fmt: skip
+    model, samples, ids = af.build(spec).eval(), torch.randn(2, 40), torch.tensor([[1, 2], [3, 4]])
+    padded, mask = torch.nn.functional.pad(samples, (0, 32)), torch.zeros(2, 72).long()
+    mask[:, :40] = 1
+    with torch.no_grad():
+        alone = model(input_values=samples, decoder_input_ids=ids).logits
+        close(model(input_values=padded, attention_mask=mask, decoder_input_ids=ids).logits, alone, 1e-5)
+    for more in ({"input_values": samples}, {"input_values": padded, "attention_mask": mask}):
+        written = af.generate(model, **more, decoder_input_ids=ids, max_new_tokens=3, do_sample=False, eos_token_id=[])
+        assert written.shape == (2, 5)
+
+
+def test_the_tree_of_a_source_is_read_before_writing() -> None:
+    embedding = TEXT.replace(position=TreeDepth(scheme=Integer()))
+    spec = EncoderDecoderModel(
+        width=8, embedding=embedding, encoder=stack(MLP(width=4)), decoder_embedding=TEXT, decoder=stack(CROSS),
+        head=LMHead(vocab_size=9), init=INIT,
+    )  # fmt: skip
+    given = {"input_ids": torch.tensor([[1, 2, 3]]), "tree_parents": torch.tensor([[-1, 0, 0]])}
+    model, ids = af.build(spec).eval(), torch.tensor([[1]])
+    written = af.generate(model, **given, decoder_input_ids=ids, max_new_tokens=1, do_sample=False, eos_token_id=[])
+    assert written[0, -1] == model(**given, decoder_input_ids=ids).logits[0, -1].argmax()
+
+
+def test_a_pair_is_joined_by_its_decoder() -> None:
+    def pair(encoder: Stack, decoder: Stack) -> Any:
+        return EncoderDecoderModel(
+            width=8, embedding=TEXT, encoder=encoder, decoder_embedding=TEXT, decoder=decoder
+        )  # fmt: skip
+
+    pair(stack(MLP(width=4)), stack(Attention(num_heads=2, mask=CAUSAL), CROSS))
+    with pytest.raises(ValueError, match="no layer of the decoder looks at the encoder, by memory=True"):
+        pair(stack(MLP(width=4)), stack(Attention(num_heads=2, mask=CAUSAL)))
+    with pytest.raises(ValueError, match="encoder.layers.step0.op: the encoder of a pair has no memory to look at"):
+        pair(stack(CROSS), stack(CROSS))
+
+
+LATENT = LatentAttention(num_heads=2, rank=4, head_width=4, turned_width=4, value_width=4, position=Rope())
+
+
+def test_what_looks_at_a_longer_sequence() -> None:
+    stages = (stack(MLP(width=4)), stack(LATENT))
+    shorter = Funnel(stages=stages, pool=Halve(queries_only=False))  # which looks at its own length alone
+    af.build(EncoderModel(width=8, embedding=TEXT, encoder=shorter, init=INIT))
+    with pytest.raises(ValueError, match="stages.1.*: LatentAttention cannot look at a longer sequence; Attention can"):
+        Funnel(stages=stages)
+
+
+def test_a_stream_is_turned_in_whole_heads() -> None:
+    turned = Attention(num_heads=1, head_width=6, position=InputRope())
+    with pytest.raises(ValueError, match="InputRope turns the stream in heads of 6, and it is 8 wide"):
+        af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack(turned), init=INIT))
+
+
+def test_a_projection_for_all_layers_stands_in_one_stack() -> None:
+    shared = LinformerAttention(num_heads=2, length=9, projected=3, sharing="layerwise")
+    af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack(shared), init=INIT))
+    with pytest.raises(ValueError, match="the first layer of one Stack holds what all share"):
+        Funnel(stages=(stack(shared),))
+
+
+def test_choices_of_episodes() -> None:
+    """What is chosen from may be anything that is read as a row, each of its inputs once a choice."""
+    episodes = TrajectoryEmbedding(state_width=3, action_width=2, steps=9)
+    spec = EncoderModel(
+        width=8, embedding=episodes, encoder=stack(Attention(num_heads=2)), head=MultipleChoiceHead(pool=Pool()),
+        init=INIT,
+    )  # fmt: skip
+    model, rows = af.build(spec).eval(), episodes.row(4, 8)
+    inputs = {name: torch.randn(2, 5, *row) for name, row in rows.items()} | {"timesteps": torch.randint(9, (2, 5, 4))}
+    logits = model(**inputs).logits
+    alone = model(**{name: value[:, 3:4] for name, value in inputs.items()}).logits
+    assert logits.shape == (2, 5)
+    close(logits[:, 3:4], alone)
+
+
+def test_blocks_take_no_shared_bias() -> None:
+    """Of a bias that the layers of a stack share, attention in blocks knows nothing, however long the text is."""
+    blocks = BlockSparseAttention(num_heads=2, block_size=1, random_blocks=0, length=12)
+    layers = {"all": Block(step=Sublayer(op=Attention(num_heads=2))), "blocks": Block(step=Sublayer(op=blocks))}
+    stack = Stack(layers=layers, pattern=("all", "blocks"), depth=2, position=Alibi(num_heads=2))
+    model = af.build(EncoderModel(width=8, embedding=TEXT, encoder=stack, init=INIT)).eval()
+    for length in (4, 12):
+        assert model(input_ids=torch.arange(length)[None] % 9).last_hidden_state.isfinite().all()
+        index, x = torch.arange(length), torch.randn(1, length, 8)
+        ctx, op = Context(index=index, positions=index[None]), model.encoder.layers[1].step.op
+        assert torch.equal(op(x, ctx), op(x, ctx.having(bias=torch.randn(1, 2, length, length))))
+
+
+def test_a_decoder_of_no_layers() -> None:
+    """What a config with n_layer 0 describes, in transformers too: embedding, norm and head."""
+    model = af.build(af.override(af.spec("gpt2"), {"decoder.depth": 0, "width": 16}))
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50257)

@@ -1,0 +1,69 @@
+"""Synthesizers against their formulas; pads, documents and the past change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from anyformer.parts.attention.synthesizer import Synthesizer
+from anyformer.runtime.mask import FULL, Causal
+from small import close, compiled_equals_eager, context, made
+
+D, H, K, L, T = 12, 3, 4, 10, 6
+KINDS = [(scores, products) for scores in ("dense", "random", "factorized") for products in ("none", "plus", "alpha")]
+over_kinds = pytest.mark.parametrize("scores, products", KINDS)
+
+
+def module_of(scores: Any, products: Any, mask: Any = FULL) -> Any:
+    return made(Synthesizer(num_heads=H, length=L, scores=scores, products=products, rank=2, mask=mask), D)
+
+
+def by_heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (H, K)).transpose(1, 2)
+
+
+@over_kinds
+def test_formula(scores: str, products: str) -> None:
+    """softmax of what is synthesised, of that and the products, or of their learned mixture."""
+    module, x = module_of(scores, products), torch.randn(2, T, D)
+    if scores == "dense":
+        found = torch.einsum("bhtk,hkl->bhtl", by_heads(torch.relu(module.inner(x))), module.places)[..., :T]
+    elif scores == "random":
+        found = module.table[None, :, :T, :T]
+    else:
+        found = torch.einsum("htr,hsr->hts", module.rows, module.columns)[None, :, :T, :T]
+    if products != "none":
+        dots = torch.einsum("bhtk,bhsk->bhts", by_heads(module.q(x)), by_heads(module.k(x))) / K**0.5
+        share = torch.sigmoid(module.share) if products == "alpha" else None
+        found = dots + found if share is None else (1 - share) * dots + share * found
+    mixed = torch.einsum("bhts,bhsk->bthk", found.softmax(-1).expand(2, -1, -1, -1), by_heads(module.v(x)))
+    close(module(x, context(T)), module.o(mixed.flatten(2)))
+
+
+@over_kinds
+def test_places_are_those_in_the_text(scores: str, products: str) -> None:
+    """What pads stand before it, or another document, says nothing of a token's place."""
+    module, x = module_of(scores, products), torch.randn(1, T, D)
+    alone = module(x, context(T))
+    padded = torch.cat((torch.randn(1, 3, D), x), 1)
+    real = torch.tensor([[False] * 3 + [True] * T])
+    close(module(padded, context(T + 3, padding=real))[:, 3:], alone)
+    packed = context(T + 3, documents=torch.tensor([[0] * 3 + [1] * T]))
+    packed = packed.having(positions=torch.tensor([[0, 1, 2, *range(T)]]))
+    close(module(padded, packed)[:, 3:], alone)
+
+
+def test_only_the_past_is_seen_and_texts_end() -> None:
+    module, x = module_of("random", "none", Causal()), torch.randn(1, T, D)
+    other = x.clone()
+    other[:, -1] += 1
+    close(module(x, context(T))[:, :-1], module(other, context(T))[:, :-1])
+    with pytest.raises(ValueError, match="here reads texts of at most 10 tokens, got 12"):
+        module(torch.randn(1, 12, D), context(12))
+
+
+def test_compiled() -> None:
+    module, x = module_of("dense", "alpha"), torch.randn(2, T, D)
+    compiled_equals_eager(lambda x: module(x, context(T)), x)

@@ -1,0 +1,214 @@
+"""Experts and routers against a loop over tokens, written from the papers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anyformer.kernels.grouped import gathered_linear, grouped_linear
+from anyformer.parts.feedforward.mlp import MLP, GatedMLP
+from anyformer.parts.feedforward.moe import MoE, NoisyTopK, Switch, TopK, rebalance
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+
+D, E, B, T = 12, 6, 2, 7
+
+
+def context(**more) -> Context:
+    index = torch.arange(T)
+    return Context(index=index, positions=index[None], **more)
+
+
+def made(part: MoE, seed: int = 0, scale: float = 0.4):
+    module = part.build(Site(width=D, address="moe"))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale)
+    return module.eval()
+
+
+def one_expert(module, part: MoE, e: int, x: Tensor) -> Tensor:
+    inner = x @ module.experts.up[e]
+    if module.experts.up_bias is not None:
+        inner = inner + module.experts.up_bias[e]
+    if isinstance(part.expert, GatedMLP):
+        gate, up = inner.chunk(2)
+        inner = F.silu(gate) * up
+    else:
+        inner = F.gelu(inner)
+    y = inner @ module.experts.down[e]
+    return y if module.experts.down_bias is None else y + module.experts.down_bias[e]
+
+
+ROUTERS = {
+    "mixtral": TopK(top_k=2),
+    "v2": TopK(top_k=3, normalize=False, scale=2.0, groups=3, top_groups=2, float32=True),
+    "v3": TopK(top_k=2, score="sigmoid", groups=2, top_groups=1, group_best=2, correction=True, scale=2.5),
+    "all": TopK(top_k=E),
+    "noisy": NoisyTopK(top_k=2),
+}
+
+
+@pytest.mark.parametrize("expert", [GatedMLP(width=9), GatedMLP(width=9, bias=True), MLP(width=9)], ids=repr)
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_are_a_loop_over_tokens(name: str, expert) -> None:
+    part = MoE(num_experts=E, router=ROUTERS[name], expert=expert, shared=MLP(width=5))
+    module = made(part)
+    if getattr(module.router, "correction", None) is not None:
+        module.router.correction.copy_(torch.linspace(-1, 1, E))
+    x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    expected = []
+    for token in x.flatten(0, 1):
+        logits = module.router.weight @ token
+        if name == "noisy":
+            scores, best = logits.topk(2)
+            chosen = dict(zip(best.tolist(), scores.softmax(-1), strict=True))
+        else:
+            router = part.router
+            scores = logits.sigmoid() if router.score == "sigmoid" else logits.softmax(-1)
+            choice = scores + module.router.correction if router.correction else scores
+            size = E // router.groups
+            groups = [choice[g * size :][:size].detach() for g in range(router.groups)]
+            ranks = [float(group.topk(router.group_best).values.sum()) for group in groups]
+            best_groups = sorted(range(router.groups), key=lambda g: -ranks[g])[: router.top_groups]
+            allowed = [e for e in range(E) if e // size in best_groups]
+            best = sorted(allowed, key=lambda e: -float(choice[e]))[: router.top_k]
+            total = sum(scores[e] for e in best) if router.normalize else 1.0
+            chosen = {e: scores[e] / total * router.scale for e in best}
+        shared = module.shared(token[None], context())[0]
+        expected.append(sum(weight * one_expert(module, part, e, token) for e, weight in chosen.items()) + shared)
+    wanted = torch.stack(expected).view_as(x)
+    parameters = [x, *module.parameters()]
+    loss = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    grads = torch.autograd.grad((wanted * loss).sum(), parameters, allow_unused=True)
+    with torch.no_grad():
+        assert torch.allclose(module(x, context()), wanted, atol=1e-5)
+    out = module(x, context())
+    assert torch.allclose(out, wanted, atol=1e-5)
+    for a, b in zip(torch.autograd.grad((out * loss).sum(), parameters, allow_unused=True), grads, strict=True):
+        assert (a is None) == (b is None) or not torch.cat([g for g in (a, b) if g is not None]).any()
+        assert a is None or b is None or torch.allclose(a, b, atol=1e-4)
+
+
+def test_one_graph_whatever_the_routing() -> None:
+    """Forward and backward compile whole, and other tokens need no other graph."""
+    for router in (*ROUTERS.values(), Switch(capacity=2)):
+        torch._dynamo.reset()
+        module = made(MoE(num_experts=E, router=router, expert=GatedMLP(width=9)))
+        compiled = torch.compile(lambda x, m=module: m(x, context()), fullgraph=True, backend="aot_eager")
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for seed in range(3):
+                x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+                mine, theirs = compiled(x), module(x, context())
+                assert torch.allclose(mine, theirs, atol=1e-6)
+                learned = [x, *module.experts.parameters()]
+                grads = [torch.autograd.grad(y.square().sum(), learned) for y in (mine, theirs)]
+                assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*grads, strict=True))
+
+
+def test_a_switch_drops_who_comes_too_late() -> None:
+    part = MoE(num_experts=2, router=Switch(capacity=2), expert=MLP(width=9))
+    module = made(part)
+    x = torch.randn(1, T, D).abs()
+    with torch.no_grad():
+        module.router.weight.copy_(torch.tensor([[1.0] * D, [-1.0] * D]))  # all to the first
+        out = module(x, context())
+        assert out[:, :2].abs().min() > 0 and not out[:, 2:].any()
+        # pads do not take places, wherever they stand
+        padding = torch.ones(1, T, dtype=torch.bool)
+        padding[:, :3] = False
+        out = module(x, context(padding=padding))
+        assert out[:, 3:5].abs().min() > 0 and not out[:, 5:].any() and not out[:, :3].any()
+        # documents have places of their own
+        out = module(x, context(documents=torch.tensor([[0, 0, 0, 1, 1, 1, 2]])))
+        assert [bool(row.any()) for row in out[0]] == [True, True, False, True, True, False, True]
+
+
+def test_noise_is_learned_and_unequal_use_costs() -> None:
+    part = MoE(num_experts=E, router=NoisyTopK(top_k=2), expert=MLP(width=9))
+    module = part.build(Site(width=D))
+    assert module.router.starts == {"weight": 0.0, "noise": 0.0}
+    x = torch.randn(64, T, D)
+    with torch.no_grad():
+        for tensor in (module.router.weight, module.router.noise):
+            tensor.zero_()
+    ctx = context()
+    routing = module.train().router(x, ctx)
+    counts = torch.bincount(routing.experts.flatten(), minlength=E).float()
+    assert counts.std() / counts.mean() < 0.3, "equal scores and noise: equal load"
+    equal = [float(ctx.losses[name][0].detach()) for name in ("importance", "load")]
+    with torch.no_grad():
+        module.router.weight[0] = 3.0
+    ctx = context()
+    module.router(x.abs(), ctx)
+    assert float(ctx.losses["importance"][0].detach()) > 10 * equal[0]
+    assert float(ctx.losses["load"][0].detach()) > equal[1]
+    sum(ctx.losses["load"]).backward()
+    assert module.router.weight.grad.any() and module.router.noise.grad.any()
+    module.eval()
+    assert torch.equal(module.router(x, context()).experts, module.router(x, context()).experts)
+
+
+def test_corrections_balance_without_a_loss() -> None:
+    part = MoE(num_experts=E, router=TopK(top_k=1, score="sigmoid", correction=True), expert=MLP(width=9))
+    module = made(part, scale=0.2)
+    x = torch.randn(200, T, D) + 1
+
+    def spread() -> float:
+        counts = torch.bincount(module.router(x, context()).experts.flatten(), minlength=E).float()
+        return float(counts.std() / counts.mean())
+
+    with torch.no_grad():
+        before = spread()
+        for _ in range(200):
+            rebalance(module, (module.router(x, context()).logits,), rate=0.02)
+        assert spread() < before / 4
+
+
+def test_grouped_products() -> None:
+    x, weight = torch.randn(9, 4, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
+    ends = torch.tensor([2, 2, 7])  # none in the second, two rows in no group
+    expected = torch.cat((x[:2] @ weight[0], x[2:7] @ weight[2], torch.zeros(2, 5)))
+    for run in (grouped_linear, gathered_linear):
+        assert torch.allclose(run(x, weight, ends), expected, atol=1e-6)
+        with torch.no_grad():
+            assert torch.allclose(run(x, weight, ends), expected, atol=1e-6)
+    double = [t.detach().double().requires_grad_() for t in (x, weight)]
+    assert torch.autograd.gradcheck(lambda a, b: grouped_linear(a, b, ends), double)
+    assert not grouped_linear(x, weight, torch.zeros(3, dtype=torch.long)).any()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "softplus"])  # which autocast leaves as they are, and takes to fp32
+def test_under_autocast_an_expert_is_a_feed_forward(activation: str) -> None:
+    expert = MLP(width=16, activation=activation, bias=True)
+    alone = made(MoE(num_experts=1, router=TopK(top_k=1), expert=expert))
+    plain = expert.build(Site(width=D, address="mlp"))
+    names = {"up.weight": "up", "up.bias": "up_bias", "down.weight": "down", "down.bias": "down_bias"}
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            found = getattr(alone.experts, names[name])[0]
+            parameter.copy_(found.t() if found.dim() == 2 else found)
+    x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, found = plain(x, context()), alone(x, context())
+    exact = plain(x, context())
+    error = (found.float() - exact).abs().max()
+    assert error > 1e-4  # it is not fp32 that is multiplied
+    torch.testing.assert_close(found.float(), wanted.float(), atol=0.06, rtol=0)  # biases are added elsewhere
+    found.float().sum().backward()
+    assert alone.experts.up.grad is not None and alone.experts.up.grad.dtype == torch.float32
+
+
+def test_what_cannot_be_is_refused() -> None:
+    site = Site(width=D, address="here")
+    few = TopK(top_k=3, groups=3, top_groups=1)
+    for router in (TopK(top_k=2, groups=4), few, TopK(top_k=2, groups=6, group_best=2)):
+        with pytest.raises(ValueError, match="here"):
+            MoE(num_experts=E, router=router, expert=MLP(width=9)).build(site)
+    with pytest.raises(ValueError, match="7 of 6"):
+        MoE(num_experts=E, router=TopK(top_k=7), expert=MLP(width=9))
+    with pytest.raises(ValueError, match="top_groups"):
+        TopK(top_k=2, groups=2, top_groups=3)

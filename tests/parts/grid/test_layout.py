@@ -1,0 +1,301 @@
+"""Streams on grids: pooled attention, what it does to a stack, positions along sides, and pixels round a pixel. MViT as
+published is in tests/families/test_mvit.py; here are formulas written out, and cases where an idea changes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import anyformer as af
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import PatchEmbedding, VideoEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.grid.layout import Grid, GridVectors, KeyGrid, SeparableLearned, Volume, with_stride
+from anyformer.parts.grid.local_relation import LocalRelation
+from anyformer.parts.grid.merge import Merge
+from anyformer.parts.grid.pooled_attention import GridPool, PooledAttention, Skip
+from anyformer.parts.grid.windows import Windows
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.bias import Alibi
+from anyformer.runtime.context import Context
+from anyformer.specs.part import Site
+from anyformer.stacks.block import Block, Parallel
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.stages import Stages
+from anyformer.stacks.sublayer import Sublayer
+from small import close
+
+GRID = Grid(4, 3)
+
+
+def context(grid: Any = GRID, before: int = 0) -> Context:
+    index = torch.arange(before + math.prod(grid))
+    return Context(index=index, positions=index[None], extras=(grid,))
+
+
+def made(part: Any, width: int = 8) -> Any:
+    torch.manual_seed(0)
+    module = part.build(Site(width=width, address="op"))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.5)
+    return module.eval()
+
+
+def stream(ctx: Context, width: int = 8) -> Tensor:
+    return torch.randn(2, ctx.index.shape[0], width, generator=torch.Generator().manual_seed(1))
+
+
+# -- pooled attention --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_windows_of_one_place_are_plain_attention(kernel: str) -> None:
+    """Of whatever kind, pooling single places by 1 changes nothing; the widths of queries and results may be others."""
+    ctx = context(before=2).having(kernel=kernel)
+    alone = GridPool(kernel=(1, 1), stride=(1, 1))
+    plain = made(Attention(num_heads=2))
+    for by in ("convolution", "max", "mean"):
+        pool = alone.replace(by=by)
+        pooled = made(PooledAttention(num_heads=2, queries=pool, keys=pool))
+        pooled.load_state_dict(plain.state_dict(), strict=False)
+        for name in ("queries", "keys", "values") if by == "convolution" else ():
+            getattr(pooled, name).convolution.weight.fill_(1.0)
+        torch.testing.assert_close(pooled(stream(ctx), ctx), plain(stream(ctx), ctx))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("added", ["none", "rest", "all"])
+def test_pooled_attention_place_by_place(added: Any) -> None:
+    """A query, key and value for every window of the grid, made one by one; a token before it is not pooled."""
+    ctx, x = context(before=1), stream(context(before=1))
+    norm = LayerNorm(eps=1e-3)
+    queries = GridPool(kernel=(3, 3), stride=(2, 2), norm=norm)
+    keys = GridPool(kernel=(3, 1), stride=(1, 2), norm=norm)
+    op = made(PooledAttention(num_heads=2, out=12, queries=queries, keys=keys, add_queries=added))
+
+    def pooled(linear: Any, module: Any, part: GridPool) -> Tensor:
+        heads = linear(x).view(2, 13, 2, 6)
+        (down, right), (high, wide) = part.stride, part.kernel
+        found = [heads[:, 0]]
+        for row in range(0, 4, down):
+            for column in range(0, 3, right):
+                total = torch.zeros(2, 2, 6)
+                for i in range(high):
+                    for j in range(wide):
+                        at = row + i - high // 2, column + j - wide // 2
+                        if 0 <= at[0] < 4 and 0 <= at[1] < 3:
+                            total += heads[:, 1 + at[0] * 3 + at[1]] * module.convolution.weight[:, 0, i, j]
+                found.append(total)
+        return module.norm(torch.stack(found, 2))  # (B, H, windows, K)
+
+    q, k, v = pooled(op.q, op.queries, queries), pooled(op.k, op.keys, keys), pooled(op.v, op.values, keys)
+    assert q.shape[2] == 1 + 2 * 2 and k.shape[2] == 1 + 4 * 2
+    out = (q @ k.mT / 6**0.5).softmax(-1) @ v
+    out = out + q * torch.tensor([added == "all"] + [added != "none"] * 4)[:, None]
+    expected = op.o(out.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(op(x, ctx), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("added", ["none", "rest", "all"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_pads_of_what_pools_nothing(added: Any, kernel: str) -> None:
+    """A stream without a grid is a text: pads on either side are seen by no one, and the first token is a real one."""
+    op = made(PooledAttention(num_heads=2, add_queries=added))
+    x, index = torch.randn(2, 7, 8), torch.arange(7)
+    alone = op(x[:, 2:5], Context(index=index[:3], positions=index[None, :3], kernel=kernel))
+    padding = ((index >= 2) & (index < 5)).expand(2, 7)
+    close(op(x, Context(index=index, positions=index[None], padding=padding, kernel=kernel))[:, 2:5], alone)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("grid", "keys"), [(GRID, None), (Grid(2, 3), GRID), (GRID, Grid(2, 3)), (Volume(2, 2, 3), None)], ids=str
+)
+def test_distances_along_each_side(grid: Any, keys: Any) -> None:
+    """Each score gets the products of its query with one vector a side, by how far apart both are on the finer grid."""
+    position = made(GridVectors(size=(5,) * len(grid)), width=6)
+    ctx = context(grid, before=1)
+    ctx = ctx if keys is None else ctx.having(KeyGrid(keys))
+    q, keys = torch.randn(2, 3, 1 + math.prod(grid), 6), keys or grid
+    _, found = position.bias(q, ctx.index, 1.0, ctx)
+    assert found.shape == (2, 3, 1 + math.prod(grid), 1 + math.prod(keys))
+    assert not found[:, :, 0].any() and not found[..., 0].any()
+    names = ("frames", "rows", "columns")[-len(grid) :]
+    queries, targets = (list(torch.cartesian_prod(*map(torch.arange, sides))) for sides in (grid, keys))
+    for a, here in enumerate(queries):
+        for b, there in enumerate(targets):
+            expected = torch.zeros(2, 3)
+            for side, name in enumerate(names):
+                long = max(grid[side], keys[side])
+                fine = [int(at[side]) * (long // n) for at, n in ((here, grid[side]), (there, keys[side]))]
+                last = (keys[side] - 1) * (long // keys[side])
+                table = getattr(position, name)
+                if len(table) != 2 * long - 1:
+                    table = F.interpolate(table.t()[None], size=2 * long - 1, mode="linear")[0].t()
+                expected = expected + q[:, :, 1 + a] @ table[fine[0] - fine[1] + last]
+            torch.testing.assert_close(found[:, :, 1 + a, 1 + b], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_stride_leaves() -> None:
+    ctx = context(Volume(3, 5, 4), before=2)
+    after = with_stride(ctx, (1, 2, 2))
+    assert after.extras == (Volume(3, 3, 2),) and after.index.tolist() == list(range(2 + 18))
+    assert with_stride(ctx, (1, 2, 2)) is after and with_stride(ctx, (1, 1, 1)) is ctx and with_stride(ctx, ()) is ctx
+
+
+# -- streams that change their shape -----------------------------------------------------------------------------------
+
+COARSER = PooledAttention(num_heads=2, queries=GridPool(kernel=(3, 3), stride=(2, 2)))
+PATCHES = PatchEmbedding(image_size=(16, 12), patch_size=(4, 4), prefix=1)
+
+
+def model(*steps: Sublayer, depth: int = 1, **more: Any) -> Any:
+    layer = Block(**{f"step_{i}": step for i, step in enumerate(steps)})
+    stack = Stack(layers=layer, depth=depth, **more)
+    return EncoderModel(width=8, embedding=PATCHES, encoder=stack, init={"*": Normal(std=0.3)})
+
+
+@torch.no_grad()
+def test_each_step_reads_what_the_one_before_it_left() -> None:
+    """The grid halves with every layer, the width grows in the first alone, where `out` is another than came."""
+    norm = LayerNorm()
+    wider = Sublayer(op=MLP(width=12, out=20), skip=Skip(), pre_norm=norm, normed_skip=True, out_norm=norm)
+    looks = Sublayer(op=PooledAttention(num_heads=2, keys=GridPool(kernel=(3, 3), stride=(2, 2))))
+    spec = model(Sublayer(op=COARSER, skip=Skip(by="mean")), wider, looks, depth=2, norm=norm).replace(
+        head=ClassifyHead(num_labels=3, pool=Pool(take="mean"))
+    )
+    built = af.build(spec).eval()
+    assert spec.encoder.widths(8) == [8, 20, 20] and spec.encoder.out_width(8) == 20
+    out = built(pixel_values=torch.randn(2, 3, 16, 12), output_hidden_states=True, output_attentions=True)
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 13, 8), (2, 5, 20), (2, 2, 20)]
+    assert [tuple(weights.shape[2:]) for weights in out.attentions] == [(5, 13), (5, 2), (2, 5), (2, 2)]
+    assert out.logits.shape == (2, 3)
+    first, second = (built.encoder.layers[i].step_1 for i in range(2))
+    assert first.skip.project.weight.shape == (20, 8) and second.skip.project is None
+    assert af.count(spec).parameters == sum(p.numel() for p in built.parameters())
+
+
+@torch.no_grad()
+def test_the_skip_is_the_maximum_of_each_window() -> None:
+    spec = model(Sublayer(op=COARSER, skip=Skip()))
+    built = af.build(spec).eval()
+    built.encoder.layers[0].step_0.op.o.weight.zero_()  # the branch adds nothing
+    out = built(pixel_values=torch.randn(2, 3, 16, 12), output_hidden_states=True)
+    x, found = out.hidden_states[0], out.last_hidden_state
+    assert torch.equal(found[:, 0], x[:, 0])
+    grid = F.pad(x[:, 1:].view(2, 4, 3, 8), (0, 0, 1, 1, 1, 1), value=-math.inf)
+    expected = [grid[:, i : i + 3, j : j + 3].amax((1, 2)) for i in (0, 2) for j in (0, 2)]
+    assert torch.equal(found[:, 1:], torch.stack(expected, 1))
+
+
+TURN = Sublayer(op=COARSER, skip=Skip())
+PLAIN = Block(plain=Sublayer(op=MLP(width=8)))
+EXPERTS = {"router": TopK(top_k=1), "num_experts": 2}
+FINE, SMALL = GridPool(kernel=(3, 3), stride=(1, 1)), {"image_size": (8, 8), "patch_size": (4, 4)}
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: Sublayer(op=COARSER), r"the PooledAttention leaves another width or grid: set skip=Skip\(\)"),
+    (lambda: Sublayer(op=MLP(width=8), skip=Skip()), "the MLP leaves the stream its shape"),
+    (lambda: Parallel(a=TURN, b=TURN), "Parallel.a: steps side by side add to one input, and this one reshapes it"),
+    (lambda: Sublayer(op=MoE(expert=MLP(width=8, out=4), **EXPERTS)), "Sublayer.op.expert: this MLP leaves another"),
+    (lambda: Sublayer(op=Windows(mixer=COARSER, size=2)), "Windows.mixer: PooledAttention looks over"),
+    (lambda: Sublayer(op=Windows(mixer=LocalRelation(num_heads=1), size=2)), "Windows.mixer: LocalRelation looks over"),
+    (lambda: Stack(layers=Block(a=TURN), depth=2, order=(0, 1, 0)), "Stack.order: layers of this stack change"),
+    (lambda: Stack(layers=Block(a=TURN), depth=2, layer_drop=0.1), "Stack.layer_drop: layers of this stack change"),
+    (lambda: Stack(layers=Block(a=TURN, b=Sublayer(op=Attention(num_heads=2))), depth=1, position=Alibi(num_heads=2)),
+     "Stack.position: layers of this stack change"),
+    (lambda: Stages(stages=(Stack(layers=PLAIN, depth=1), Stack(layers=Block(a=TURN), depth=1)), down=(Merge(),)),
+     r"Stages.stages.1: .* none that changes"),
+    (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(2, 3), stride=(1, 1))), "its sizes must be odd"),
+    (lambda: PooledAttention(num_heads=1, queries=GridPool(kernel=(3, 3), stride=(1, 3))), "must be 1 or even"),
+    (lambda: PooledAttention(num_heads=1, queries=FINE, position=GridVectors(size=(2, 2, 2))), "or all of a video"),
+    (lambda: GridPool(kernel=(3,), stride=(1,)), "rows and columns, of a video after its frames"),
+    (lambda: GridPool(kernel=(3, 0), stride=(1, 1)), "at least 1"),
+    (lambda: af.build(model(Sublayer(op=PooledAttention(num_heads=3)))), "width 8 is not a multiple of 3 heads"),
+    (lambda: model(Sublayer(op=LocalRelation(num_heads=2))), "LocalRelation needs a grid"),
+    (lambda: model(Sublayer(op=PooledAttention(num_heads=1, keys=GridPool(kernel=(1, 3, 3), stride=(1, 1, 1))))),
+     "PooledAttention needs a video, which PatchEmbedding does not give; VideoEmbedding does"),
+    (lambda: LocalRelation(num_heads=2, size=4), "an odd side"),
+    (lambda: SeparableLearned(length=7, frames=2), "SeparableLearned.length is 7, of 2 frames"),
+    (lambda: PatchEmbedding(**SMALL, kernel=(7, 7), edge=(3, 3)), "set it to False where"),
+    (lambda: af.build(model(TURN))(pixel_values=torch.randn(1, 3, 16, 12), attention_mask=torch.zeros(1, 13)),
+     "give no attention_mask"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "line"), REFUSED, ids=[line for _, line in REFUSED])
+def test_what_does_not_fit_is_refused_in_one_line(make: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+# -- videos ------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_video_of_separable_positions() -> None:
+    video = VideoEmbedding(
+        frames=5, image_size=(8, 6), patch_size=(4, 3), frame_step=2, frame_kernel=3, frame_edge=1, pad=False, prefix=1,
+        position=SeparableLearned(length=3 * 2 * 2, frames=3, offset=1), channels=2,
+    )  # fmt: skip
+    assert video.grid == Volume(3, 2, 2) and video.vectors(0) == 13
+    assert video.row(0, 8) == {"pixel_values": (2, 5, 8, 6)}
+    module, pixels = made(video), torch.randn(2, 2, 5, 8, 6)
+    x, ctx = module({"pixel_values": pixels})
+    assert ctx.extra(Volume) == (3, 2, 2) and torch.allclose(x[:, 0], module.prefix[0, 0] + module.position.before[0])
+    patch = F.conv3d(pixels, module.patch.weight, module.patch.bias, (2, 4, 3), (1, 0, 0))
+    for frame in range(3):
+        for place in range(4):
+            added = module.position.frames[frame] + module.position.places[place]
+            torch.testing.assert_close(x[:, 1 + frame * 4 + place], patch.flatten(3)[:, :, frame, place] + added)
+    with pytest.raises(ValueError, match=r"\(batch, 2 channels, frames, height, width\), got \(2, 2, 8, 6\)"):
+        module({"pixel_values": pixels[:, :, 0]})
+    with pytest.raises(ValueError, match=r"a video of \(7, 8, 6\) pixels makes \(4, 2, 2\) patches and positions"):
+        module({"pixel_values": torch.randn(2, 2, 7, 8, 6)})
+
+
+# -- pixels round a pixel ----------------------------------------------------------------------------------------------
+
+LIKE = {"square": lambda q, k: -((q - k) ** 2), "distance": lambda q, k: -abs(q - k), "product": lambda q, k: q * k}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("likeness", list(LIKE))
+def test_neighbours_place_by_place(likeness: Any) -> None:
+    """A softmax over the neighbours that there are, of likeness and place, group by group."""
+    ctx, x = context(), stream(context())
+    op = made(LocalRelation(num_heads=2, size=3, likeness=likeness, prior=5))
+    q, k, found = op.q(x), op.k(x), []
+    for row in range(4):
+        for column in range(3):
+            near = [(i, j) for i in range(4) for j in range(3) if abs(i - row) <= 1 and abs(j - column) <= 1]
+            offsets = torch.tensor([[i - row, j - column] for i, j in near], dtype=torch.float32)
+            prior = op.down(F.relu(op.up(offsets)))  # (neighbours, H)
+            at = torch.tensor([i * 3 + j for i, j in near])
+            weights = (LIKE[likeness](q[:, row * 3 + column, None], k[:, at]) + prior).softmax(1)  # (B, neighbours, H)
+            found.append((weights[..., None] * x[:, at].view(2, -1, 2, 4)).sum(1).flatten(1))
+    torch.testing.assert_close(op(x, ctx), op.o(torch.stack(found, 1)), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_neighbourhood_as_large_as_the_image_is_attention_to_all_of_it() -> None:
+    ctx, x = context(), stream(context())
+    op = made(LocalRelation(num_heads=2, size=7, likeness="product", prior=None))
+    weights = (op.q(x).mT[..., None] * op.k(x).mT[:, :, None]).softmax(-1)  # (B, H, N, N)
+    expected = op.o((weights @ x.view(2, 12, 2, 4).transpose(1, 2)).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(op(x, ctx), expected, rtol=1e-5, atol=1e-5)
+    one = made(LocalRelation(num_heads=2, size=1))
+    torch.testing.assert_close(one(x, ctx), one.o(x))

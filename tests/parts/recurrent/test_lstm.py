@@ -1,0 +1,95 @@
+"""The LSTM against torch's, and additive attention against its formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import anyformer as af
+from anyformer import families
+from anyformer.parts.attention.bahdanau import AdditiveAttention
+from anyformer.parts.recurrent.lstm import LSTM
+from anyformer.parts.recurrent.mamba import PackedRows
+from anyformer.runtime.context import Memory
+from anyformer.runtime.mask import Causal
+from small import close, compiled_equals_eager, context, made
+from tiny import CONFIGS
+
+D, T = 10, 7
+
+
+def oracle(module: Any) -> Any:
+    """torch.nn.LSTM with the same weights; its second bias is nothing."""
+    theirs = torch.nn.LSTM(D, module.width, batch_first=True)
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(module.gates.weight)
+        theirs.weight_hh_l0.copy_(module.recurrent.weight)
+        theirs.bias_ih_l0.copy_(module.gates.bias)
+        theirs.bias_hh_l0.zero_()
+    return theirs
+
+
+@pytest.mark.parametrize("width", [None, 6])
+def test_lstm_is_torchs(width: int | None) -> None:
+    """By the fast path, and step by step."""
+    module, x = made(LSTM(width=width), D), torch.randn(2, T, D)
+    expected = oracle(module)(x)[0]
+    close(module(x, context(T)), expected if module.o is None else module.o(expected))
+    close(module.steps(x, x.new_zeros(2, 2, module.width), PackedRows())[0], expected)
+
+
+def test_lstm_compiled() -> None:
+    module = made(LSTM(), D)
+    compiled_equals_eager(lambda x: module(x, context(2)), torch.randn(2, 2, D))
+
+
+def test_a_padded_prompt_is_remembered_as_it_is() -> None:
+    """Pads leave the memory as it was: the next token is written as after the text alone."""
+    spec = af.override(families.find("gpt2").read(CONFIGS["gpt2"]), {"decoder.layers.attention.op": LSTM()})
+    model, ids = af.build(spec).eval(), torch.randint(5, 50, (1, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        padded = model(input_ids=ids[:, :5], attention_mask=mask[:, :5], use_cache=True).past_key_values
+        right = torch.cat((ids[:, 2:5], ids[:, :2]), 1)
+        behind = model(input_ids=right, attention_mask=mask[:, :5].flip(1), use_cache=True).past_key_values
+        alone = model(input_ids=ids[:, 2:5], use_cache=True).past_key_values
+        for name, tensor in alone.stores["decoder.layers.1.attention.op"].tensors.items():
+            close(behind.stores["decoder.layers.1.attention.op"].tensors[name], tensor)
+        found = model(input_ids=ids[:, 5:], attention_mask=mask, past_key_values=padded).logits
+        close(found, model(input_ids=ids[:, 5:], past_key_values=alone).logits)
+
+
+def test_documents_and_pads() -> None:
+    """N4 and N7: each text as if it were alone."""
+    module, a, b = made(LSTM(), D), torch.randn(1, 3, D), torch.randn(1, 4, D)
+    first, second = module(a, context(3)), module(b, context(4))
+    packed = module(torch.cat((a, b), 1), context(7, documents=torch.tensor([[0] * 3 + [1] * 4])))
+    close(packed, torch.cat((first, second), 1))
+    real = torch.tensor([[False] * 4 + [True] * 3])
+    close(module(torch.cat((b, a), 1), context(7, padding=real))[:, 4:], first)
+    close(module(torch.cat((a, b), 1), context(7, padding=real.flip(1)))[:, :3], first)
+
+
+def test_additive_attention() -> None:
+    """w tanh(q + k), then softmax over what may be seen; the values are the states."""
+    module, x = made(AdditiveAttention(width=6, mask=Causal()), D), torch.randn(2, T, D)
+    expected = torch.zeros(2, T, D)
+    for t in range(T):
+        inner = torch.tanh(module.q(x[:, t])[:, None] + module.k(x[:, : t + 1]))
+        weights = (inner @ module.score.weight[0]).softmax(-1)
+        expected[:, t] = torch.einsum("bs,bsd->bd", weights, x[:, : t + 1])
+    close(module(x, context(T)), module.o(expected))
+    compiled_equals_eager(lambda x: module(x, context(T)), x)
+
+
+def test_additive_attention_of_a_memory() -> None:
+    module = made(AdditiveAttention(memory=True, memory_width=4), D)
+    x, states = torch.randn(2, T, D), torch.randn(2, 5, 4)
+    real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    scores = torch.tanh(module.q(x)[:, :, None] + module.k(states)[:, None]) @ module.score.weight[0]
+    weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
+    close(module(x, context(T, memory=Memory(states, real))), module.o(weights @ states))
+    with pytest.raises(ValueError, match="another text, seen whole: no mask"):
+        AdditiveAttention(memory=True, mask=Causal())

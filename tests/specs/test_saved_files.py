@@ -1,0 +1,43 @@
+"""Files that an earlier version wrote (before modules, kinds and fields were renamed) still load, as what they were.
+
+`saved/` was written once at f3b3d83: tiny descriptions of the catalogue's cases (*.spec.json), checkpoints of some of
+them with what they computed (expected.json), and descriptions of runs (*.run.json).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from catalogue import cases, make_inputs, spec_of
+
+import anyformer as af
+from anyformer.specs.codec import from_json, to_json
+from anyformer.train.run import Run, read_run
+
+SAVED = Path(__file__).with_name("saved")
+CASES = {case.id: case for case in cases()}
+EXPECTED = json.loads((SAVED / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(SAVED.glob("*.spec.json")), ids=lambda path: path.name)
+def test_a_description_is_what_it_was(path: Path) -> None:
+    spec = af.spec(path)
+    assert spec == spec_of(CASES[path.name.removesuffix(".spec.json")])
+    assert from_json(json.loads(to_json(spec))) == spec
+
+
+@pytest.mark.parametrize("path", sorted(SAVED.glob("*.run.json")), ids=lambda path: path.name)
+def test_a_run_is_read(path: Path) -> None:
+    run = read_run(path)
+    assert isinstance(run, Run) and from_json(json.loads(to_json(run))) == run
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@torch.no_grad()
+def test_a_checkpoint_computes_what_it_did(name: str) -> None:
+    out = af.load(SAVED / name)(**make_inputs(CASES[name]))
+    first = next(value for value in out.values() if isinstance(value, torch.Tensor) and value.is_floating_point())
+    assert first.flatten()[:6].tolist() == pytest.approx(EXPECTED[name], abs=2e-4)
