@@ -129,7 +129,7 @@ def described(name: str, options: argparse.Namespace, **changes: Any) -> Any:
 
 def applies(run: Any, path: str) -> bool:
     """Whether a run has such a place: one that begins from a pretrained model has no description."""
-    from anyformer.specs.part import at
+    from anyformer.specs.addresses import at
 
     try:
         at(run, path)

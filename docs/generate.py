@@ -126,7 +126,7 @@ def families() -> Iterator[tuple[str, str]]:
 
 
 def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
-    from anyformer.families.base.family import Field, Only
+    from anyformer.families.base.fields import Field, Fixed
 
     spec: Any = family.named(sizes[0]["name"]) if sizes else family.read({})
     module = sys.modules[family.describe.__module__]
@@ -146,7 +146,7 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
             if isinstance(field, Field):
                 place = f"`{field.path}`" if isinstance(field.path, str) else "worked out from the description"
             else:
-                place = f"no other value: {field.why}" if isinstance(field, Only) else field.why
+                place = f"no other value: {field.why}" if isinstance(field, Fixed) else field.why
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
     lines.append(f"## Config\n\n{table(('field', 'default', 'where it stands, or why it changes nothing'), fields)}")
     return "\n\n".join(lines) + "\n"

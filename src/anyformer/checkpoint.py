@@ -75,7 +75,7 @@ def read_spec(folder: Path, architecture: str | None = None, weights: Path | Non
     if not family.absent or not has_weights(weights):
         return spec
     with opened(weights) as checkpoint:
-        told = family.told_by(checkpoint.names, spec.architecture)
+        told = family.fields_from_weights(checkpoint.names, spec.architecture)
     other = class_detection.described(family, found, {**config, **told}) or spec
     return spec if other.replace(source={}) == spec.replace(source={}) else other
 

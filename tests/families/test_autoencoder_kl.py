@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import Field
+from anyformer.families.base.fields import Field
 from anyformer.generation.diffusion import denoise
 
 FAMILY = families.find("autoencoder_kl")

@@ -15,7 +15,16 @@ from catalogue import cases, every_case, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import COMMON, GENERATION, Field, Gone, Inert, Only, UnknownFieldWarning, words_of
+from anyformer.families.base.fields import (
+    COMMON,
+    GENERATION,
+    Field,
+    Fixed,
+    Ignored,
+    Removed,
+    UnknownFieldWarning,
+    words_of,
+)
 
 
 def other_values(value: Any) -> list[Any]:
@@ -64,7 +73,7 @@ def test_every_config_field_is_accounted_for(family: Any) -> None:
     silent = []
     for name in sorted(fields - GENERATION):
         field = family.known.get(family.aliases.get(name, name))
-        if field is None or isinstance(field, Gone):
+        if field is None or isinstance(field, Removed):
             silent.append(f"{name} (unknown)")
         elif isinstance(field, Field) and not any(changes(family, case, name) for case in mine):
             silent.append(name)
@@ -76,9 +85,9 @@ def test_only_what_published_code_reads_is_refused(family: Any) -> None:
     """A value may be refused where transformers honours it; what it never reads must not stop a load."""
     known = known_to(family.name)
     for name, field in family.known.items():
-        if isinstance(field, Gone):
+        if isinstance(field, Removed):
             assert name not in known, f"{family.name}.{name}: published code reads it"
-        elif isinstance(field, Only):
+        elif isinstance(field, Fixed):
             assert name in known, f"{family.name}.{name}: published code reads no such field"
 
 
@@ -127,14 +136,14 @@ def test_inert_fields_say_why() -> None:
 def test_unsupported_values_are_refused(family: Any) -> None:
     config = next(case.config for case in every_case() if case.model_type == family.name)
     plain = family.read(config).replace(source={})
-    gone = {name: "something" for name, field in family.known.items() if isinstance(field, Gone)}
+    gone = {name: "something" for name, field in family.known.items() if isinstance(field, Removed)}
     with pytest.warns(UnknownFieldWarning) as seen:
         spec = family.read({**config, **gone})
     told = " ".join(str(each.message) for each in seen)
     assert spec.replace(source={}) == plain and all(repr(name) in told for name in gone)
     assert family.write(spec).items() >= gone.items()
     for name, field in family.known.items():
-        if isinstance(field, Only) and not isinstance(field, Gone):
+        if isinstance(field, Fixed) and not isinstance(field, Removed):
             with pytest.raises(ValueError, match=f"{name}='something' is not supported .*; valid: "):
                 family.read({name: "something"})
 
@@ -157,7 +166,7 @@ def test_inert_fields_change_no_output() -> None:
         with torch.no_grad():
             expected = model(**inputs)[0]
         for name, field in family.fields.items():
-            if not isinstance(field, Inert) or not hasattr(model.config, name) or "honoured by forward" in field.why:
+            if not isinstance(field, Ignored) or not hasattr(model.config, name) or "honoured by forward" in field.why:
                 continue  # a field that asks for more outputs is obeyed: test_moe.py
             untried.append(f"{case.model_type}.{name}")
             for value in other_values(getattr(model.config, name)):

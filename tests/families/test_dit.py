@@ -14,7 +14,7 @@ from diffusing import diffusers, round_trips
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import Field, Only, UnknownFieldWarning
+from anyformer.families.base.fields import Field, Fixed, UnknownFieldWarning
 from anyformer.parts.diffusion import NoiseSchedule
 
 FAMILY = families.find("dit")
@@ -42,7 +42,7 @@ def test_every_config_field_is_accounted_for() -> None:
             changed = FAMILY.read({**CASES[0].config, name: other[name]})
             assert changed.replace(source={}) != plain, name
             assert FAMILY.write(changed)[name] == other[name]
-    for name in (name for name in fields if isinstance(FAMILY.fields[name], Only)):
+    for name in (name for name in fields if isinstance(FAMILY.fields[name], Fixed)):
         with pytest.raises(ValueError, match=name):
             FAMILY.read({**CASES[0].config, name: "ada_norm"})
     for wrong in ({"activation_fn": "gelv"}, {"beta_schedule": "linaer"}):

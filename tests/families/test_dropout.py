@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from catalogue import every_case, spec_of
 
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 
 BY_ID = {case.id: case for case in every_case()}
 POOLED, INPUT, HEAD = "head.pool.dropout", "head.pool.input_dropout", "head.dropout"

@@ -41,7 +41,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import Field, UnknownFieldWarning
+from anyformer.families.base.fields import Field, UnknownFieldWarning
 from anyformer.specs.codec import from_json, to_json
 
 

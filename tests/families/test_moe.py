@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.families.base.fields import UnknownFieldWarning
 from anyformer.parts.feedforward.balance import VariationBalance
 from anyformer.parts.feedforward.moe import NoisyTopK
 

@@ -15,7 +15,7 @@ from catalogue import close, every_case, make_inputs, randomise, spec_of
 
 import anyformer as af
 from anyformer import families
-from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.families.base.fields import UnknownFieldWarning
 
 transformers = pytest.importorskip("transformers")
 

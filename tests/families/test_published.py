@@ -12,7 +12,7 @@ import torch
 
 from anyformer import families
 from anyformer.counting import count
-from anyformer.families.base.family import Field, UnknownFieldWarning, tagged
+from anyformer.families.base.fields import Field, UnknownFieldWarning, tagged
 
 transformers = pytest.importorskip("transformers")
 

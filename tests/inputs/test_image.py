@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import anyformer as af
-from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.families.base.fields import UnknownFieldWarning
 from anyformer.inputs.image import Images
 
 transformers = pytest.importorskip("transformers")

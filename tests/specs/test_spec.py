@@ -21,8 +21,9 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.rotary import Rope, YarnScaling
 from anyformer.runtime.mask import Causal, Window
+from anyformer.specs.addresses import at
 from anyformer.specs.codec import FORMAT, decode, encode, from_json, override, to_json
-from anyformer.specs.part import Part, Table, at, conform, freeze, nearest, thaw, tree, walk
+from anyformer.specs.part import Part, Table, conform, freeze, nearest, thaw, tree, walk
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

@@ -13,7 +13,8 @@ from typing import Any
 from anyformer.counting import Count
 from anyformer.models import Model
 from anyformer.parts.op import Op
-from anyformer.specs.part import at, walk
+from anyformer.specs.addresses import at
+from anyformer.specs.part import walk
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 

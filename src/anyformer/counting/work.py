@@ -27,7 +27,8 @@ from anyformer.parts.head.classify import MultipleChoiceHead
 from anyformer.parts.op import Op
 from anyformer.runtime.inputs import NUMBERS
 from anyformer.runtime.mask import All, Causal, Full, Mask, Rows, Window
-from anyformer.specs.part import Part, at, walk
+from anyformer.specs.addresses import at
+from anyformer.specs.part import Part, walk
 from anyformer.stacks.stack import StackModule
 from anyformer.transforms.fuse import fuse
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, again
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -35,12 +36,12 @@ FIELDS: dict[str, ConfigField] = {
     "hidden_dropout_prob": Field(0.0, "embedding.dropout"),
     "attention_probs_dropout_prob": Field(0.0, "encoder.layers.attention.op.dropout"),
     "classifier_dropout_prob": Field(0.1),
-    "bos_token_id": Inert(2, "used by tokenizers and generation"),
-    "eos_token_id": Inert(3, "used by tokenizers and generation"),
-    "down_scale_factor": Gone(1, _ORIGINAL),
-    **{name: Gone(0, _ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
-    "layers_to_keep": Gone([], _ORIGINAL),
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
+    "bos_token_id": Ignored(2, "used by tokenizers and generation"),
+    "eos_token_id": Ignored(3, "used by tokenizers and generation"),
+    "down_scale_factor": Removed(1, _ORIGINAL),
+    **{name: Removed(0, _ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
+    "layers_to_keep": Removed([], _ORIGINAL),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored
 from anyformer.models import AutoencoderModel, Model
 from anyformer.parts.activation import Activation
 from anyformer.parts.grid.autoencoder_kl import KLEmbedding, KLPainter
@@ -40,11 +41,11 @@ FIELDS: dict[str, ConfigField] = {
     "use_quant_conv": Field(True, "latent.project"),
     "use_post_quant_conv": Field(True, "painter.mix"),
     "mid_block_add_attention": Field(True, "embedding.attention"),
-    "latents_mean": Only(None, "numbers that are scaled channel by channel"),
-    "latents_std": Only(None, "numbers that are scaled channel by channel"),
-    "force_upcast": Inert(True, "which precision a pipeline runs it in"),
-    "_class_name": Inert(None, "the class, where diffusers writes it"),
-    "_diffusers_version": Inert(None, "a record of where the file came from"),
+    "latents_mean": Fixed(None, "numbers that are scaled channel by channel"),
+    "latents_std": Fixed(None, "numbers that are scaled channel by channel"),
+    "force_upcast": Ignored(True, "which precision a pipeline runs it in"),
+    "_class_name": Ignored(None, "the class, where diffusers writes it"),
+    "_diffusers_version": Ignored(None, "a record of where the file came from"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed
 from anyformer.families.shared import transformer
 from anyformer.families.shared.heads import end_head
 from anyformer.families.shared.transformer import TOKENS, check_padding, stack
@@ -43,22 +44,22 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_start_token_id": Field(2, "start_token"),
     "eos_token_id": Field(2, "head.pool.token"),
     "problem_type": Field(None, "head.problem"),
-    "num_labels": Inert(3, "read with id2label"),
-    "bos_token_id": Inert(0, "used by generation"),
-    "is_decoder": Inert(False, "follows from the class"),
-    "force_bos_token_to_be_generated": Inert(False, "used by generation"),
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
-    "classif_dropout": Inert(0.0, "an old name of classifier_dropout that nothing reads"),
+    "num_labels": Ignored(3, "read with id2label"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "is_decoder": Ignored(False, "follows from the class"),
+    "force_bos_token_to_be_generated": Ignored(False, "used by generation"),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
+    "classif_dropout": Ignored(0.0, "an old name of classifier_dropout that nothing reads"),
     **{
-        name: Inert(None, "how a smaller copy was trained")
+        name: Ignored(None, "how a smaller copy was trained")
         for name in ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step")
     },
-    "normalize_before": Gone(False, OLD),
-    "normalize_embedding": Gone(True, OLD),
-    "add_final_layer_norm": Gone(False, OLD),
-    "add_bias_logits": Gone(False, OLD),
-    "static_position_embeddings": Gone(False, OLD),
-    "extra_pos_embeddings": Gone(2, OLD),
+    "normalize_before": Removed(False, OLD),
+    "normalize_embedding": Removed(True, OLD),
+    "add_final_layer_norm": Removed(False, OLD),
+    "add_bias_logits": Removed(False, OLD),
+    "static_position_embeddings": Removed(False, OLD),
+    "extra_pos_embeddings": Removed(2, OLD),
 }
 
 

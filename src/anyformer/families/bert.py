@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Ignored, Removed
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -18,15 +19,15 @@ from anyformer.weights.rules import Rule
 OUT = {"BertForPreTraining": "cls.seq_relationship", "BertForNextSentencePrediction": "cls.seq_relationship",
        "BertForQuestionAnswering": "qa_outputs"}  # fmt: skip
 ORIGINAL = "of the first published files; no class reads it"
-UNREAD = Inert(None, ORIGINAL)
+UNREAD = Ignored(None, ORIGINAL)
 
 FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
     **encoder.DECODING,
-    "directionality": Gone("bidi", ORIGINAL),
-    "pooler_type": Gone("first_token_transform", ORIGINAL),
+    "directionality": Removed("bidi", ORIGINAL),
+    "pooler_type": Removed("first_token_transform", ORIGINAL),
     **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
 }
 
 

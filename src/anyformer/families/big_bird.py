@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Only, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored, again
 from anyformer.families.bert import LARGE
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head, seen
@@ -51,10 +52,10 @@ FIELDS: dict[str, ConfigField] = {
     "num_random_blocks": Field(3, encoder.inside("layers.attention.op.random_blocks")),
     "use_bias": Field(True, lambda spec: "q" in encoder.inside("layers.attention.op.bias")(spec)),
     "rescale_embeddings": Field(False, lambda spec: spec.embedding.scale is not None),
-    "add_cross_attention": Only(False, "the published self-attention then looks at the memory too"),
+    "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
     "sep_token_id": Field(66, separator),
-    "bos_token_id": Inert(1, "used by tokenizers and generation"),
-    "eos_token_id": Inert(2, "used by tokenizers and generation"),
+    "bos_token_id": Ignored(1, "used by tokenizers and generation"),
+    "eos_token_id": Ignored(2, "used by tokenizers and generation"),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed, tied
 from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
 from anyformer.models import Model
 from anyformer.parts.attention.attention import Attention
@@ -44,12 +45,12 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
-    "bos_token_id": Inert(1, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "seq_length": Inert(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
-    "n_inner": Gone(None, "the feed-forward is 4 times as wide as the model in the published class"),
-    "offset_alibi": Inert(100, MEGATRON),
-    **{name: Inert(None, MEGATRON) for name in ("attention_softmax_in_fp32", "masked_softmax_fusion", "skip_bias_add",
+    "bos_token_id": Ignored(1, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "seq_length": Ignored(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
+    "n_inner": Removed(None, "the feed-forward is 4 times as wide as the model in the published class"),
+    "offset_alibi": Ignored(100, MEGATRON),
+    **{name: Ignored(None, MEGATRON) for name in ("attention_softmax_in_fp32", "masked_softmax_fusion", "skip_bias_add",
                                                 "bias_dropout_fusion", "skip_bias_add_qkv")},
 }  # fmt: skip
 

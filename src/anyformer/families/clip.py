@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.families.base.family import GENERATION, Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import GENERATION, Absent, ConfigField, Field, Ignored, activation_at
 from anyformer.families.shared.vision import shows_end
 from anyformer.models import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.activation import activation_named
@@ -102,16 +103,16 @@ FIELDS: dict[str, ConfigField] = {
     "attention_dropout": Field(0.0, f"{OP}.dropout"),
     "initializer_factor": Field(1.0, factor),
     "tie_last_hidden_states": Field(None, shows_end),
-    "dropout": Inert(0.0, "a field of old files that nothing reads"),
+    "dropout": Ignored(0.0, "a field of old files that nothing reads"),
 }
 TEXT_FIELDS: dict[str, ConfigField] = {
     **FIELDS,
     "vocab_size": Field(49408, "embedding.tokens.vocab_size"),
     "max_position_embeddings": Field(77, "embedding.position.length"),
-    "initializer_range": Inert(0.02, "nothing of a text tower starts by it"),
+    "initializer_range": Ignored(0.02, "nothing of a text tower starts by it"),
     "eos_token_id": Field(49407, end_of_text),
-    "bos_token_id": Inert(49406, "a token id, used by tokenizers"),
-    "pad_token_id": Inert(1, "a token id, used by tokenizers"),
+    "bos_token_id": Ignored(49406, "a token id, used by tokenizers"),
+    "pad_token_id": Ignored(1, "a token id, used by tokenizers"),
 }
 
 
@@ -292,7 +293,7 @@ FAMILIES = (
             "logit_scale_init_value": Field(2.6592, "head.scale"),
             "initializer_factor": Field(1.0, lambda spec: short(spec.text.init["head.*"].std * spec.text.width**0.5)),
             "problem_type": Field(None, "head.problem"),
-            "tie_last_hidden_states": Inert(None, "the towers' own count"),
+            "tie_last_hidden_states": Ignored(None, "the towers' own count"),
         },
         describe=describe,
         rules=rules,

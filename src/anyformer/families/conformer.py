@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, activation_at, again
 from anyformer.families.shared import transformer
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.attention.attention import Attention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, tied
 from anyformer.families.shared.heads import causal, decoder_head, seen
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.attention.attention import Attention
@@ -37,9 +38,9 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal("decoder.layers.attention.op.mask"),
-    "attn_pdrop": Inert(0.1, "the published class drops no attention weights"),
-    **{f"summary_{name}": Inert(None, OLD) for name in ("type", "use_proj", "activation", "proj_to_labels")},
-    **{name: Inert(None, OLD) for name in ("summary_first_dropout", "n_ctx", "from_tf", "output_past")},
+    "attn_pdrop": Ignored(0.1, "the published class drops no attention weights"),
+    **{f"summary_{name}": Ignored(None, OLD) for name in ("type", "use_proj", "activation", "proj_to_labels")},
+    **{name: Ignored(None, OLD) for name in ("summary_first_dropout", "n_ctx", "from_tf", "output_past")},
 }
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Size, activation_at, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Removed, activation_at, again
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -22,7 +23,7 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.disentangled import Disentangled
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Interleave, Rename, Rule
 
@@ -93,7 +94,7 @@ FIELDS: dict[str, ConfigField] = {
     "pooler_hidden_size": Field(None),  # hidden_size, or the pooler does not fit
     "cls_dropout": Field(None),  # hidden_dropout_prob stands in where it is None
     "legacy": Field(True, legacy),
-    "padding_idx": Gone(0, "an old name of pad_token_id"),
+    "padding_idx": Removed(0, "an old name of pad_token_id"),
 }
 V1: dict[str, ConfigField] = {**FIELDS, "talking_head": undeclared(False, f"{ATTENTION}.talking")}
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import deberta
-from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, activation_at, again
 from anyformer.families.deberta import FIRST, OURS, POSITION, THEIRS, asked, of_distances, undeclared
 from anyformer.families.shared import encoder
 from anyformer.models import Model
@@ -14,7 +15,7 @@ from anyformer.parts.activation import activation_named
 from anyformer.parts.convolution.tokens import TokenConvolution
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.disentangled import Disentangled
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer

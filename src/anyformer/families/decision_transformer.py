@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from anyformer.families import gpt2
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, again
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding, TrajectoryHead
@@ -31,7 +32,7 @@ FIELDS: dict[str, ConfigField] = {
     "action_tanh": Field(True, "head.bounded"),
     **again(gpt2.FIELDS, vocab_size=1, n_layer=3, n_head=1, activation_function="relu"),
     "n_positions": Field(1024, lambda spec: table(spec).length),
-    "pad_token_id": Inert(None, "there is no text to pad"),
+    "pad_token_id": Ignored(None, "there is no text to pad"),
 }
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed
 from anyformer.families.shared.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
 from anyformer.models import Model
 from anyformer.parts.feedforward.moe import TopK
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at
 
 V2: dict[str, ConfigField] = {
     **FIELDS,
     "topk_method": Field("greedy", lambda spec: method_of(at(spec, f"{MOE}.router"))),
     "mlp_bias": Field(False, f"{DENSE}.feedforward.op.bias"),
-    "norm_topk_prob": Inert(False, "published code leaves the weights as they are"),
-    "scoring_func": Gone("softmax", "scores of another kind"),
+    "norm_topk_prob": Ignored(False, "published code leaves the weights as they are"),
+    "scoring_func": Removed("softmax", "scores of another kind"),
 }
 
 

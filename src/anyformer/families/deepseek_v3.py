@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, again
 from anyformer.families.shared.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
 from anyformer.families.shared.heads import TAGGING
 from anyformer.models import Model
@@ -31,11 +32,11 @@ V3: dict[str, ConfigField] = {
     "max_position_embeddings": Field(4096, "length"),
     "rope_interleave": Field(True, f"{ATTENTION}.position.interleaved"),
     **TAGGING,
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(1, "used by generation"),
-    "num_nextn_predict_layers": Inert(1, PREDICT),
-    "topk_method": Gone("noaux_tc", "experts chosen in another way"),
-    "scoring_func": Gone("sigmoid", "scores of another kind"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(1, "used by generation"),
+    "num_nextn_predict_layers": Ignored(1, PREDICT),
+    "topk_method": Removed("noaux_tc", "experts chosen in another way"),
+    "scoring_func": Removed("sigmoid", "scores of another kind"),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at, tied
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import EncoderModel, Model
@@ -51,8 +52,8 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "embedding.tokens.padding_index"),
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
-    "tie_weights_": Inert(True, "an old name of tie_word_embeddings that nothing reads"),
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
+    "tie_weights_": Ignored(True, "an old name of tie_word_embeddings that nothing reads"),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
 }
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Only, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored, Removed
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import Activation
 from anyformer.parts.attention.attention import Attention
@@ -17,8 +18,9 @@ from anyformer.parts.feedforward.mlp import MLP, GatedMLP
 from anyformer.parts.init import Normal, Value, Xavier
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Sinusoidal2D
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at, nearest
+from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -76,17 +78,17 @@ FIELDS: dict[str, ConfigField] = {
     "num_embeds_ada_norm": Field(1000, "embedding.condition.num_labels"),
     "norm_elementwise_affine": Field(False, f"{FEEDFORWARD}.pre_norm.norm.affine"),
     "norm_eps": Field(1e-5, f"{FEEDFORWARD}.pre_norm.norm.eps"),
-    "norm_type": Only("ada_norm_zero", "the published class has no other"),
-    "norm_num_groups": Inert(32, "of a norm that this class does not have"),
-    "upcast_attention": Inert(False, "how scores are rounded in half precision"),
-    "use_linear_projection": Gone(False, OLD),
-    "cross_attention_dim": Gone(None, OLD),
-    "double_self_attention": Gone(False, OLD),
-    "only_cross_attention": Gone(False, OLD),
-    "num_vector_embeds": Gone(None, OLD),
-    "attention_type": Gone("default", OLD),
-    "_class_name": Inert(None, "the class, where diffusers writes it"),
-    "_diffusers_version": Inert(None, "a record of where the file came from"),
+    "norm_type": Fixed("ada_norm_zero", "the published class has no other"),
+    "norm_num_groups": Ignored(32, "of a norm that this class does not have"),
+    "upcast_attention": Ignored(False, "how scores are rounded in half precision"),
+    "use_linear_projection": Removed(False, OLD),
+    "cross_attention_dim": Removed(None, OLD),
+    "double_self_attention": Removed(False, OLD),
+    "only_cross_attention": Removed(False, OLD),
+    "num_vector_embeds": Removed(None, OLD),
+    "attention_type": Removed("default", OLD),
+    "_class_name": Ignored(None, "the class, where diffusers writes it"),
+    "_diffusers_version": Ignored(None, "a record of where the file came from"),
     "per_layer": unusual("embedding.condition.per_layer", True),
     "beta_schedule": unusual("head.schedule.curve", "linear", SCHEDULES),
     "beta_start": unusual("head.schedule.start", 1e-4),
@@ -94,12 +96,12 @@ FIELDS: dict[str, ConfigField] = {
     "num_train_timesteps": unusual("head.schedule.steps", 1000),
     "timestep_spacing": unusual("head.schedule.spacing", "trailing"),
     "steps_offset": unusual("head.schedule.offset", 0),
-    "set_alpha_to_one": Only(True, "some noise is left at the end"),
-    "clip_sample": Only(False, "numbers that are cut off on the way"),
-    "prediction_type": Only("epsilon", "what is said is not the noise"),
-    "thresholding": Only(False, "numbers that are cut off on the way"),
-    "trained_betas": Only(None, "a table of its own"),
-    "rescale_betas_zero_snr": Only(False, "nothing is left of the picture at the noisiest step"),
+    "set_alpha_to_one": Fixed(True, "some noise is left at the end"),
+    "clip_sample": Fixed(False, "numbers that are cut off on the way"),
+    "prediction_type": Fixed("epsilon", "what is said is not the noise"),
+    "thresholding": Fixed(False, "numbers that are cut off on the way"),
+    "trained_betas": Fixed(None, "a table of its own"),
+    "rescale_betas_zero_snr": Fixed(False, "nothing is left of the picture at the noisiest step"),
 }
 
 

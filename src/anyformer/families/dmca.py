@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, activation_at, tied
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.memory_compressed import BlockAttention, CompressedAttention

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.families.shared.summary import pool_fields, summary_pool
@@ -31,8 +32,8 @@ FIELDS: dict[str, ConfigField] = {
     "num_attention_heads": Field(4, encoder.inside("layers.attention.op.num_heads")),
     "intermediate_size": Field(1024, encoder.inside("layers.feedforward.op.width")),
     **pool_fields("first", "gelu", 0.1, (CHOOSE,)),
-    "generator_size": Inert(None, "how a pair was made; each of the two has a config of its own"),
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
+    "generator_size": Ignored(None, "how a pair was made; each of the two has a config of its own"),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
 }
 
 

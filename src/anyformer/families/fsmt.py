@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, again
+from anyformer.families.base.family import Family
+from anyformer.families.base.fields import ConfigField, Field, Ignored, again
 from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import TOKENS, check_padding, stack
 from anyformer.models import EncoderDecoderModel, Model
@@ -24,11 +25,11 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(False, lambda spec: bool(spec.ties)),
     **again(transformer.FIELDS, activation_function="relu", scale_embedding=True),
     "pad_token_id": Field(1, "padding_token"),
-    "decoder_start_token_id": Inert(2, "used by generation; where labels are moved, their own last token comes first"),
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "langs": Inert(["en", "de"], "how text is tokenised"),
-    "decoder": Inert(None, "a record of old configs that nothing reads"),
+    "decoder_start_token_id": Ignored(2, "used by generation; labels that are moved begin with their own last token"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "langs": Ignored(["en", "de"], "how text is tokenised"),
+    "decoder": Ignored(None, "a record of old configs that nothing reads"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
 from anyformer.families.shared.encoder import TOKENS, renames
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import EncoderModel, Model
@@ -23,8 +24,9 @@ from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal, Uniform, Xavier
 from anyformer.parts.norm import LayerNorm
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at, nearest
+from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack
@@ -61,9 +63,9 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
-    "max_position_embeddings": Inert(512, OLD),
-    "rel_attn_type": Inert("factorized", OLD),
-    "type_vocab_size": Inert(3, OLD),
+    "max_position_embeddings": Ignored(512, OLD),
+    "rel_attn_type": Ignored("factorized", OLD),
+    "type_vocab_size": Ignored(3, OLD),
 }
 
 

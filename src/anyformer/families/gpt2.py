@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
 from anyformer.families.shared import summary
 from anyformer.families.shared.heads import causal, decoder_head, seen
 from anyformer.families.shared.summary import double_head
@@ -21,7 +22,7 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Initializer, Normal
 from anyformer.parts.norm import LayerNorm, RMSNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -50,12 +51,12 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal(f"{ATTENTION}.mask"),
-    "bos_token_id": Inert(50256, "used by generation"),
-    "eos_token_id": Inert(50256, "used by generation"),
-    "reorder_and_upcast_attn": Inert(False, "softmax is computed in fp32 anyway"),
+    "bos_token_id": Ignored(50256, "used by generation"),
+    "eos_token_id": Ignored(50256, "used by generation"),
+    "reorder_and_upcast_attn": Ignored(False, "softmax is computed in fp32 anyway"),
     "classifier_dropout": Field(None),
     "hidden_dropout": Field(None),
-    "n_ctx": Inert(1024, "an old name of n_positions that nothing reads"),
+    "n_ctx": Ignored(1024, "an old name of n_positions that nothing reads"),
     **summary.FIELDS,
 }
 

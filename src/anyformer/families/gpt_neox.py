@@ -6,7 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, tied
 from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
 from anyformer.models import Model
@@ -67,18 +68,18 @@ FIELDS: dict[str, ConfigField] = {
     "original_max_position_embeddings": Field(None),
     "rotary_emb_base": Field(None),
     "rotary_pct": Field(None),
-    **{name: Inert(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
+    **{name: Ignored(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
     "head_dim": Field(None),  # published: of the rotary positions alone
     "attention_bias": Field(True, lambda spec: attention(spec).bias == "qkvo"),
     "tie_word_embeddings": Field(False, tied(LMHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal(lambda spec: attention(spec).mask),
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "is_decoder": Inert(False, "it reads from left to right whatever this says"),
-    "attention_probs_dropout_prob": Gone(0.0, OLD),
-    "hidden_dropout_prob": Gone(0.0, OLD),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "is_decoder": Ignored(False, "it reads from left to right whatever this says"),
+    "attention_probs_dropout_prob": Removed(0.0, OLD),
+    "hidden_dropout_prob": Removed(0.0, OLD),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import gpt2
-from anyformer.families.base.family import ConfigField, Family, Inert, Only, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Fixed, Ignored, again
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Head
@@ -25,8 +26,8 @@ FIELDS: dict[str, ConfigField] = {
     **{name: gpt2.FIELDS[name] for name in SHARED},
     **again(gpt2.FIELDS, vocab_size=513, n_embd=512, n_layer=24, n_head=8, activation_function="quick_gelu"),
     **again(gpt2.FIELDS, tie_word_embeddings=False),
-    "add_cross_attention": Only(False, "the published class fails where it remembers or pads with it"),
-    "is_decoder": Inert(False, "a pixel sees the ones before it either way"),
+    "add_cross_attention": Fixed(False, "the published class fails where it remembers or pads with it"),
+    "is_decoder": Ignored(False, "a pixel sees the ones before it either way"),
 }
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, activation_at
 from anyformer.models import EncoderModel, Model, TwoTowerModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention

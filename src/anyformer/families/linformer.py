@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import roberta
-from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field
 from anyformer.families.shared import encoder
 from anyformer.models import Model
 from anyformer.parts.attention.linear import LinformerAttention

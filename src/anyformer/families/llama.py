@@ -4,85 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
-from anyformer.families.shared.heads import TAGGING, causal, decoder_model, seen
-from anyformer.families.shared.rope import ROPE, read_rope, write_rope
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import activation, choice, derived, divides, tied
+from anyformer.families.shared.heads import OF_TAGGERS, causal_mask, decoder_classes
+from anyformer.families.shared.rope import rope
+from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import GatedMLP
-from anyformer.parts.head.language import LMHead
+from anyformer.parts.init import Normal
 from anyformer.parts.norm import RMSNorm
-from anyformer.specs.part import at
+from anyformer.parts.position.rotary import Rope
+from anyformer.runtime.mask import Causal
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rename, Rule
 
 ATTENTION, MLP = "decoder.layers.attention.op", "decoder.layers.feedforward.op"
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
-    "hidden_size": Field(4096, "width"),
-    "intermediate_size": Field(11008, f"{MLP}.width"),
-    "num_hidden_layers": Field(32, "decoder.depth"),
-    "num_attention_heads": Field(32, f"{ATTENTION}.num_heads"),
-    "num_key_value_heads": Field(None, f"{ATTENTION}.num_kv_heads"),
-    "head_dim": Field(None, f"{ATTENTION}.head_width"),
-    "hidden_act": Field("silu", activation_at(f"{MLP}.activation")),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "rms_norm_eps": Field(1e-6, "decoder.norm.eps"),
-    "rope_parameters": Field(None, lambda spec: write_rope(at(spec, f"{ATTENTION}.position")), within=ROPE),
-    "rope_theta": Field(None),
-    "rope_scaling": Field(None, within=ROPE),
-    "original_max_position_embeddings": Field(None),
-    "max_position_embeddings": Field(2048, "length"),
-    "attention_bias": Field(False, lambda spec: spec.decoder.layers.steps["attention"].op.bias == "qkvo"),
-    "attention_dropout": Field(0.0, f"{ATTENTION}.dropout"),
-    "mlp_bias": Field(False, f"{MLP}.bias"),
-    "tie_word_embeddings": Field(False, tied(LMHead)),
-    "pad_token_id": Field(None, "embedding.tokens.padding_index"),
-    "problem_type": Field(None, "head.problem"),
-    **TAGGING,
-    "is_causal": causal(f"{ATTENTION}.mask"),
-    "bos_token_id": Inert(1, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "pretraining_tp": Inert(1, "splits the same sums over devices"),
+TEMPLATE = DecoderModel(
+    width=4096,
+    length=2048,
+    embedding=TextEmbedding(tokens=Tokens(vocab_size=32000)),
+    decoder=Stack(
+        depth=32,
+        layers=Block(
+            attention=Sublayer(
+                pre_norm=RMSNorm(eps=1e-6),
+                op=Attention(num_heads=32, num_kv_heads=32, head_width=128, bias="", mask=Causal(), position=Rope()),
+            ),
+            feedforward=Sublayer(
+                pre_norm=RMSNorm(eps=1e-6), op=GatedMLP(width=11008, activation="silu", bias=False)
+            ),
+        ),
+        norm=RMSNorm(eps=1e-6),
+    ),
+    init={"*": Normal(std=0.02)},
+)
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
+    "hidden_size": "width",
+    "intermediate_size": f"{MLP}.width",
+    "num_hidden_layers": "decoder.depth",
+    "num_attention_heads": f"{ATTENTION}.num_heads",
+    "num_key_value_heads": derived(f"{ATTENTION}.num_kv_heads", of=lambda c: c.num_attention_heads),
+    "head_dim": derived(f"{ATTENTION}.head_width", of=lambda c: c.hidden_size // c.num_attention_heads),
+    "hidden_act": activation(f"{MLP}.activation"),
+    "initializer_range": "init.*.std",
+    "rms_norm_eps": ("decoder.norm.eps", "decoder.layers.*.pre_norm.eps"),
+    **rope(f"{ATTENTION}.position"),
+    "max_position_embeddings": "length",
+    "attention_bias": choice(f"{ATTENTION}.bias", {False: "", True: "qkvo"}),
+    "attention_dropout": f"{ATTENTION}.dropout",
+    "mlp_bias": f"{MLP}.bias",
+    "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
+    **OF_TAGGERS,
+    "is_causal": causal_mask(f"{ATTENTION}.mask"),
+    "bos_token_id": Ignored(1, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
 }
 
-
-def describe(c: Any) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
-    norm = RMSNorm(eps=c.rms_norm_eps)
-    attention = Attention(
-        num_heads=c.num_attention_heads,
-        num_kv_heads=c.num_key_value_heads or c.num_attention_heads,
-        head_width=c.head_dim or c.hidden_size // c.num_attention_heads,
-        bias="qkvo" if c.attention_bias else "",
-        mask=seen(c),
-        position=read_rope(c),
-        dropout=c.attention_dropout,
-    )
-    mlp = GatedMLP(width=c.intermediate_size, activation=activation_named(c.hidden_act), bias=c.mlp_bias)
-    layers = Block(attention=Sublayer(pre_norm=norm, op=attention), feedforward=Sublayer(pre_norm=norm, op=mlp))
-    stack = Stack(layers=layers, depth=c.num_hidden_layers, norm=norm)
-    return decoder_model(c, stack, length=c.max_position_embeddings)
-
-
-def rules(spec: Model) -> list[Rule]:
-    layer, ours = "~layers.{i}", "decoder.layers.{i}"
-    heads = {"LlamaForCausalLM": "lm_head", "LlamaForQuestionAnswering": "qa_outputs"}
-    out = heads.get(spec.architecture, "score")
-    return [
-        Rename("~embed_tokens.weight", "embedding.tokens.weight"),
-        Rename(f"{layer}.input_layernorm.weight", f"{ours}.attention.pre_norm.weight"),
-        *[Rename(f"{layer}.self_attn.{n}_proj.{{p}}", f"{ours}.attention.op.{n}.{{p}}") for n in "qkvo"],
-        Rename(f"{layer}.post_attention_layernorm.weight", f"{ours}.feedforward.pre_norm.weight"),
-        *[Rename(f"{layer}.mlp.{n}_proj.{{p}}", f"{ours}.feedforward.op.{n}.{{p}}") for n in ("gate", "up", "down")],
-        Rename("~norm.weight", "decoder.norm.weight"),
-        Rename(f"{out}.{{p}}", "head.out.{p}"),
-    ]
+WEIGHTS = {
+    "~embed_tokens": "embedding.tokens",
+    "~layers.{i}.input_layernorm": "decoder.layers.{i}.attention.pre_norm",
+    "~layers.{i}.self_attn.{q,k,v,o}_proj": "decoder.layers.{i}.attention.op.{q,k,v,o}",
+    "~layers.{i}.post_attention_layernorm": "decoder.layers.{i}.feedforward.pre_norm",
+    "~layers.{i}.mlp.{gate,up,down}_proj": "decoder.layers.{i}.feedforward.op.{gate,up,down}",
+    "~norm": "decoder.norm",
+}
 
 
 def size(width: int, inner: int, depth: int, heads: int, published: float, **more: Any) -> Size:
@@ -100,29 +93,23 @@ def llama3_rope(factor: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILIES = (
-    Family(
-        name="llama",
-        about="decoder language models",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification", "LlamaForTokenClassification",
-            "LlamaForQuestionAnswering",
+LLAMA = Family(
+    name="llama",
+    about="decoder language models",
+    template=TEMPLATE,
+    classes=decoder_classes("Llama", 32000, span_prefix="transformer."),
+    config=CONFIG,
+    weights=WEIGHTS,
+    prefix="model.",
+    checks=(divides("num_attention_heads", "hidden_size"),),
+    dropped=("~layers.{i}.self_attn.rotary_emb.inv_freq", "~rotary_emb.inv_freq"),
+    sizes={
+        "llama3-8b": size(
+            4096, 14336, 32, 32, 8e9, max_position_embeddings=8192, rope_parameters={"rope_theta": 500000.0}
         ),
-        base=("LlamaModel",),
-        prefix="model.",
-        prefixes={"LlamaForQuestionAnswering": "transformer."},
-        dropped=("~layers.{i}.self_attn.rotary_emb.inv_freq", "~rotary_emb.inv_freq"),
-        sizes={
-            "llama3-8b": size(
-                4096, 14336, 32, 32, 8e9, max_position_embeddings=8192, rope_parameters={"rope_theta": 500000.0}
-            ),
-            "llama3.2-1b": size(
-                2048, 8192, 16, 32, 1.23e9, tie_word_embeddings=True, rope_parameters=llama3_rope(32.0)
-            ),
-            "llama3.1-405b": size(16384, 53248, 126, 128, 405e9, rope_parameters=llama3_rope(8.0)),
-        },
-    ),
-)  # fmt: skip
+        "llama3.2-1b": size(2048, 8192, 16, 32, 1.23e9, tie_word_embeddings=True, rope_parameters=llama3_rope(32.0)),
+        "llama3.1-405b": size(16384, 53248, 126, 128, 405e9, rope_parameters=llama3_rope(8.0)),
+    },
+)
+
+FAMILIES = (LLAMA,)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.families import clip, llama
-from anyformer.families.base.family import GENERATION, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families import clip
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import GENERATION, Field, Ignored, activation_at, tied
+from anyformer.families.llama import LLAMA
 from anyformer.models import DecoderModel, Model, Tower, TowerDecoderModel
 from anyformer.parts.activation import activation_named
 from anyformer.parts.head.language import LMHead
 from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
 
-LLAMA = llama.FAMILIES[0]
 VISION = {
     "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
     "num_attention_heads": 16, "projection_dim": 768,
@@ -70,7 +71,7 @@ def rules(spec: Any) -> list[Rule]:
         Rename("multi_modal_projector.linear_2.{p}", "image.down.{p}"),
         *clip.tower_rules(spec.image.model, "vision_tower.", "image.model."),
     ]
-    for rule in llama.rules(text_of(spec)):
+    for rule in LLAMA.rules(text_of(spec)):
         rule.sources = tuple(f"language_model.{name.replace('~', 'model.')}" for name in rule.sources)
         made.append(rule)
     return made
@@ -89,10 +90,10 @@ FAMILIES = (
             "vision_feature_layer": Field(-2, feature_layer),
             "multimodal_projector_bias": Field(True, "image.bias"),
             "tie_word_embeddings": Field(False, tied(LMHead)),
-            "image_seq_length": Inert(576, "how many tokens a picture takes; counted from its pixels"),
-            "ignore_index": Inert(-100, "a field of old files that nothing reads"),
-            "vocab_size": Inert(None, "a field of old files: the text's own counts"),
-            "tie_last_hidden_states": Inert(None, "the text's own counts"),
+            "image_seq_length": Ignored(576, "how many tokens a picture takes; counted from its pixels"),
+            "ignore_index": Ignored(-100, "a field of old files that nothing reads"),
+            "vocab_size": Ignored(None, "a field of old files: the text's own counts"),
+            "tie_last_hidden_states": Ignored(None, "the text's own counts"),
         },
         describe=describe,
         rules=rules,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import roberta
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -39,12 +40,12 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
     "attention_window": Field(512, windows),
     "sep_token_id": Field(2, separator),
-    "attention_dilation": Gone(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
-    "attention_mode": Gone("longformer", "other ways of the original code, which no published class has"),
-    "ignore_attention_mask": Gone(False, "an option of the original code, which no published class has"),
-    "bos_token_id": Inert(0, "used by tokenizers"),
-    "eos_token_id": Inert(2, "used by tokenizers"),
-    "onnx_export": Inert(False, "how chunks are cut, not what they hold"),
+    "attention_dilation": Removed(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
+    "attention_mode": Removed("longformer", "other ways of the original code, which no published class has"),
+    "ignore_attention_mask": Removed(False, "an option of the original code, which no published class has"),
+    "bos_token_id": Ignored(0, "used by tokenizers"),
+    "eos_token_id": Ignored(2, "used by tokenizers"),
+    "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, again
 from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import TOKENS, check_padding, stack
 from anyformer.models import EncoderDecoderModel, Model
@@ -27,9 +28,9 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, lambda spec: bool(spec.ties)),
     "pad_token_id": Field(1, "padding_token"),
     "decoder_start_token_id": Field(2, "start_token"),
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "normalize_before": Gone(True, "the published class has no norms after the add"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "normalize_before": Removed(True, "the published class has no norms after the add"),
 }
 
 

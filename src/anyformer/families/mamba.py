@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed
 from anyformer.families.shared import mamba
 from anyformer.families.shared.mamba import MIXER
 from anyformer.models import Model
@@ -29,12 +30,12 @@ FIELDS: dict[str, ConfigField] = {
     "time_step_rank": Field("auto", f"{MIXER}.rank"),
     "time_step_scale": Field(1.0, f"{MIXER}.step_start.scale"),
     "time_step_init_scheme": Field("random", f"{MIXER}.step_start.scheme"),
-    "use_mambapy": Inert(False, _RUN),
-    "use_associative_scan": Inert(True, _RUN),
-    **{name: Inert(None, _ORIGINAL) for name in ("d_model", "d_inner", "n_layer", "pad_vocab_size_multiple")},
-    "fused_add_norm": Inert(True, _RUN),
-    "rms_norm": Gone(True, "LayerNorm in place of RMSNorm"),
-    "ssm_cfg": Gone(None, "settings of the original implementation", (None, {})),
+    "use_mambapy": Ignored(False, _RUN),
+    "use_associative_scan": Ignored(True, _RUN),
+    **{name: Ignored(None, _ORIGINAL) for name in ("d_model", "d_inner", "n_layer", "pad_vocab_size_multiple")},
+    "fused_add_norm": Ignored(True, _RUN),
+    "rms_norm": Removed(True, "LayerNorm in place of RMSNorm"),
+    "ssm_cfg": Removed(None, "settings of the original implementation", (None, {})),
 }
 
 

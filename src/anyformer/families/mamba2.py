@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, tied
 from anyformer.families.shared import mamba
 from anyformer.families.shared.mamba import MIXER
 from anyformer.models import Model
@@ -35,12 +36,12 @@ FIELDS: dict[str, ConfigField] = {
     "expand": Field(2, mamba.expansion(lambda op: op.num_heads * op.head_width)),
     "time_step_limit": Field((0.0, math.inf), limit),
     "tie_word_embeddings": Field(False, tied(LMHead)),
-    **{name: Inert(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
-    "norm_before_gate": Inert(True, "of the original code; the published class always norms what the gate left"),
-    "rms_norm": Gone(True, "LayerNorm in place of RMSNorm"),
-    "chunk_size": Inert(256, "how the recurrence is computed, not what"),
-    "pad_token_id": Inert(1, "used by tokenizers; its vector is one like others"),
-    "eos_token_id": Inert(2, "used by generation"),
+    **{name: Ignored(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
+    "norm_before_gate": Ignored(True, "of the original code; the published class always norms what the gate left"),
+    "rms_norm": Removed(True, "LayerNorm in place of RMSNorm"),
+    "chunk_size": Ignored(256, "how the recurrence is computed, not what"),
+    "pad_token_id": Ignored(1, "used by tokenizers; its vector is one like others"),
+    "eos_token_id": Ignored(2, "used by generation"),
 }
 
 

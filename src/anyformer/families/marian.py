@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed
 from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import TOKENS, check_padding, stack, target
 from anyformer.models import DecoderModel, EncoderDecoderModel, Model
@@ -45,16 +46,16 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, is_tied),
     "pad_token_id": Field(58100, "embedding.tokens.padding_index"),
     "decoder_start_token_id": Field(58100, "start_token"),
-    "eos_token_id": Inert(0, "used by generation"),
-    "is_decoder": Inert(False, "follows from the class"),
-    "normalize_before": Gone(False, OLD),
-    "normalize_embedding": Gone(False, OLD),
-    "add_final_layer_norm": Gone(False, OLD),
-    "add_bias_logits": Gone(False, OLD),
-    "static_position_embeddings": Gone(True, OLD),
-    "extra_pos_embeddings": Inert(None, "rows of a position table that sinusoids do not need"),
-    "classif_dropout": Inert(0.0, CLASSIFY),
-    "classifier_dropout": Inert(0.0, CLASSIFY),
+    "eos_token_id": Ignored(0, "used by generation"),
+    "is_decoder": Ignored(False, "follows from the class"),
+    "normalize_before": Removed(False, OLD),
+    "normalize_embedding": Removed(False, OLD),
+    "add_final_layer_norm": Removed(False, OLD),
+    "add_bias_logits": Removed(False, OLD),
+    "static_position_embeddings": Removed(True, OLD),
+    "extra_pos_embeddings": Ignored(None, "rows of a position table that sinusoids do not need"),
+    "classif_dropout": Ignored(0.0, CLASSIFY),
+    "classifier_dropout": Ignored(0.0, CLASSIFY),
 }
 
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.embedding.patches import VideoEmbedding
 from anyformer.parts.embedding.text import Embedding

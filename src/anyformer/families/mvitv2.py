@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Only, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored
 from anyformer.families.mvit import OUT, POOLS, TABLES, block, block_rules, channels, layers, model, plain, pool, sides
 from anyformer.models import Model
 from anyformer.parts.embedding.patches import PatchEmbedding
@@ -95,12 +96,12 @@ FIELDS: dict[str, ConfigField] = {
         "spatial", lambda spec: "spatial" if next(layers(spec))[0].position else "none", choices=("spatial", "none", "")
     ),
     "norm_eps": Field(1e-6, "encoder.norm.eps"),
-    "norm_layer": Only("layernorm", "norms that are no LayerNorm"),
-    "pool_first": Only(False, "pooling before the projections, which fails where it is published"),
-    "pool_type": Inert("max", NOWHERE),
-    "num_features": Inert(None, "follows from the widths; written by timm beside the name of a size"),
-    "pretrained_cfg": Inert(None, "where weights come from and how images are prepared; written by timm"),
-    "act_layer": Inert("gelu", NOWHERE),
+    "norm_layer": Fixed("layernorm", "norms that are no LayerNorm"),
+    "pool_first": Fixed(False, "pooling before the projections, which fails where it is published"),
+    "pool_type": Ignored("max", NOWHERE),
+    "num_features": Ignored(None, "follows from the widths; written by timm beside the name of a size"),
+    "pretrained_cfg": Ignored(None, "where weights come from and how images are prepared; written by timm"),
+    "act_layer": Ignored("gelu", NOWHERE),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Only, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored, again
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -32,11 +33,11 @@ FIELDS: dict[str, ConfigField] = {
     "segment_means_seq_len": Field(64, f"{OP}.length"),
     "num_landmarks": Field(64, f"{OP}.landmarks"),
     "conv_kernel_size": Field(65, f"{OP}.taps"),
-    "add_cross_attention": Inert(False, "kept by the published class, which never looks at it"),
-    "inv_coeff_init_option": Only(False, "the published class fails with it"),
-    "attention_probs_dropout_prob": Inert(0.1, "the published class makes a dropout of it and never applies it"),
-    "bos_token_id": Inert(0, "used by tokenizers"),
-    "eos_token_id": Inert(2, "used by tokenizers"),
+    "add_cross_attention": Ignored(False, "kept by the published class, which never looks at it"),
+    "inv_coeff_init_option": Fixed(False, "the published class fails with it"),
+    "attention_probs_dropout_prob": Ignored(0.1, "the published class makes a dropout of it and never applies it"),
+    "bos_token_id": Ignored(0, "used by tokenizers"),
+    "eos_token_id": Ignored(2, "used by tokenizers"),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, tied
 from anyformer.families.shared import summary
 from anyformer.families.shared.heads import decoder_head
 from anyformer.families.shared.summary import double_head
@@ -52,9 +53,9 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, tied(LMHead, DoubleHead)),
     "pad_token_id": Field(None, "head.pool.padding_token"),
     "problem_type": Field(None, "head.problem"),
-    "n_ctx": Inert(512, "an old name of n_positions that nothing reads"),
-    "n_special": Gone(0, "rows for special tokens, which the published class no longer adds"),
-    "predict_special_tokens": Inert(True, "about special tokens, of which there are none"),
+    "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),
+    "n_special": Removed(0, "rows for special tokens, which the published class no longer adds"),
+    "predict_special_tokens": Ignored(True, "about special tokens, of which there are none"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed, activation_at, tied
 from anyformer.families.shared.heads import causal, decoder_head, seen
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -61,9 +62,9 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal(f"{ATTENTION}.mask"),
-    "bos_token_id": Inert(2, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "activation_dropout": Gone(0.0, "a field of old configs that the published class does not honour"),
+    "bos_token_id": Ignored(2, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "activation_dropout": Removed(0.0, "a field of old configs that the published class does not honour"),
 }
 
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from anyformer.families.base.family import GENERATION, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import GENERATION, ConfigField, Field, Ignored, activation_at
 from anyformer.families.conformer import macaron, odd
 from anyformer.families.shared.vision import head_width, heads_of
 from anyformer.models import EncoderModel, Model
@@ -21,8 +22,8 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.relative import RelativeSinusoids
 from anyformer.parts.residual import Scaled
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rename, Reshape, Rule
@@ -51,10 +52,10 @@ FIELDS: dict[str, ConfigField] = {
     "layerdrop": Field(0.1, "encoder.layer_drop"),
     "activation_dropout": Field(0.1, f"{MLP_OP}.dropout"),
     "attention_dropout": Field(0.1, f"{ATTENTION}.dropout"),
-    "max_position_embeddings": Inert(5000, "the published table of positions is made as long as the input"),
+    "max_position_embeddings": Ignored(5000, "the published table of positions is made as long as the input"),
     "scale_input": Field(True, lambda spec: spec.embedding.scale is not None),
     "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "tie_last_hidden_states": Inert(None, "no norm follows the last layer"),
+    "tie_last_hidden_states": Ignored(None, "no norm follows the last layer"),
 }
 
 
@@ -167,8 +168,8 @@ FAMILIES = (
             "pad_token_id": Field(1024, "head.blank"),
             "ctc_loss_reduction": Field("mean", "head.reduction", choices=("sum", "mean")),
             "ctc_zero_infinity": Field(True, "head.zero_infinity"),
-            "initializer_range": Inert(0.02, "what counts is the encoder's own"),
-            "tie_last_hidden_states": Inert(None, "no norm follows the last layer"),
+            "initializer_range": Ignored(0.02, "what counts is the encoder's own"),
+            "tie_last_hidden_states": Ignored(None, "no norm follows the last layer"),
         },
         describe=describe,
         rules=rules,

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
 from anyformer.families.shared.encoder import TOKENS, renames
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -19,8 +20,9 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at, nearest
+from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.perceiver import Look, Perceiver, Write
 from anyformer.stacks.stack import Stack
@@ -63,15 +65,15 @@ FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(262, "embedding.tokens.vocab_size"),
     "max_position_embeddings": Field(2048, "embedding.position.length"),
     "problem_type": Field(None, "head.problem"),
-    "layer_norm_eps": Inert(1e-12, "kept by the published class, whose norms have torch's own 1e-5"),
-    "image_size": Inert(56, IMAGES),
-    "train_size": Inert((368, 496), IMAGES),
-    "num_frames": Inert(16, IMAGES),
-    "audio_samples_per_frame": Inert(1920, IMAGES),
-    "samples_per_patch": Inert(16, IMAGES),
-    "output_shape": Inert((1, 16, 224, 224), IMAGES),
-    "output_num_channels": Inert(512, IMAGES),
-    "_label_trainable_num_channels": Inert(1024, IMAGES),
+    "layer_norm_eps": Ignored(1e-12, "kept by the published class, whose norms have torch's own 1e-5"),
+    "image_size": Ignored(56, IMAGES),
+    "train_size": Ignored((368, 496), IMAGES),
+    "num_frames": Ignored(16, IMAGES),
+    "audio_samples_per_frame": Ignored(1920, IMAGES),
+    "samples_per_patch": Ignored(16, IMAGES),
+    "output_shape": Ignored((1, 16, 224, 224), IMAGES),
+    "output_num_channels": Ignored(512, IMAGES),
+    "_label_trainable_num_channels": Ignored(1024, IMAGES),
 }
 
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored
 from anyformer.families.shared import encoder
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
@@ -122,11 +123,11 @@ FIELDS: dict[str, ConfigField] = {
     "classifier_dropout": Field(None),  # hidden_dropout_prob stands in where it is None
     "problem_type": Field(None, "head.problem"),
     "num_hidden_layers": Field(None, lambda spec: stack(spec).depth),  # that of attn_layers unless said
-    "tie_word_embeddings": Inert(False, "the published class ties nothing: two streams are scored, one is read"),
-    "chunk_size_lm_head": Inert(0, "the same numbers computed in pieces"),
-    "pad_token_id": Inert(0, "what rows are made longer with, which nothing sees"),
-    "bos_token_id": Inert(None, "used by tokenizers"),
-    "eos_token_id": Inert(2, "used by tokenizers"),
+    "tie_word_embeddings": Ignored(False, "the published class ties nothing: two streams are scored, one is read"),
+    "chunk_size_lm_head": Ignored(0, "the same numbers computed in pieces"),
+    "pad_token_id": Ignored(0, "what rows are made longer with, which nothing sees"),
+    "bos_token_id": Ignored(None, "used by tokenizers"),
+    "eos_token_id": Ignored(2, "used by tokenizers"),
 }
 
 

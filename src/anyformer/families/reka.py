@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import llava, whisper
-from anyformer.families.base.family import ConfigField, Family, Field, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, again
 from anyformer.models import EncoderModel, Model, Tower
 from anyformer.parts.init import Normal
 from anyformer.weights.rules import Rule

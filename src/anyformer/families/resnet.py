@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
 from anyformer.families.shared.vision import pair, unpair
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -71,11 +72,11 @@ FIELDS: dict[str, ConfigField] = {
     "downsample_in_bottleneck": Field(False, early),
     "image_size": Field(224, image_size),
     "problem_type": Field(None, "head.problem"),
-    "out_features": Inert(None, BACKBONE),
-    "out_indices": Inert(None, BACKBONE),
-    "_out_features": Inert(None, BACKBONE),
-    "_out_indices": Inert(None, BACKBONE),
-    "stage_names": Inert(None, BACKBONE),
+    "out_features": Ignored(None, BACKBONE),
+    "out_indices": Ignored(None, BACKBONE),
+    "_out_features": Ignored(None, BACKBONE),
+    "_out_indices": Ignored(None, BACKBONE),
+    "stage_names": Ignored(None, BACKBONE),
 }
 
 

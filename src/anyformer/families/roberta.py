@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, again
 from anyformer.families.shared import encoder
 from anyformer.families.shared.heads import encoder_head
 from anyformer.models import Model
@@ -28,9 +29,9 @@ FIELDS: dict[str, ConfigField] = {
     "vocab_size": Field(50265, "embedding.tokens.vocab_size"),
     "max_position_embeddings": encoder.COUNTED_LENGTH,
     "pad_token_id": Field(1, "embedding.tokens.padding_index"),
-    "bos_token_id": Inert(0, "used by tokenizers and generation"),
-    "eos_token_id": Inert(2, "used by tokenizers and generation"),
-    "output_past": Inert(True, "an old name of use_cache that nothing reads"),
+    "bos_token_id": Ignored(0, "used by tokenizers and generation"),
+    "eos_token_id": Ignored(2, "used by tokenizers and generation"),
+    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
 }
 OTHER_WORDS = {**FIELDS, **again(FIELDS, vocab_size=30522)}
 XL = {

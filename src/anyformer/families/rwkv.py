@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, tied
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
@@ -28,9 +29,9 @@ FIELDS: dict[str, ConfigField] = {
     "layer_norm_epsilon": Field(1e-5, "embedding.norm.eps"),
     "rescale_every": Field(6, f"{TIME}.halve_every"),
     "tie_word_embeddings": Field(False, tied(LMHead)),
-    "context_length": Inert(1024, "the most that a published CUDA kernel takes at once; a recurrence has no end"),
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(0, "used by generation"),
+    "context_length": Ignored(1024, "the most that a published CUDA kernel takes at once; a recurrence has no end"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(0, "used by generation"),
 }
 
 

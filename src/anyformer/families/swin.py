@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
 from anyformer.families.shared.vision import classify_or_draw, pair, pixel_rules, unpair
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -60,13 +61,13 @@ FIELDS: dict[str, ConfigField] = {
     "encoder_stride": Field(32, "head.stride"),
     "problem_type": Field(None, "head.problem"),
     "num_layers": Field(None, lambda spec: len(spec.encoder.stages)),
-    "hidden_size": Inert(None, "follows from embed_dim and depths, and published classes do not read it"),
-    "out_features": Inert(None, BACKBONE),
-    "out_indices": Inert(None, BACKBONE),
-    "_out_features": Inert(None, BACKBONE),
-    "_out_indices": Inert(None, BACKBONE),
-    "stage_names": Inert(None, BACKBONE),
-    "path_norm": Inert(True, "written by old versions; nothing ever read it"),
+    "hidden_size": Ignored(None, "follows from embed_dim and depths, and published classes do not read it"),
+    "out_features": Ignored(None, BACKBONE),
+    "out_indices": Ignored(None, BACKBONE),
+    "_out_features": Ignored(None, BACKBONE),
+    "_out_indices": Ignored(None, BACKBONE),
+    "stage_names": Ignored(None, BACKBONE),
+    "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
 }
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import swin
-from anyformer.families.base.family import ConfigField, Family, Field, Only
+from anyformer.families.base.family import Family
+from anyformer.families.base.fields import ConfigField, Field, Fixed
 from anyformer.families.shared.vision import pair
 from anyformer.models import Model
 from anyformer.parts.attention.attention import Attention, LearnedScale
@@ -33,7 +34,7 @@ FIELDS: dict[str, ConfigField] = {
     "window_size": Field(7, windows),
     "pretrained_window_sizes": Field((0, 0, 0, 0), learned),
     "qkv_bias": Field(True, lambda spec: swin.mixers(spec)[0].bias == "qvo"),
-    "use_absolute_embeddings": Only(False, "the published class has one position more than tokens and cannot run"),
+    "use_absolute_embeddings": Fixed(False, "the published class has one position more than tokens and cannot run"),
 }
 
 

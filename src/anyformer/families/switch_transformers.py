@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families import t5
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -19,7 +20,7 @@ from anyformer.parts.init import Normal
 from anyformer.parts.norm import RMSNorm
 from anyformer.parts.position.absolute import BucketedBias
 from anyformer.runtime.mask import FULL
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -57,19 +58,19 @@ FIELDS: dict[str, ConfigField] = {
     "tie_word_embeddings": Field(True, lambda spec: not spec.embedding.tokens.spare),
     "pad_token_id": Field(0, "padding_token"),
     "decoder_start_token_id": Field(None, "start_token"),
-    "add_cross_attention": Inert(False, "published code never reads it"),
+    "add_cross_attention": Ignored(False, "published code never reads it"),
     "is_causal": causal("decoder.layers.dense.attention.op.mask"),
     "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
-    "eos_token_id": Inert(1, "used by generation"),
-    "router_ignore_padding_tokens": Inert(False, "published code never reads it"),
-    "add_router_probs": Inert(False, "published code never reads it"),
-    "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
-    "feed_forward_proj": Gone("relu", "dense_act_fn says the activation"),
-    "is_gated_act": Gone(False, "gated experts"),
-    "router_type": Gone("tokens_masked", "another kind of router"),
-    "num_selected_experts": Gone(1, "a switch sends a token to one expert"),
-    "batch_prioritized_routing": Gone(False, "tokens are served as they come"),
+    "eos_token_id": Ignored(1, "used by generation"),
+    "router_ignore_padding_tokens": Ignored(False, "published code never reads it"),
+    "add_router_probs": Ignored(False, "published code never reads it"),
+    "n_positions": Ignored(512, "the length of training texts: relative positions have no limit, nothing reads it"),
+    "feed_forward_proj": Removed("relu", "dense_act_fn says the activation"),
+    "is_gated_act": Removed(False, "gated experts"),
+    "router_type": Removed("tokens_masked", "another kind of router"),
+    "num_selected_experts": Removed(1, "a switch sends a token to one expert"),
+    "batch_prioritized_routing": Removed(False, "tokens are served as they come"),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at, tied
 from anyformer.families.shared.heads import causal, end_head, seen
 from anyformer.models import EncoderDecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named
@@ -69,8 +70,8 @@ FIELDS: dict[str, ConfigField] = {
     "is_causal": causal("decoder.layers.attention.op.mask"),
     "is_decoder": Field(False),  # of a pair each stack has its own, whatever this says
     "is_encoder_decoder": Field(True),
-    "n_positions": Inert(512, "the length of training texts: relative positions have no limit, nothing reads it"),
-    "output_past": Inert(True, "an old name of use_cache"),
+    "n_positions": Ignored(512, "the length of training texts: relative positions have no limit, nothing reads it"),
+    "output_past": Ignored(True, "an old name of use_cache"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field
 from anyformer.families.shared import speech
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named

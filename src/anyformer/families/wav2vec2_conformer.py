@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored
 from anyformer.families.conformer import macaron, odd
 from anyformer.families.shared import speech
 from anyformer.models import EncoderModel, Model
@@ -49,7 +50,7 @@ FIELDS: dict[str, ConfigField] = {
     "rotary_embedding_base": Field(10000, rotary_base),
     "conv_depthwise_kernel_size": Field(31, f"{CONVOLUTION}.op.kernel"),
     "conformer_conv_dropout": Field(0.1, f"{CONVOLUTION}.dropout"),
-    "max_source_positions": Inert(5000, "how long a table is made at first; it grows with the input"),
+    "max_source_positions": Ignored(5000, "how long a table is made at first; it grows with the input"),
 }
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Family, Field, Inert, Size, again
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, again
 from anyformer.families.shared import transformer
 from anyformer.families.shared.speech import AUGMENT, HIDDEN, augment
 from anyformer.families.shared.transformer import check_padding, stack, target
@@ -20,7 +21,7 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.position.absolute import Learned, Sinusoidal
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.weights.rules import Rename, Rule
 
 CLASSIFIER = "WhisperForAudioClassification"
@@ -64,11 +65,11 @@ FIELDS: dict[str, ConfigField] = {
     **HIDDEN,
     "use_weighted_layer_sum": Field(False, mixes),
     "classifier_proj_size": Field(256, "head.pool.width"),
-    "scale_embedding": Inert(False, "the published class computes the factor and does not use it"),
-    "bos_token_id": Inert(50256, "used by generation"),
-    "eos_token_id": Inert(50256, "used by generation"),
-    "forced_decoder_ids": Inert(None, "used by generation"),
-    "median_filter_width": Inert(7, "used to find when words are said, from attention weights"),
+    "scale_embedding": Ignored(False, "the published class computes the factor and does not use it"),
+    "bos_token_id": Ignored(50256, "used by generation"),
+    "eos_token_id": Ignored(50256, "used by generation"),
+    "forced_decoder_ids": Ignored(None, "used by generation"),
+    "median_filter_width": Ignored(7, "used to find when words are said, from attention weights"),
 }  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Family, Field, Gone, Inert, Size, activation_at, tied
+from anyformer.families.base.family import Family, Size
+from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at, tied
 from anyformer.families.shared.encoder import TOKENS, renames
 from anyformer.families.shared.heads import encoder_head
 from anyformer.families.shared.summary import pool_fields, summary_pool
@@ -24,8 +25,9 @@ from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.runtime.mask import CAUSAL, FULL, Full, Mask, SameReach
+from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
-from anyformer.specs.part import at, nearest
+from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.stacks.two_streams import TwoStreams
@@ -63,10 +65,10 @@ FIELDS: dict[str, ConfigField] = {
     "end_n_top": Field(5, "head.ends"),
     "tie_word_embeddings": Field(True, tied(LMHead)),
     "problem_type": Field(None, "head.problem"),
-    "pad_token_id": Inert(5, "a token id, used by tokenizers; no vector of it is special"),
-    "bos_token_id": Inert(1, "a token id, used by tokenizers and generation"),
-    "eos_token_id": Inert(2, "a token id, used by tokenizers and generation"),
-    "untie_r": Gone(True, "one set of position vectors for all layers, which published classes never read"),
+    "pad_token_id": Ignored(5, "a token id, used by tokenizers; no vector of it is special"),
+    "bos_token_id": Ignored(1, "a token id, used by tokenizers and generation"),
+    "eos_token_id": Ignored(2, "a token id, used by tokenizers and generation"),
+    "untie_r": Removed(True, "one set of position vectors for all layers, which published classes never read"),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anyformer import families
-from anyformer.families.base.family import UnknownFieldWarning
+from anyformer.families.base.fields import UnknownFieldWarning
 from anyformer.specs.messages import quote, shorten
 from anyformer.specs.part import Part, Table, hints, nearest, thaw
 from anyformer.weights.io import read_json, write_json

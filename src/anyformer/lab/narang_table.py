@@ -33,8 +33,9 @@ from anyformer.parts.op import Op
 from anyformer.parts.position.bias import BucketedBias
 from anyformer.parts.residual import Fixup, ReZero
 from anyformer.runtime.mask import FULL, Causal
+from anyformer.specs.addresses import at
 from anyformer.specs.codec import override
-from anyformer.specs.part import at, nearest, walk
+from anyformer.specs.part import nearest, walk
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.stack import Stack

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyformer.look.attribution import contributions
-    from anyformer.look.logit_lens import logit_lens, stream_norms
     from anyformer.look.maps import attention, routing
-    from anyformer.look.neurons import neurons
+    from anyformer.look.neuron_attribution import neurons
     from anyformer.look.patching import patch, patch_table
+    from anyformer.look.residual_stream import logit_lens, stream_norms
     from anyformer.look.scores import head_scores, repeated
     from anyformer.look.vision import attention_distance, windows
 
 _PUBLIC = {
-    "attention": "maps", "routing": "maps", "logit_lens": "depth", "stream_norms": "depth", "contributions": "shares",
-    "neurons": "units", "patch": "patching", "patch_table": "patching", "head_scores": "scores",
+    "attention": "maps", "routing": "maps", "logit_lens": "residual_stream", "stream_norms": "residual_stream",
+    "contributions": "attribution", "neurons": "neuron_attribution",
+    "patch": "patching", "patch_table": "patching", "head_scores": "scores",
     "repeated": "scores", "attention_distance": "vision", "windows": "vision",
 }  # fmt: skip
 

@@ -125,8 +125,8 @@ def experts(tokens: int = 40, number: int = 8, capacity: int = 6, seed: int = 0)
 def walk(scene: Scene) -> Any:
     """A prompt's walk: vectors of its tokens, attention, the stream by depth, the words that come next."""
     from anyformer.look.figures import new, plain
-    from anyformer.look.logit_lens import logit_lens, stream_norms
     from anyformer.look.maps import attention
+    from anyformer.look.residual_stream import logit_lens, stream_norms
     from anyformer.look.views import Inside
 
     inside = Inside(scene)

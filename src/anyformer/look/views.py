@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.look.attribution import contributions
-from anyformer.look.logit_lens import logit_lens, stream_norms
 from anyformer.look.maps import routing
-from anyformer.look.neurons import neurons
+from anyformer.look.neuron_attribution import neurons
 from anyformer.look.patching import patch, patch_table
+from anyformer.look.residual_stream import logit_lens, stream_norms
 from anyformer.look.roles import attending, body, routers, short
 from anyformer.look.scores import head_scores, repeated
 from anyformer.look.sound import Sound

@@ -30,8 +30,9 @@ from anyformer.runtime.inputs import check_given, check_shape, hiding
 from anyformer.runtime.nonfinite import explain
 from anyformer.runtime.state import State
 from anyformer.runtime.taps import OUTPUTS, Shown, Taps
+from anyformer.specs.addresses import at, edited
 from anyformer.specs.messages import quote
-from anyformer.specs.part import Part, Site, Table, at, edited, looking_ahead, nearest, parts_in, public, tree, walk
+from anyformer.specs.part import Part, Site, Table, looking_ahead, nearest, parts_in, public, tree, walk
 from anyformer.specs.part_errors import error_origin
 from anyformer.stacks.stack import Stack
 

@@ -144,7 +144,7 @@ class TowersModule(TransformerModule):
             if not own:
                 self.lacks(inputs, name, tower.spec.embedding.inputs[0])
                 continue
-            taken |= own.keys()
+            taken.update(own)  # `|=` with keys cannot be compiled on torch 2.11
             with listening(tower, taps):
                 answer = tower(**own)
             vectors[name], x = answer[f"{name}_embeds"], answer["last_hidden_state"]

@@ -14,8 +14,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from anyformer.specs.addresses import at, edited
 from anyformer.specs.messages import quote
-from anyformer.specs.part import ANY, Part, Table, at, default_values, edited, freeze, nearest, nearest_kind, told_at
+from anyformer.specs.part import ANY, Part, Table, default_values, freeze, nearest, nearest_kind, told_at
 from anyformer.specs.slots import kinds, only_kind, slot_at, slots_of, wrong_kind
 
 FORMAT = 1  # of spec.json; raised when an old file would be read wrongly

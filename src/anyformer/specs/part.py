@@ -17,7 +17,6 @@ import dataclasses
 import difflib
 import functools
 import html
-import re
 import sys
 import types
 import typing
@@ -72,7 +71,7 @@ def public(name: str) -> Any:
 
 
 ANY = "*"  # in the place of a field's name, where whoever writes a Part names its fields
-_TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
+TOGETHER: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)  # checks wait for the rest
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -108,7 +107,7 @@ class Part:
         for name, hint in hints(type(self)).items():
             value = conform(getattr(self, name), hint, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
-        if not _TOGETHER.get():
+        if not TOGETHER.get():
             self.check()
 
     def check(self) -> None:
@@ -382,46 +381,6 @@ def _edit(node: Any, steps: tuple[str, ...], change: Callable[[Any], Any]) -> An
         return node if new is node[i] else (*node[:i], new, *node[i + 1 :])
     valid = list(node) if isinstance(node, Table) else map(str, range(len(node))) if isinstance(node, tuple) else ()
     raise KeyError(f"nothing named {quote(name)} here; {nearest(name, valid)}")
-
-
-def at(spec: Part, path: str) -> Any:
-    """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
-    found: list[Any] = []
-
-    def keep(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    try:
-        spec.edit(tuple(path.split(".")), keep)
-    except KeyError as error:
-        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
-    return found[0]
-
-
-def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
-    """A copy of `spec` with other values at dotted paths. The order of changes that are only valid together (heads and
-    key/value heads) does not matter: what is made of all of them is checked at the end."""
-    waiting = _TOGETHER.set(True)
-    old = spec
-    try:
-        for path, value in changes.items():
-            spec = spec.edit(tuple(path.split(".")), _always(value))
-    except KeyError as error:
-        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
-    except ValueError as error:  # of the Part that has the field
-        raise ValueError(re.sub(rf"^\w+\.{re.escape(path.rpartition('.')[2])}\b", path, str(error))) from None
-    finally:
-        _TOGETHER.reset(waiting)
-    if spec is not old:
-        for address, part in reversed([*walk(spec)]):  # the innermost first, as where each is made by itself
-            with told_at(address, type(part)):
-                part.check()
-    return spec
-
-
-def _always(value: Any) -> Callable[[Any], Any]:
-    return lambda old: value
 
 
 PLAIN = frozenset((str, int, float, bool, type(None)))  # what most fields hold, and in which nothing stands

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from anyformer.specs.part import Part, at
+from anyformer.specs.addresses import at
+from anyformer.specs.part import Part
 
 
 def error_origin(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import anyformer as af
 from anyformer import families
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 
 IDS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
 

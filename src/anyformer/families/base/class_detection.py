@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyformer import families
-from anyformer.families.base.family import Family, Field
+from anyformer.families.base.family import Family
+from anyformer.families.base.fields import Field
 from anyformer.models import Model
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -90,7 +91,7 @@ def described(family: Family, architecture: str | None, config: Mapping[str, Any
 
 def takes(family: Family, spec: Model, names: Sequence[str]) -> bool:
     """Whether there is a rule for each of these tensors. What it would make is not asked: nothing is built."""
-    today = family.today(names)
+    today = family.current_names(names)
     prefix = family.prefix_in(today, spec.architecture)
     sources = [source for rule in family.rules(spec) for source in rule.sources]
     templates = [template.replace("~", prefix) for template in (*sources, *family.dropped)]

@@ -10,168 +10,34 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
-import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from anyformer.families.base.fields import (
+    COMMON,
+    GENERATION,
+    Absent,
+    ConfigField,
+    Field,
+    Fixed,
+    Removed,
+    UnknownFieldWarning,
+    affordable,
+    labels,
+    misfit,
+    outside_vocabulary,
+    tagged,
+    untagged,
+)
+from anyformer.families.base.template import Class, Config, Weights, complete, fill, rules_of
 from anyformer.models import Model
-from anyformer.parts.activation import ACTIVATION_NAMES, published_name
-from anyformer.parts.head.losses import Problem
+from anyformer.specs.addresses import edit
 from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import Part, Table, at, nearest, thaw, walk
+from anyformer.specs.part import Part, Table, nearest, thaw, walk
 from anyformer.weights.pieces import STEMS
 from anyformer.weights.rules import Matched, Rule, plan
-
-
-class Absent(Exception):
-    """Raised by a Field's path where a description has no such place."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A config field that shapes the model: its published default, and where (or how) to find its value again."""
-
-    default: Any
-    path: str | Callable[[Any], Any] | None = None
-    within: frozenset[str] = frozenset()  # the names that are known inside it, where it is an object
-    choices: tuple[str, ...] = ()  # the words that it may be, where these are few
-
-    def recover(self, spec: Model) -> Any:
-        """The field's value in a description."""
-        if self.path is None:
-            raise Absent
-        try:
-            return thaw(self.path(spec) if callable(self.path) else at(spec, self.path))
-        except (ValueError, AttributeError, KeyError):
-            raise Absent from None
-
-
-def again(fields: Mapping[str, ConfigField], **defaults: Any) -> dict[str, ConfigField]:
-    """Fields of another family under other published defaults."""
-    return {name: dataclasses.replace(fields[name], default=default) for name, default in defaults.items()}
-
-
-def activation_at(path: str) -> Callable[[Model], str]:
-    """Reads an activation back under a published name."""
-    return lambda spec: published_name(at(spec, path))
-
-
-def tied(*heads: type) -> Callable[[Model], bool]:
-    """Reads back whether a language-model head shares the embedding's weights."""
-
-    def read(spec: Model) -> bool:
-        if not isinstance(spec.head, heads):
-            raise Absent
-        return any(name.startswith("head.") for name, _ in spec.ties)
-
-    return read
-
-
-@dataclasses.dataclass(frozen=True)
-class Inert:
-    """A config field that cannot change a forward pass, and why. It is carried along and given back."""
-
-    default: Any
-    why: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Only:
-    """A config field of which one value (or a few) is supported; any other is refused."""
-
-    default: Any
-    why: str = ""
-    allowed: tuple[Any, ...] = ()
-
-    def takes(self, value: Any) -> bool:
-        return value == self.default or value in self.allowed
-
-
-@dataclasses.dataclass(frozen=True)
-class Gone(Only):
-    """A config field that published classes had once and read no more: with any but its old default, one of the
-    unknown fields that a load warns of."""
-
-
-class UnknownFieldWarning(UserWarning):
-    """A config has fields that its published class does not know, so that they change nothing."""
-
-
-ConfigField = Field | Inert | Only
-
-PROBLEMS: tuple[str, ...] = typing.get_args(Problem)
-
-_TOKEN = "a token id, used by tokenizers and generation"
-_RECORD = "a record of where the file came from"
-_RUN = "how a run is executed, not what it computes"
-
-# fields that every published config may have
-COMMON: dict[str, ConfigField] = {
-    "model_type": Inert(None, _RECORD),
-    "architectures": Inert(None, "chooses the head: read before anything else"),
-    "transformers_version": Inert(None, _RECORD),
-    "_name_or_path": Inert("", _RECORD),
-    "name_or_path": Inert("", _RECORD),
-    "_commit_hash": Inert(None, _RECORD),
-    "auto_map": Inert(None, "names code; no code from a checkpoint ever runs"),
-    "dtype": Inert(None, "read by the loader"),
-    "torch_dtype": Inert(None, "read by the loader"),
-    "output_hidden_states": Inert(False, "which outputs are returned by default; honoured by forward"),
-    "output_attentions": Inert(False, "which outputs are returned by default; honoured by forward"),
-    "return_dict": Inert(True, "the type of the result; honoured by forward"),
-    "use_cache": Inert(True, "whether a state is returned by default; honoured by forward"),
-    "chunk_size_feed_forward": Inert(0, "the same numbers computed in pieces"),
-    "is_encoder_decoder": Inert(False, "follows from the class"),
-    "id2label": Inert(None, "its length is num_labels; the names are for people"),
-    "label2id": Inert(None, "names for people"),
-    "num_labels": Inert(None, "read with id2label"),
-    "label_all_tokens": Inert(None, "our taggers: each token of a word was labelled, not its first only"),
-    "_num_labels": Inert(None, "an old name of num_labels that nothing reads"),
-    "problem_type": Inert(None, "the kind of labels; read by classification heads"),
-    "bos_token_id": Inert(None, _TOKEN),
-    "eos_token_id": Inert(None, _TOKEN),
-    "eos_token_ids": Inert(None, "an old name of eos_token_id that nothing reads"),
-    "pad_token_id": Inert(None, _TOKEN),
-    "sep_token_id": Inert(None, _TOKEN),
-    "cls_token_id": Inert(None, _TOKEN),
-    "mask_token_id": Inert(None, _TOKEN),
-    "unk_token_id": Inert(None, _TOKEN),
-    "decoder_start_token_id": Inert(None, _TOKEN),
-    "tokenizer_class": Inert(None, "how text is tokenised"),
-    "prefix": Inert(None, "how text is tokenised"),
-    "finetuning_task": Inert(None, _RECORD),
-    "task_specific_params": Inert(None, "settings of generation"),
-    "gradient_checkpointing": Inert(False, _RUN),
-    "torchscript": Inert(False, _RUN),
-    "use_bfloat16": Inert(False, _RUN),
-    "_attn_implementation": Inert(None, _RUN),
-    "_attn_implementation_autoset": Inert(False, _RUN),
-    "attn_implementation": Inert(None, _RUN),
-    "experts_implementation": Inert(None, _RUN),
-    "tf_legacy_loss": Inert(False, _RUN),
-    "tie_encoder_decoder": Gone(False, "an option for pairs of models"),
-    "add_cross_attention": Gone(False, "cross-attention in a family that has none"),
-    "is_decoder": Gone(False, "decoding in a family that has none"),
-    "cross_attention_hidden_size": Gone(None, "an option for pairs of models"),
-    "pruned_heads": Gone(None, "checkpoints with heads cut out", (None, {})),
-    "per_layer_config": Only(None, "layers that differ from each other", ({},)),
-    "quantization_config": Only(None, "quantised checkpoints"),
-    "tie_last_hidden_states": Only(None, "hidden states before the last norm", (None, True)),
-}
-
-# parameters of generation that old configs carry; generation_config.json is where they live now
-GENERATION = {
-    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
-    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
-    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
-    "suppress_tokens", "begin_suppress_tokens", "max_new_tokens", "min_new_tokens", "pad_token", "bos_token",
-    "eos_token", "assistant_confidence_threshold", "assistant_lookbehind", "encoder_repetition_penalty",
-    "epsilon_cutoff", "eta_cutoff", "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,28 +53,79 @@ class Size:
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
+def _nothing(given: Any) -> Any:
+    raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One family of published models."""
 
     name: str  # config.json's model_type
     about: str
-    fields: Mapping[str, ConfigField]
-    describe: Callable[[Any], Model]
-    rules: Callable[[Model], Sequence[Rule]]
-    architectures: tuple[str, ...]  # class names; the first is the default; none where no class is published
+    # a family as data: `fields`, `describe`, `rules` and the classes below follow from these
+    template: Any = None  # the description with the published defaults
+    classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # published field -> addresses, or an entry
+    weights: Weights | Callable[[Any], Weights] = dataclasses.field(default_factory=dict)
+    checks: tuple[Callable[[Config], None], ...] = ()  # ValueError where fields of a config contradict each other
+    # a family whose structure is a function of its config
+    fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
+    describe: Callable[[Any], Model] = _nothing
+    rules: Callable[[Model], Sequence[Rule]] = _nothing
+    architectures: tuple[str, ...] = ()  # class names; the first is the default; none where no class is published
     base: tuple[str, ...] = ()  # those without the prefix
     prefix: str = ""  # what the other classes put before the base model's names
     prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # classes that put something else there
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other names of config fields
     dropped: tuple[str, ...] = ()  # templates of published tensors that hold nothing to learn
-    absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `told_by`
+    absent: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # see `fields_from_weights`
     legacy: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old endings of tensor names -> today's
     moved: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old beginnings of tensor names -> today's
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # old names of classes -> today's
     sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
     library: str = "transformers"  # whose classes they are
     pictures: str = "ViT"  # the kind of processor that reads for it where a folder's settings name none
+
+    def __post_init__(self) -> None:
+        if self.template is None:
+            return
+        templates = {name: each.over(self.template) for name, each in self.classes.items()}
+        fields = complete(self.config, [*templates.values()])
+
+        def describe(c: Config) -> Model:
+            for check in self.checks:
+                check(c)
+            return fill(templates[c.architecture], fields, c)
+
+        def rules(spec: Model) -> list[Rule]:
+            weights = self.weights(spec) if callable(self.weights) else self.weights
+            own = self.classes[spec.architecture]
+            return [*rules_of({**own.weights, **weights, **({own.out: "head.out"} if own.out else {})}, spec)]
+
+        prefixes = {name: each.prefix for name, each in self.classes.items() if each.prefix is not None}
+        follows = {
+            "fields": fields, "describe": describe, "rules": rules, "architectures": tuple(self.classes),
+            "base": tuple(name for name, prefix in prefixes.items() if not prefix),
+            "prefixes": {name: prefix for name, prefix in prefixes.items() if prefix},
+        }  # fmt: skip
+        for name, value in follows.items():
+            object.__setattr__(self, name, value)
+
+    def but(
+        self, name: str, *, changes: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None,
+        weights: Weights | None = None, **others: Any,
+    ) -> Family:  # fmt: skip
+        """A related family: other values at addresses of the template, other config fields and weights (None: it has no
+        such), and other values of whatever else a family has. It has sizes of its own."""
+        assert not callable(self.weights) or weights is None, f"{self.name}.weights is a function of the description"
+        own = weights or {}
+        names = self.weights if callable(self.weights) else {**own, **self.weights, **own}  # its own come first
+        template = edit(self.template, changes) if changes else self.template
+        config = {**self.config, **(config or {})}
+        return dataclasses.replace(
+            self, name=name, **{"template": template, "config": config, "weights": names, "sizes": {}, **others}
+        )
 
     @property
     def stem(self) -> str:
@@ -223,7 +140,7 @@ class Family:
         prefix = self.prefix_of(architecture) or self.prefix
         return prefix if any(name.startswith(prefix) for name in names) else ""
 
-    def told_by(self, names: Iterable[str], architecture: str) -> dict[str, Any]:
+    def fields_from_weights(self, names: Iterable[str], architecture: str) -> dict[str, Any]:
         """What a checkpoint with these names adds to its config: `absent` says which fields a tensor sets that is not
         there (a ViT without its pooler)."""
         names = {*names}
@@ -231,7 +148,7 @@ class Family:
         missing = [fields for name, fields in self.absent.items() if name.replace("~", prefix) not in names]
         return {name: value for fields in missing for name, value in fields.items()}
 
-    def today(self, names: Iterable[str]) -> dict[str, str]:
+    def current_names(self, names: Iterable[str]) -> dict[str, str]:
         """{today's name of a tensor: the name it is stored under}."""
         endings, found = {**LEGACY, **self.legacy}, {}
         for name in names:
@@ -243,7 +160,7 @@ class Family:
 
     def match(self, spec: Model, stored: list[str], targets: list[str]) -> Matched:
         """How stored tensors fill the addresses `targets` of a model of this description."""
-        names = self.today(stored)
+        names = self.current_names(stored)
         prefix = self.prefix_in(names, spec.architecture)
         steps, orphans = plan(self.rules(spec), targets, prefix)
         assert not orphans, f"{self.name} has no rule for {orphans}"
@@ -269,7 +186,7 @@ class Family:
         field = self.known.get(self.aliases.get(name, name))
         if isinstance(field, Field) and field.within and isinstance(value, Mapping):
             return [f"{name}.{inner}" for inner in value if inner not in field.within]
-        unknown = field is None or (isinstance(field, Gone) and not field.takes(value))
+        unknown = field is None or (isinstance(field, Removed) and not field.takes(value))
         return [name] if unknown and name not in GENERATION else []
 
     def _read(self, config: Mapping[str, Any], architecture: str | None = None) -> Model:
@@ -277,11 +194,11 @@ class Family:
         own = {name: value for name, value in config.items() if name not in self.aliases}
         config = tagged({**own, **{self.aliases[name]: value for name, value in config.items() if name not in own}})
         known = self.known
-        values = SimpleNamespace(**{name: field.default for name, field in known.items()})
+        values = Config(**{name: field.default for name, field in known.items()})
         for name in (n for n in config if n in known):
             field, value = known[name], untagged(config[name])
-            if isinstance(field, Only):
-                if not isinstance(field, Gone) and not field.takes(value):
+            if isinstance(field, Fixed):
+                if not isinstance(field, Removed) and not field.takes(value):
                     valid = ", ".join(map(repr, dict.fromkeys(map(str, (field.default, *field.allowed)))))
                     raise ValueError(
                         f"{self.name} config: {name}={quote(value)} is not supported ({field.why}); valid: {valid}"
@@ -311,12 +228,12 @@ class Family:
         kept = {**{n: v for n, v in config.items() if n not in apart}, **tables}
         return spec.replace(source={n: v for n, v in kept.items() if n not in recovered or recovered[n] != v})
 
-    def _at_fault(self, values: SimpleNamespace, config: Mapping[str, Any]) -> str:
+    def _at_fault(self, values: Config, config: Mapping[str, Any]) -> str:
         """Which value of a config cannot be described at all (0 heads): the one in whose place the default can. What is
         empty or zero is suspected first."""
         for name in sorted((n for n in config if isinstance(self.known.get(n), Field)), key=lambda n: bool(config[n])):
             try:
-                self.describe(SimpleNamespace(**{**vars(values), name: self.known[name].default}))
+                self.describe(Config(**{**vars(values), name: self.known[name].default}))
             except (ArithmeticError, AttributeError, LookupError):
                 continue
             except (TypeError, ValueError):  # it is understood, and does not go with the rest
@@ -346,7 +263,7 @@ class Family:
             raise ValueError(f"no class of {self.name} is published; save it with format='anyformer'")
         recovered, kept = self.recover(spec), thaw(Table(spec.source))
         size = recovered.get("vocab_size", math.inf)
-        kept = {**{name: None for name, field in self.known.items() if _outside(name, field, size)}, **kept}
+        kept = {**{name: None for name, field in self.known.items() if outside_vocabulary(name, field, size)}, **kept}
         inert = {n: v for n, v in kept.items() if not isinstance(self.known.get(n), Field)}
         found = []
         for config in ({**recovered, **kept}, {**kept, **recovered}, {**recovered, **inert}):
@@ -379,82 +296,6 @@ class Family:
 
 
 FREE = ("source", "note")  # what a description may have of its own
-MANY = re.compile("layer|group|block|expert|depth|repeat")  # in the names of fields that say how many of something
-MOST = 10_000
-
-
-def affordable(name: str, value: Any) -> None:
-    """ValueError for a number of layers, groups, blocks or experts that no machine would ever finish to build."""
-    limit = 10 * MOST if "expert" in name else MOST
-    numbers = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, (int, float))]
-    if MANY.search(name) and not sum(numbers) <= limit:
-        raise ValueError(f"{name}={quote(value, 60)}: at most {limit:,} can be built")
-
-
-def labels(config: Mapping[str, Any], default: int) -> tuple[int, dict[str, Any]]:
-    """How many labels a config means, and its tables of their names, by number. Where it says both and they disagree
-    the number counts and the names are lost, as where they are published."""
-    names, number = config.get("id2label"), config.get("num_labels", default)
-    if names is not None:
-        if not isinstance(names, Mapping) or not all(str(key).isdecimal() for key in names):
-            raise ValueError("id2label is not an object from numbers to names")
-        names = {str(int(key)): names[key] for key in sorted(names, key=int)}
-        number = config.get("num_labels", len(names))
-    if type(number) is not int or number < 0:
-        raise ValueError(f"num_labels={quote(number)} is not a number of labels")
-    tables = {"id2label": names, "label2id": config.get("label2id")}
-    agree = names is not None and len(names) == number
-    return number, {name: table for name, table in tables.items() if agree and name in config}
-
-
-# fields that are numbers, or true or false, where their published default is None
-NUMERIC = re.compile("(dropout|_size|_dim|_id|_layers|_step|_embeddings)$")
-TRUTH = re.compile("^(is|tie|scale)_")
-
-
-def words_of(name: str, field: Field) -> tuple[str, ...]:
-    """The words that a field may be, whether or not a class reads it; none where any may stand there."""
-    if name == "problem_type":
-        return PROBLEMS
-    return field.choices or (ACTIVATION_NAMES if "act" in name and field.default in ACTIVATION_NAMES else ())
-
-
-def misfit(name: str, value: Any, field: Field) -> str:
-    """Why a value cannot stand in a field, used or not; empty where it can, or where it is left to the description."""
-    default = field.default
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not finite"
-    if (isinstance(default, bool) or (default is None and TRUTH.search(name))) and not isinstance(value, bool | None):
-        return "neither true nor false"
-    number = isinstance(default, int | float) and not isinstance(default, bool)
-    if number and isinstance(value, bool | str | dict):
-        return "not a number"
-    if default is None and NUMERIC.search(name) and isinstance(value, str | dict):
-        return "not a number"
-    words = words_of(name, field)
-    if words and value is not None and value not in words:
-        return f"not valid; {nearest(str(value), words)}"
-    return ""
-
-
-def tagged(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they are kept as published files write them, {"__float__": "Infinity"}."""
-    if isinstance(value, Mapping):
-        return {key: tagged(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [tagged(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
-    return value
-
-
-def untagged(value: Any) -> Any:
-    """The inverse."""
-    if isinstance(value, dict) and value.keys() == {"__float__"}:
-        return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
-    if isinstance(value, dict):
-        return {key: untagged(item) for key, item in value.items()}
-    return [untagged(item) for item in value] if isinstance(value, list) else value
 
 
 def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
@@ -480,9 +321,3 @@ def differences(a: Part, b: Part) -> tuple[list[str], list[str]]:
 
 def _a(part: Part | None) -> str:
     return "nothing" if part is None else type(part).__name__
-
-
-def _outside(name: str, field: ConfigField, size: float) -> bool:
-    """Whether the published class would fill in a special token that this vocabulary does not have."""
-    token = name.endswith("_token_id") and isinstance(field, Inert) and isinstance(field.default, int)
-    return token and field.default >= size

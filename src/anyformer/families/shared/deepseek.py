@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field, Gone, Inert, activation_at, tied
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed, activation_at, tied
 from anyformer.families.shared.heads import causal, decoder_model, seen
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
 from anyformer.models import Model
@@ -15,7 +15,7 @@ from anyformer.parts.feedforward.mlp import GatedMLP
 from anyformer.parts.feedforward.moe import MoE, TopK
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -39,8 +39,8 @@ FIELDS: dict[str, ConfigField] = {
     "qk_nope_head_dim": Field(128, f"{ATTENTION}.head_width"),
     "qk_rope_head_dim": Field(64, f"{ATTENTION}.turned_width"),
     "v_head_dim": Field(128, f"{ATTENTION}.value_width"),
-    "qk_head_dim": Inert(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
-    "head_dim": Inert(None, "replaced by qk_rope_head_dim"),
+    "qk_head_dim": Ignored(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
+    "head_dim": Ignored(None, "replaced by qk_rope_head_dim"),
     "n_routed_experts": Field(64, f"{MOE}.num_experts"),
     "n_shared_experts": Field(2, lambda spec: shared_of(at(spec, MOE))),
     "num_experts_per_tok": Field(None, f"{MOE}.router.top_k"),
@@ -61,14 +61,14 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(None, "embedding.tokens.padding_index"),
     "problem_type": Field(None, "head.problem"),
     "is_causal": causal(f"{ATTENTION}.mask"),
-    "output_router_logits": Inert(False, "which outputs are returned by default; honoured by forward"),
-    "bos_token_id": Inert(1, "used by generation"),
-    "eos_token_id": Inert(2, "used by generation"),
-    "pretraining_tp": Inert(1, "splits the same sums over devices"),
-    "ep_size": Inert(1, "over how many devices experts are spread"),
-    "aux_loss_alpha": Inert(0.001, "a loss of DeepSeek's own trainer, which the published class does not take"),
-    "seq_aux": Inert(True, "a loss of DeepSeek's own trainer, which the published class does not take"),
-    "moe_layer_freq": Gone(1, "dense layers among the sparse ones"),
+    "output_router_logits": Ignored(False, "which outputs are returned by default; honoured by forward"),
+    "bos_token_id": Ignored(1, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
+    "ep_size": Ignored(1, "over how many devices experts are spread"),
+    "aux_loss_alpha": Ignored(0.001, "a loss of DeepSeek's own trainer, which the published class does not take"),
+    "seq_aux": Ignored(True, "a loss of DeepSeek's own trainer, which the published class does not take"),
+    "moe_layer_freq": Removed(1, "dense layers among the sparse ones"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Field, Gone, tied
+from anyformer.families.base.fields import ConfigField, Field, Removed, tied
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
@@ -19,7 +19,7 @@ from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import WithoutToken
 from anyformer.runtime.mask import FULL
-from anyformer.specs.part import at
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
@@ -54,7 +54,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, "embedding.tokens.padding_index"),
     "tie_word_embeddings": Field(True, tied(LMHead, PretrainingHead)),
     "problem_type": Field(None, "head.problem"),
-    "position_embedding_type": Gone("absolute", "relative positions, which published classes no longer have"),
+    "position_embedding_type": Removed("absolute", "relative positions, which published classes no longer have"),
 }
 DECODING: dict[str, ConfigField] = {
     "is_decoder": Field(False, lambda spec: stack_of(spec) == "decoder"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field
+from anyformer.families.base.fields import Absent, ConfigField, Field
+from anyformer.families.base.template import Class, Entry, entry, helper
 from anyformer.models import DecoderModel
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Head
@@ -15,8 +16,8 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
-from anyformer.runtime.mask import Causal, Full, Mask
-from anyformer.specs.part import at
+from anyformer.runtime.mask import All, Causal, Full, Mask, Window
+from anyformer.specs.addresses import at
 from anyformer.stacks.stack import Stack
 
 
@@ -47,6 +48,59 @@ def causal(path: str | Callable[[Any], Mask]) -> Field:
 def seen(c: Any) -> Mask:
     """What a token of such a decoder sees."""
     return Causal() if getattr(c, "is_causal", True) else Full()
+
+
+def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) -> dict[str, Class]:
+    """The five classes that newer decoders have: `name`ForCausalLM and so on. The one for answers may have a prefix of
+    its own."""
+    last = Pool(take="last")
+    return {
+        f"{name}ForCausalLM": Class(LMHead(vocab_size=vocab_size), "lm_head"),
+        f"{name}Model": Class(prefix=""),
+        f"{name}ForSequenceClassification": Class(ClassifyHead(num_labels=2, pool=last, bias=False), "score"),
+        f"{name}ForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "score"),
+        f"{name}ForQuestionAnswering": Class(SpanHead(), "qa_outputs", span_prefix),
+    }
+
+
+# the same as TAGGING, as entries
+OF_TAGGERS: dict[str, Entry] = {
+    "classifier_dropout": helper(
+        addresses=("head[TagHead].dropout",),
+        read=lambda value, c: next((p for p in (value, c.hidden_dropout) if p is not None), 0.1),
+    ),
+    "hidden_dropout": helper(),
+    "token_classification_bias": entry("head[TagHead].bias", default=True, path=tag_bias),
+}
+
+
+def causal_mask(address: str) -> Entry:
+    """`is_causal`, where it is the only field about the mask."""
+    return entry(address, default=True, read=lambda value, c: Causal() if value else Full(), path=causal(address).path)
+
+
+def windowed_mask(address: str) -> dict[str, Field]:
+    """`sliding_window` and `is_causal`: how far back a token looks, and whether only back."""
+
+    return {
+        "sliding_window": entry(address, read=lambda size, c: decoder_mask(size, c.is_causal), write=window_size),
+        "is_causal": causal(address),
+    }
+
+
+def decoder_mask(window: int | None, is_causal: bool) -> Mask:
+    if window is None:
+        return Causal() if is_causal else Full()
+    if is_causal:
+        return Causal() & Window(size=window)
+    return Window(size=window + 1, ahead=True)  # published: to both sides, a window does not count the query itself
+
+
+def window_size(mask: Mask) -> int | None:
+    """How far back a mask lets a token look, as published configs count; None: to the first token."""
+    if isinstance(mask, Window):
+        return mask.size - 1
+    return next((each.size for each in mask.masks if isinstance(each, Window)), None) if isinstance(mask, All) else None
 
 
 def decoder_head(c: Any) -> Head | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field, Inert, activation_at, tied
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at, tied
 from anyformer.models import DecoderModel, Model
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.language import LMHead
@@ -48,9 +48,9 @@ FIELDS: dict[str, ConfigField] = {
     "rescale_prenorm_residual": Field(False, lambda spec: spec.init["*.down.weight"].branches is not None),
     "initializer_range": Field(0.1, lambda spec: spec.init["*"].std),
     "tie_word_embeddings": Field(True, tied(LMHead)),
-    "pad_token_id": Inert(0, "used by tokenizers; its vector is one like others"),
-    "bos_token_id": Inert(0, "used by generation"),
-    "eos_token_id": Inert(0, "used by generation"),
+    "pad_token_id": Ignored(0, "used by tokenizers; its vector is one like others"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    "eos_token_id": Ignored(0, "used by generation"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyformer.families.base.template import Entry, entry, helper
 from anyformer.parts.position.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -75,6 +76,18 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
     except KeyError as error:
         raise ValueError(f"rope_parameters of type {quote(kind)} need {error.args[0]!r}") from None
     raise ValueError(f"rope_parameters: rope_type {quote(kind)} is not supported; {nearest(kind, TYPES)}")
+
+
+def rope(address: str, theta: float | None = None, fraction: float = 1.0) -> dict[str, Entry]:
+    """The entries of rotary positions at an address; `theta` is the family's published default."""
+    return {
+        "rope_parameters": entry(
+            address, default=None, within=ROPE, read=lambda value, c: read_rope(c, fraction), write=write_rope
+        ),
+        "rope_theta": helper(theta),
+        "rope_scaling": helper(within=ROPE),
+        "original_max_position_embeddings": helper(),
+    }
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer import families
-from anyformer.families.base.family import COMMON, Absent, Field
+from anyformer.families.base.fields import COMMON, Absent, Field
 from anyformer.models import Model
 from anyformer.specs.part import Table, thaw
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field, Inert, activation_at
+from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, activation_at
 from anyformer.parts.activation import activation_named
 from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.waveform import ConvolutionStem, WaveformEmbedding
@@ -22,7 +22,8 @@ from anyformer.parts.layer_mix import LayerMix, Neck
 from anyformer.parts.norm import LayerNorm, Norm
 from anyformer.parts.position.absolute import Convolutional
 from anyformer.parts.unused import Idle
-from anyformer.specs.part import Part, at
+from anyformer.specs.addresses import at
+from anyformer.specs.part import Part
 from anyformer.weights.rules import Rename, Reshape, Rule
 
 STEM, AUGMENT = "embedding.stem", "embedding.augment"
@@ -92,8 +93,8 @@ FIELDS: dict[str, ConfigField] = {
     "ctc_zero_infinity": Field(False, "head.zero_infinity"),
     "pad_token_id": Field(0, "head.blank"),
     "classifier_proj_size": Field(256, "head.pool.width"),
-    "bos_token_id": Inert(1, "used by tokenizers"),
-    "eos_token_id": Inert(2, "used by tokenizers"),
+    "bos_token_id": Ignored(1, "used by tokenizers"),
+    "eos_token_id": Ignored(2, "used by tokenizers"),
     "feat_quantizer_dropout": Field(0.0, of(ContrastHead, "head.dropout")),
     "num_codevectors_per_group": Field(320, "head.quantizer.codes"),
     "num_codevector_groups": Field(2, "head.quantizer.groups"),

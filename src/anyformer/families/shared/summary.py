@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field, activation_at
+from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import ConfigField, Field, Inert, activation_at
+from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
 from anyformer.families.shared.heads import causal, seen
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
@@ -43,7 +43,7 @@ FIELDS: dict[str, ConfigField] = {
     "init_std": Field(0.02, lambda spec: spec.init["*"].std),
     "scale_embedding": Field(False, lambda spec: target(spec).scale is not None),
     "is_causal": causal(f"{STEP}.attention.op.mask"),
-    "is_encoder_decoder": Inert(True, "follows from the class"),
+    "is_encoder_decoder": Ignored(True, "follows from the class"),
 }
 ALIASES = {
     "num_attention_heads": "encoder_attention_heads", "hidden_size": "d_model", "num_hidden_layers": "encoder_layers",

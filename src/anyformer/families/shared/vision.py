@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import Absent, ConfigField, Field, activation_at
+from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
 from anyformer.models import EncoderModel, Model
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention

@@ -1,0 +1,142 @@
+"""Address patterns: every place in a description that one names, and many places changed at once.
+
+`*` is any one step, `**` any number of them, and `head[TagHead]` a value of that kind only. Where a stack has several
+kinds of layers, `decoder.layers.attention` is the step of each of them.
+
+>>> import anyformer as af
+>>> spec = af.spec("gpt2")
+>>> [".".join(path) for path, _ in find(spec, "decoder.layers.*.pre_norm.eps")]
+['decoder.layers.attention.pre_norm.eps', 'decoder.layers.feedforward.pre_norm.eps']
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyformer.specs.frozen import Table
+from anyformer.specs.messages import quote
+from anyformer.specs.part import TOGETHER, Part, hints, told_at, walk
+
+Path = tuple[str, ...]
+
+
+def find(spec: Any, address: str) -> Iterator[tuple[Path, Any]]:
+    """(path, value) of every place that an address names."""
+    return _find(spec, address.split("."), ())
+
+
+def _find(node: Any, steps: Sequence[str], path: Path) -> Iterator[tuple[Path, Any]]:
+    if not steps:
+        yield path, node
+        return
+    name, _, kind = steps[0].removesuffix("]").partition("[")
+    if name == "**":
+        yield from _find(node, steps[1:], path)
+        for inner, value in node.items() if isinstance(node, (Part, Table)) else ():
+            if isinstance(value, (Part, Table)):
+                yield from _find(value, steps, (*path, inner))
+        return
+    for inner, value in _inside(node, name):
+        if inner is None:  # one of several kinds of layers: the step is inside of it
+            yield from _find(value[1], steps, (*path, value[0]))
+        elif not kind or any(base.__name__ == kind for base in type(value).__mro__):
+            yield from _find(value, steps[1:], (*path, inner))
+
+
+def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
+    """(name, value) of what one step leads to."""
+    if isinstance(node, Part) and not node.open_fields:
+        names = hints(type(node))
+        for each in names if name == "*" else [name] if name in names else []:
+            yield each, getattr(node, each)
+    elif isinstance(node, (Part, Table)):
+        items = dict(node.items())
+        if name in items:
+            yield name, items[name]
+        elif items and isinstance(node, Table) and all(isinstance(v, Part) and v.open_fields for v in items.values()):
+            yield from ((None, item) for item in items.items())
+        elif name == "*":
+            yield from items.items()
+
+
+def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
+    """A copy with other values at these paths, each Part on the way made once. Of a Part whose fields have names of
+    their own, None takes one away."""
+    if () in changes:
+        return changes[()]
+    inside: dict[str, dict[Path, Any]] = {}
+    for (name, *rest), value in changes.items():
+        inside.setdefault(name, {})[tuple(rest)] = value
+    values = {name: replace_all(value, inside[name]) if name in inside else value for name, value in node.items()}
+    if isinstance(node, Table):
+        return Table(values)
+    if node.open_fields:
+        values = {name: value for name, value in values.items() if value is not None}
+    return type(node)(**values)
+
+
+def edit(spec: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with other values at all places that these addresses name; an address that names none raises."""
+    paths = {address: [path for path, _ in find(spec, address)] for address in changes}
+    if missing := [address for address, found in paths.items() if not found]:
+        raise ValueError(f"this {type(spec).__name__} has no {', '.join(missing)}")
+    return replace_all(spec, {path: changes[address] for address, found in paths.items() for path in found})
+
+
+# -- plain paths -------------------------------------------------------------------------------------------------------
+
+
+def at(spec: Part, path: str) -> Any:
+    """The value at a dotted path: `at(spec, "decoder.layers.3.attention.op.num_heads")`."""
+    found: list[Any] = []
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    try:
+        spec.edit(tuple(path.split(".")), keep)
+    except KeyError as error:
+        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
+    return found[0]
+
+
+def edited(spec: Part, changes: Mapping[str, Any]) -> Any:
+    """A copy of `spec` with other values at dotted paths. The order of changes that are only valid together (heads and
+    key/value heads) does not matter: what is made of all of them is checked at the end."""
+    old = spec
+    try:
+        with unchecked():
+            for path, value in changes.items():
+                spec = spec.edit(tuple(path.split(".")), _always(value))
+    except KeyError as error:
+        raise ValueError(f"no {quote(path)} in this {type(spec).__name__}: {error.args[0]}") from None
+    except ValueError as error:  # of the Part that has the field
+        raise ValueError(re.sub(rf"^\w+\.{re.escape(path.rpartition('.')[2])}\b", path, str(error))) from None
+    if spec is not old:
+        check_all(spec)
+    return spec
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Parts that are made inside are not checked: `check_all` does so once all of them are there."""
+    waiting = TOGETHER.set(True)
+    try:
+        yield
+    finally:
+        TOGETHER.reset(waiting)
+
+
+def check_all(spec: Part) -> None:
+    """Checks every Part of a description, the innermost first, as where each is made by itself."""
+    for address, part in reversed([*walk(spec)]):
+        with told_at(address, type(part)):
+            part.check()
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda old: value
