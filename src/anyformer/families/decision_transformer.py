@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-from anyformer.families import gpt2
-from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, again
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.families.base.family import Size
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, derived, divides
+from anyformer.families.gpt2 import GPT2, INNER, TEMPLATE
+from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.embedding.trajectory import TrajectoryEmbedding, TrajectoryHead
 from anyformer.parts.position.absolute import Learned
-from anyformer.weights.rules import Rename, Rule
+from anyformer.specs.addresses import edit
 
-INNER = "DecisionTransformerGPT2Model"  # the stack alone, over tokens
-OF_TEXT = {"n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx"}
+OF_TEXT = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
 
+STACK = edit(TEMPLATE, {
+    "width": 128,
+    "embedding.tokens.vocab_size": 1,
+    "decoder.depth": 3,
+    "decoder.layers.*.op[Attention].num_heads": 1,
+    "decoder.layers.*.op[Attention].head_width": 128,
+    "decoder.layers.feedforward.op.width": 512,
+    "decoder.layers.feedforward.op.activation": "relu",
+})  # fmt: skip
+EPISODES = STACK.replace(
+    embedding=TrajectoryEmbedding(
+        state_width=17, action_width=4, steps=4096, everywhere=Learned(length=1024), tokens=Tokens(vocab_size=1),
+        dropout=0.1,
+    )
+)  # fmt: skip
 
-
-def table(spec: Any) -> Learned:
-    return getattr(spec.embedding, "everywhere", None) or spec.embedding.position
-
-
-FIELDS: dict[str, ConfigField] = {
-    **{name: field for name, field in gpt2.FIELDS.items() if name not in OF_TEXT and not name.startswith("summary")},
-    "state_dim": Field(17, "embedding.state_width"),
-    "act_dim": Field(4, "embedding.action_width"),
-    "hidden_size": Field(128, "width"),
-    "max_ep_len": Field(4096, "embedding.steps"),
-    "action_tanh": Field(True, "head.bounded"),
-    **again(gpt2.FIELDS, vocab_size=1, n_layer=3, n_head=1, activation_function="relu"),
-    "n_positions": Field(1024, lambda spec: table(spec).length),
-    "pad_token_id": Ignored(None, "there is no text to pad"),
-}
-
-
-def describe(c: Any) -> Model:
-    c = SimpleNamespace(**vars(c), n_embd=c.hidden_size)
-    tokens, position = Tokens(vocab_size=c.vocab_size), Learned(length=c.n_positions)
-    if c.architecture == INNER:
-        embedding: Any = TextEmbedding(tokens=tokens, position=position, token_segments=True, dropout=c.embd_pdrop)
-        return DecoderModel(width=c.n_embd, embedding=embedding, decoder=gpt2.stack(c), init=gpt2.init(c))
-    return DecoderModel(
-        width=c.n_embd,
-        embedding=TrajectoryEmbedding(
-            state_width=c.state_dim, action_width=c.act_dim, steps=c.max_ep_len, everywhere=position, tokens=tokens,
-            dropout=c.embd_pdrop,
+DECISION_TRANSFORMER = GPT2.but(
+    "decision_transformer",
+    about="what to do next, for a return that is asked for",
+    template=STACK,
+    classes={
+        "DecisionTransformerModel": Class(
+            TrajectoryHead(state_width=17, action_width=4), template=EPISODES,
+            weights={"~wpe": "embedding.everywhere"},
         ),
-        decoder=gpt2.stack(c),
-        head=TrajectoryHead(state_width=c.state_dim, action_width=c.act_dim, bounded=c.action_tanh),
-        init=gpt2.init(c),
-    )  # fmt: skip
+        "DecisionTransformerGPT2Model": Class(prefix=""),  # the stack alone, over tokens
+    },
+    config={
+        "state_dim": ("embedding.state_width", "head.state_width"),
+        "act_dim": ("embedding.action_width", "head.action_width"),
+        "hidden_size": "width",
+        "max_ep_len": "embedding.steps",
+        "action_tanh": "head.bounded",
+        "n_positions": ("embedding.everywhere.length", "embedding.position.length"),
+        "n_inner": derived(f"{INNER}.width", of=lambda c: 4 * c.hidden_size, usual=lambda spec: 4 * spec.width),
+        "pad_token_id": Ignored(None, "there is no text to pad"),
+        **dict.fromkeys((*OF_TEXT, *(name for name in GPT2.config if name.startswith("summary_")))),
+    },
+    computed={"decoder.layers.*.op.head_width": lambda c: c.hidden_size // c.n_head},
+    weights={
+        "embed_{timestep,return,state,action,ln}": "embedding.{time,to_go,state,action,norm}",
+        "predict_{state,action.0,return}": "head.{state,action,to_go}",
+    },
+    prefix="encoder.",
+    checks=(divides("n_head", "hidden_size"),),
+    aliases={name: own for name, own in GPT2.aliases.items() if name != "hidden_size"},
+    sizes={"decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None)},
+)  # fmt: skip
 
-
-def rules(spec: Model) -> list[Rule]:
-    ours = {"timestep": "time", "return": "to_go", "state": "state", "action": "action", "ln": "norm"}
-    said = {"state": "state", "action.0": "action", "return": "to_go"}
-    return [
-        *[Rename(f"embed_{theirs}.{{p}}", f"embedding.{name}.{{p}}") for theirs, name in ours.items()],
-        *[Rename(f"predict_{theirs}.{{p}}", f"head.{name}.{{p}}") for theirs, name in said.items()],
-        Rename("~wpe.weight", "embedding.everywhere.weight"),
-        *gpt2.rules(spec),
-    ]
-
-
-FAMILIES = (
-    Family(
-        name="decision_transformer",
-        about="what to do next, for a return that is asked for",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("DecisionTransformerModel", INNER),
-        base=(INNER,),
-        prefix="encoder.",
-        aliases={name: own for name, own in gpt2.FAMILIES[0].aliases.items() if name != "hidden_size"},
-        dropped=gpt2.FAMILIES[0].dropped,
-        sizes={
-            "decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None),
-        },
-    ),
-)
+FAMILIES = (DECISION_TRANSFORMER,)

@@ -2,81 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from anyformer.families import gpt2
-from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Fixed, Ignored, again
-from anyformer.models import DecoderModel, Model
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.base import Head
+from anyformer.families.base.family import Size
+from anyformer.families.base.fields import Fixed, Ignored
+from anyformer.families.base.template import Class, tied
+from anyformer.families.gpt2 import GPT2
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import RMSNorm
-from anyformer.parts.position.absolute import Learned
 
-DRAWS, TELLS = "ImageGPTForCausalImageModeling", "ImageGPTForImageClassification"
-
-SHARED = (
-    "n_positions", "n_inner", "resid_pdrop", "embd_pdrop", "attn_pdrop", "layer_norm_epsilon", "initializer_range",
-    "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "problem_type",
+NOT_HERE = (
+    "pad_token_id", "is_causal", "bos_token_id", "eos_token_id", "classifier_dropout", "hidden_dropout", "n_ctx",
 )  # fmt: skip
-FIELDS: dict[str, ConfigField] = {
-    **{name: gpt2.FIELDS[name] for name in SHARED},
-    **again(gpt2.FIELDS, vocab_size=513, n_embd=512, n_layer=24, n_head=8, activation_function="quick_gelu"),
-    **again(gpt2.FIELDS, tie_word_embeddings=False),
-    "add_cross_attention": Fixed(False, "the published class fails where it remembers or pads with it"),
-    "is_decoder": Ignored(False, "a pixel sees the ones before it either way"),
-}
-
-
-def head(c: Any) -> Head | None:
-    if c.architecture == DRAWS and c.tie_word_embeddings:
-        return LMHead(vocab_size=c.vocab_size)
-    if c.architecture == DRAWS:  # the last token begins a picture, and is not among those that are drawn
-        return LMHead(vocab_size=c.vocab_size - 1, foreign=True)
-    if c.architecture == TELLS:
-        return ClassifyHead(num_labels=c.num_labels, pool=Pool(take="all"), bias=False, problem=c.problem_type)
-    return None
-
-
-def describe(c: Any) -> Model:
-    tied = c.architecture == DRAWS and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.n_embd,
-        embedding=TextEmbedding(
-            tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.n_positions), token_segments=True,
-            dropout=c.embd_pdrop,
-        ),
-        decoder=gpt2.stack(c, RMSNorm),
-        head=head(c),
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tied else (),
-        init=gpt2.init(c),
-    )  # fmt: skip
 
 
 def size(n_layer: int, n_embd: int, n_head: int, published: float) -> Size:
     return Size({"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head}, published)
 
 
-FAMILIES = (
-    Family(
-        name="imagegpt",
-        about="a decoder that draws pictures, colour by colour",
-        fields=FIELDS,
-        describe=describe,
-        rules=gpt2.rules,
-        architectures=(DRAWS, "ImageGPTModel", TELLS),
-        base=("ImageGPTModel",),
-        prefix="transformer.",
-        aliases=gpt2.FAMILIES[0].aliases,
-        dropped=gpt2.FAMILIES[0].dropped,
-        pictures="ImageGPT",
-        sizes={
-            "imagegpt-small": size(24, 512, 8, 76e6),
-            "imagegpt-medium": size(36, 1024, 8, 455e6),
-            "imagegpt-large": size(48, 1536, 16, 1.36e9),
-        },
-    ),
+IMAGEGPT = GPT2.but(
+    "imagegpt",
+    about="a decoder that draws pictures, colour by colour",
+    changes={
+        "width": 512,
+        "embedding.tokens.vocab_size": 513,
+        "decoder.depth": 24,
+        "decoder.layers.cross": None,
+        "decoder.layers.*.op[Attention].num_heads": 8,
+        "decoder.layers.*.pre_norm": RMSNorm(eps=1e-5),
+        "decoder.layers.feedforward.op.width": 2048,
+        "decoder.layers.feedforward.op.activation": "quick_gelu",
+        "decoder.norm": RMSNorm(eps=1e-5),
+    },
+    classes={
+        "ImageGPTForCausalImageModeling": Class(LMHead(vocab_size=512, foreign=True), "lm_head"),
+        "ImageGPTModel": Class(prefix=""),
+        "ImageGPTForImageClassification": Class(
+            ClassifyHead(num_labels=2, pool=Pool(take="all"), bias=False), "score"
+        ),
+    },
+    config={
+        "vocab_size": "embedding.tokens.vocab_size",
+        "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+        "add_cross_attention": Fixed(False, "the published class fails where it remembers or pads with it"),
+        "is_decoder": Ignored(False, "a pixel sees the ones before it either way"),
+        **dict.fromkeys((*NOT_HERE, *(name for name in GPT2.config if name.startswith("summary_")))),
+    },
+    computed={
+        **GPT2.computed,
+        # the last token begins a picture, and is not among those that are drawn
+        "head.vocab_size": lambda c: c.vocab_size - (not c.tie_word_embeddings),
+        "head.foreign": lambda c: not c.tie_word_embeddings,
+    },
+    pictures="ImageGPT",
+    sizes={
+        "imagegpt-small": size(24, 512, 8, 76e6),
+        "imagegpt-medium": size(36, 1024, 8, 455e6),
+        "imagegpt-large": size(48, 1536, 16, 1.36e9),
+    },
 )
+
+FAMILIES = (IMAGEGPT,)

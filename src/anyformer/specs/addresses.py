@@ -54,12 +54,13 @@ def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
             yield each, getattr(node, each)
     elif isinstance(node, (Part, Table)):
         items = dict(node.items())
-        if name in items:
-            yield name, items[name]
-        elif items and isinstance(node, Table) and all(isinstance(v, Part) and v.open_fields for v in items.values()):
+        layers = isinstance(node, Table) and all(isinstance(v, Part) and v.open_fields for v in items.values())
+        if items and layers and name not in items:
             yield from ((None, item) for item in items.items())
-        elif name == "*":
+        elif name == "*":  # a step of an address, also where a key is called so (`init`)
             yield from items.items()
+        elif name in items:
+            yield name, items[name]
 
 
 def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:

@@ -68,6 +68,7 @@ class Family:
     classes: Mapping[str, Class] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # published field -> addresses, or an entry
     weights: Weights | Callable[[Any], Weights] = dataclasses.field(default_factory=dict)
+    computed: Mapping[str, Callable[[Config], Any]] = dataclasses.field(default_factory=dict)  # address -> of several
     checks: tuple[Callable[[Config], None], ...] = ()  # ValueError where fields of a config contradict each other
     # a family whose structure is a function of its config
     fields: Mapping[str, ConfigField] = dataclasses.field(default_factory=dict)
@@ -96,12 +97,13 @@ class Family:
         def describe(c: Config) -> Model:
             for check in self.checks:
                 check(c)
-            return fill(templates[c.architecture], fields, c)
+            return fill(templates[c.architecture], fields, self.computed, c)
 
         def rules(spec: Model) -> list[Rule]:
             weights = self.weights(spec) if callable(self.weights) else self.weights
             own = self.classes[spec.architecture]
-            return [*rules_of({**own.weights, **weights, **({own.out: "head.out"} if own.out else {})}, spec)]
+            out = {own.out: "head.out"} if own.out else {}
+            return [*rules_of({**own.weights, **weights, **own.weights, **out}, spec)]
 
         prefixes = {name: each.prefix for name, each in self.classes.items() if each.prefix is not None}
         follows = {

@@ -8,6 +8,7 @@ stands in the template. An address that a class does not have is passed over.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -159,8 +160,10 @@ def _default(name: str, field: Entry, templates: Sequence[Model]) -> Any:
     raise AssertionError(f"{name}: no class has {field.addresses}")
 
 
-def fill(spec: Any, fields: Mapping[str, ConfigField], c: Config) -> Any:
-    """A template with the values of a config in their places."""
+def fill(
+    spec: Any, fields: Mapping[str, ConfigField], computed: Mapping[str, Callable[[Config], Any]], c: Config
+) -> Any:
+    """A template with the values of a config in their places, and at some addresses what is computed of several."""
     changes: dict[Path, Any] = {}
     names: dict[str, str] = {}  # address -> the published field that stands there as it is
     entries = {name: field for name, field in fields.items() if isinstance(field, Entry)}
@@ -172,9 +175,11 @@ def fill(spec: Any, fields: Mapping[str, ConfigField], c: Config) -> Any:
                 changes[path] = new
                 if new is value:
                     names[".".join(path)] = name
+    for address, compute in computed.items():
+        changes |= {path: compute(c) for path, _ in find(spec, address)}
     with unchecked():
         for path, new in changes.items():
-            owner = next(value for _, value in find(spec, ".".join(path[:-1]))) if path[1:] else spec
+            owner = functools.reduce(lambda node, name: dict(node.items())[name], path[:-1], spec)
             if isinstance(owner, Part) and not owner.open_fields:
                 changes[path] = conform(new, hints(type(owner))[path[-1]], names.get(".".join(path), path[-1]))
         spec = replace_all(spec, changes) if changes else spec

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
+from anyformer.families.base.template import Config, Entry, entry
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
@@ -47,6 +48,36 @@ FIELDS: dict[str, ConfigField] = {
     "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
     "summary_last_dropout": Field(None, last_dropout),
 }
+
+
+def read_type(value: str, c: Config) -> str:
+    if value not in TAKES:
+        raise ValueError(f"is not supported; {nearest(str(value), TAKES)}")
+    return TAKES[value]
+
+
+def double_template(vocab_size: int) -> DoubleHead:
+    return DoubleHead(lm=LMHead(vocab_size=vocab_size), summary=Summary(take="index", width=1, first_dropout=0.1))
+
+
+OF_DOUBLE_HEADS: dict[str, Any] = {
+    "summary_type": entry(
+        "head.summary.take", read=read_type, write={v: k for k, v in TAKES.items()}.get, choices=TYPES
+    ),
+    "summary_use_proj": Entry(
+        True, lambda spec: spec.head.summary.width is not None, addresses=("head.summary.width",),
+        read=lambda value, c: (1 if c.summary_proj_to_labels else c.n_embd) if value else None,
+    ),
+    "summary_activation": Entry(
+        None, activation, choices=FUNCTIONS, addresses=("head.summary.activation",),
+        read=lambda name, c: activation_named(name or "linear"),
+    ),
+    "summary_proj_to_labels": Entry(True, projects_to_labels),
+    "summary_first_dropout": "head.summary.first_dropout",
+    "summary_last_dropout": Entry(
+        None, last_dropout, addresses=("head.summary.last_dropout",), read=lambda value, c: value or 0.0
+    ),
+}  # fmt: skip
 
 
 def double_head(c: Any) -> DoubleHead:
