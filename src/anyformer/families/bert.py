@@ -3,77 +3,71 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Ignored, Removed
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.models import Model
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import PooledOutput
+from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.models import EncoderModel
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.pretraining import NextSentenceHead, PretrainingHead
-from anyformer.weights.rules import Rule
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.stack import Stack
 
-OUT = {"BertForPreTraining": "cls.seq_relationship", "BertForNextSentencePrediction": "cls.seq_relationship",
-       "BertForQuestionAnswering": "qa_outputs"}  # fmt: skip
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=30522, padding_index=0), position=Learned(length=512), segments=2, norm=NORM,
+        dropout=0.1,
+    ),
+    encoder=Stack(depth=12, layers=LAYERS),
+    init={"*": Normal(std=0.02)},
+)  # fmt: skip
+POOL = Pool(take="first", dense=True, activation="tanh")
+DROPPED = POOL.replace(dropout=0.1)
+LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False)
+
 ORIGINAL = "of the first published files; no class reads it"
 UNREAD = Ignored(None, ORIGINAL)
-
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    **encoder.DECODING,
-    "directionality": Removed("bidi", ORIGINAL),
-    "pooler_type": Removed("first_token_transform", ORIGINAL),
-    **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
-    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
-}
-
-
-def describe(c: Any) -> Model:
-    return encoder.model(c, encoder.embedding(c), head(c))
-
-
-def head(c: Any) -> Head | None:
-    pool = Pool(take="first", dense=True, activation="tanh")
-    dropout = encoder.classifier_dropout(c)
-    dropped = pool.replace(dropout=dropout)
-    lm = encoder.lm_head(c, c.hidden_act)
-    match c.architecture:
-        case "BertForPreTraining":
-            return PretrainingHead(lm=lm, pool=pool)
-        case "BertForNextSentencePrediction":
-            return NextSentenceHead(pool=pool)
-    return encoder_head(c, lm, dropped, dropped, PooledOutput(pool=pool), dropout=dropout)
-
-
-def rules(spec: Model) -> list[Rule]:
-    return [
-        *encoder.lm_rules(spec, "cls.predictions", "transform.dense", "transform.LayerNorm"),
-        *encoder.layer_rules(spec),
-        *encoder.renames({OUT.get(spec.architecture, "classifier"): "head.out"}),
-    ]
-
-
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
-FAMILIES = (
-    Family(
-        name="bert",
-        about="encoders for text, and decoders made of them",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel", "BertModel", "BertForNextSentencePrediction",
-            "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
-            "BertForMultipleChoice",
-        ),
-        base=("BertModel",),
-        prefix="bert.",
-        # pretraining leaves a pooler and a next-sentence head behind that most classes have no use for
-        dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
-        sizes={"bert-base": Size({}, 110e6), "bert-large": Size(LARGE, 340e6)},
-    ),
-)  # fmt: skip
+BERT = Family(
+    name="bert",
+    about="encoders for text, and decoders made of them",
+    template=TEMPLATE,
+    classes={
+        "BertForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL), "cls.seq_relationship"),
+        "BertForMaskedLM": Class(LM),
+        "BertLMHeadModel": Class(LM.replace(shift=True)),
+        "BertModel": Class(PooledOutput(pool=POOL), prefix=""),
+        "BertForNextSentencePrediction": Class(NextSentenceHead(pool=POOL), "cls.seq_relationship"),
+        "BertForSequenceClassification": Class(ClassifyHead(num_labels=2, pool=DROPPED), "classifier"),
+        "BertForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+        "BertForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
+        "BertForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
+    },
+    config={
+        **encoder.CONFIG,
+        **encoder.OF_DECODERS,
+        "directionality": Removed("bidi", ORIGINAL),
+        "pooler_type": Removed("first_token_transform", ORIGINAL),
+        **{f"pooler_{name}": UNREAD for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")},
+        "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
+    },
+    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},  # files hold a bias under two names
+    weights={**encoder.WEIGHTS, "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm")},
+    prefix="bert.",
+    checks=(encoder.check_decoder,),
+    # pretraining leaves a pooler and a next-sentence head behind that most classes have no use for
+    dropped=("~embeddings.position_ids", "~pooler.dense.{p}", "cls.seq_relationship.{p}"),
+    sizes={"bert-base": Size({}, 110e6), "bert-large": Size(LARGE, 340e6)},
+)
+
+FAMILIES = (BERT,)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyformer.families.base import template
 from anyformer.families.base.fields import ConfigField, Field, Removed, tied
+from anyformer.families.base.template import Config
 from anyformer.families.shared.heads import causal, seen
 from anyformer.models import DecoderModel, EncoderModel, Model
 from anyformer.parts.activation import activation_named, published_name
@@ -181,3 +183,95 @@ def lm_rules(spec: Model, theirs: str, dense: str, norm: str) -> list[Rule]:
         Rename(f"{theirs}.decoder.weight", f"{lm}.out.weight"),
         *renames({f"{theirs}.{dense}": f"{lm}.transform.dense", f"{theirs}.{norm}": f"{lm}.transform.norm"}),
     ]
+
+
+# -- as data ----------------------------------------------------------------------------------------------------------
+
+NORM = LayerNorm(eps=1e-12)
+LAYERS = Block(
+    attention=Sublayer(op=Attention(num_heads=12, dropout=0.1), out_norm=NORM, dropout=0.1),
+    feedforward=Sublayer(op=MLP(width=3072, activation="gelu"), out_norm=NORM, dropout=0.1),
+)
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": "**.vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "*.depth",
+    "num_attention_heads": "*.layers.*.op.num_heads",
+    "intermediate_size": "*.layers.feedforward.op.width",
+    "hidden_act": template.activation("*.layers.feedforward.op.activation", "**.transform.activation"),
+    "hidden_dropout_prob": ("embedding.dropout", "*.layers.*.dropout"),
+    "attention_probs_dropout_prob": "*.layers.*.op[Attention].dropout",
+    "max_position_embeddings": "embedding.position.length",
+    "type_vocab_size": "embedding.segments",
+    "initializer_range": "init.*.std",
+    "layer_norm_eps": "**.eps",
+    "pad_token_id": "embedding.tokens.padding_index",
+    "tie_word_embeddings": template.tied(True, LMHead="head.out.weight", PretrainingHead="head.lm.out.weight"),
+    "position_embedding_type": FIELDS["position_embedding_type"],
+}
+
+WEIGHTS: dict[str, Any] = {
+    "~embeddings.{word,position,token_type}_embeddings": "embedding.{tokens,position,segments}",
+    "~embeddings.LayerNorm": "embedding.norm",
+    "~encoder.layer.{i}.attention.self.{query,key,value}": "*.layers.{i}.attention.op.{q,k,v}",
+    "~encoder.layer.{i}.attention.output.dense": "*.layers.{i}.attention.op.o",
+    "~encoder.layer.{i}.attention.output.LayerNorm": "*.layers.{i}.attention.out_norm",
+    "~encoder.layer.{i}.crossattention.self.{query,key,value}": "*.layers.{i}.cross.op.{q,k,v}",
+    "~encoder.layer.{i}.crossattention.output.dense": "*.layers.{i}.cross.op.o",
+    "~encoder.layer.{i}.crossattention.output.LayerNorm": "*.layers.{i}.cross.out_norm",
+    "~encoder.layer.{i}.intermediate.dense": "*.layers.{i}.feedforward.op.up",
+    "~encoder.layer.{i}.output.dense": "*.layers.{i}.feedforward.op.down",
+    "~encoder.layer.{i}.output.LayerNorm": "*.layers.{i}.feedforward.out_norm",
+    "~pooler.dense": "head.pool.dense",
+}
+
+
+def decode(spec: Any, is_decoder: bool, c: Config) -> Model:
+    """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
+    if not is_decoder:
+        return spec
+    steps = dict(spec.encoder.layers.items())
+    attention = steps.pop("attention")
+    cross = {"cross": attention.replace(op=attention.op.replace(memory=True))} if c.add_cross_attention else {}
+    attention = attention.replace(op=attention.op.replace(mask=seen(c)))
+    head, layers = spec.head, Block(attention=attention, **cross, **steps)
+    writes = isinstance(head, LMHead) and head.shift
+    return DecoderModel(
+        decoder=spec.encoder.replace(layers=layers),
+        state_offered="always" if head is None or not head.inputs else "without labels" if writes else "never",
+        **{name: value for name, value in spec.items() if name not in ("encoder", "state_offered")},
+    )
+
+
+OF_DECODERS: dict[str, ConfigField] = {
+    "is_decoder": template.Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
+    "add_cross_attention": DECODING["add_cross_attention"],
+    "is_causal": DECODING["is_causal"],
+    "classifier_dropout": template.helper(
+        addresses=("head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"),
+        read=lambda value, c: c.hidden_dropout_prob if value is None else value,
+    ),
+}
+
+
+def check(c: Config) -> None:
+    if c.hidden_size % c.num_attention_heads:
+        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+    if c.type_vocab_size < 1:
+        raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
+    if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
+        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+
+
+def check_decoder(c: Config) -> None:
+    check(c)
+    if isinstance(c.classifier_dropout, bool):  # also where no head reads it
+        raise ValueError(f"classifier_dropout={c.classifier_dropout} is not a number")
+    if c.add_cross_attention and not c.is_decoder:
+        raise ValueError("add_cross_attention needs is_decoder: an encoder looks at no memory")
+
+
+def vocabulary(dense: str, norm: str) -> Any:
+    """The weights of the scores over the vocabulary: a bias of two names, `dense` and `norm`."""
+    return lambda theirs, spec: lm_rules(spec, theirs, dense, norm)
