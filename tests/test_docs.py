@@ -320,3 +320,8 @@ def test_the_site_is_built_and_asks_nothing_of_others(tmp_path: Path) -> None:
     asked = re.compile(rf"{tags}{elsewhere}|url\({elsewhere}")
     files = [file for file in tmp_path.rglob("*") if file.suffix in (".html", ".css", ".svg")]
     assert len(files) > 80 and [file for file in files if asked.search(file.read_text("utf-8"))] == []
+
+
+def test_the_tour_leads_to_files_that_are_there() -> None:
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_0-9]+\.py)`", (ROOT / "docs" / "tour.md").read_text())
+    assert len(named) > 30 and [name for name in named if not (ROOT / "src" / "anyformer" / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""What mixers remember between decoding steps.
+"""Decoding state: the KV cache, and whatever else a mixer remembers between decoding steps.
 
 A mixer's module declares in `state_spec()` what it remembers: something of every token (`PerToken`), of a fixed size a
 row (`PerRow`), or made once from what an encoder said (`PerMemory`). Where that is kept is a `Store`: a growing one
