@@ -19,25 +19,25 @@ from anyformer.specs.part import nearest
 
 # verb -> what it does, for the help; its code is in the file of that name
 VERBS = {
-    "zoo": "every named description: family, parameters, what it is for",
-    "parts": "every kind of Part: what it is, its fields, where it fits, its other names",
-    "check": "checks the Parts that a Python file defines, as our own suite checks ours",
-    "count": "parameters, FLOPs and memory of a description, by part",
-    "draw": "the picture of an architecture, or of two and what differs",
-    "plan": "compute, layouts, time and cost of a training",
-    "convert": "a model from one layout to another: Hugging Face's or ours",
-    "generate": "writes on from a prompt, and streams it",
-    "chat": "talks with a model, with a history and commands",
-    "run": "does a task: fills masks, classifies, tags, answers, embeds, translates, ...",
-    "train": "trains a model by a recipe, or goes on with one that was stopped",
-    "glue": "tunes a model for each of GLUE's nine tasks, and gives its score",
-    "fetch": "the public data of a recipe, and where it comes from",
-    "schema": "the JSON schema of a run.json, for editors",
-    "eval": "how good a model is: loss and published metrics on a data set",
-    "lab": "experiments with a claim that is checked, and grids of trainings",
-    "scale": "scaling laws: trains a family of sizes and budgets, and fits the loss",
-    "look": "inside a model while it reads: attention, residual stream, changes, as a page",
-    "completion": "what makes bash, zsh or fish complete all of this",
+    "zoo": "List every named description: family, parameters, what it is for",
+    "parts": "List every kind of Part: what it is, its fields, where it fits, its other names",
+    "check": "Check the Parts that a Python file defines, as our own suite checks ours",
+    "count": "Count parameters, FLOPs and memory of a description, by part",
+    "draw": "Draw an architecture, or two and what differs",
+    "plan": "Plan a training: compute, layouts, time and cost",
+    "convert": "Convert a model between the Hugging Face layout and ours",
+    "generate": "Continue a prompt and stream the text",
+    "chat": "Chat with a model, with a history and commands",
+    "run": "Run a task: fill masks, classify, tag, answer, embed, translate, ...",
+    "train": "Train a model by a recipe or on your data, or resume a run",
+    "glue": "Fine-tune a model for each of GLUE's nine tasks and report its score",
+    "fetch": "Fetch the public data of a recipe",
+    "schema": "Print the JSON schema of a run.json, for editors",
+    "eval": "Evaluate a model: loss and published metrics on a data set",
+    "lab": "Run experiments that check a claim, and grids of trainings",
+    "scale": "Measure scaling laws: train several sizes and budgets, and fit the loss",
+    "look": "Look inside a model while it reads: attention, residual stream, patching, as a page",
+    "completion": "Print a completion script for bash, zsh or fish",
 }
 LONGEST = 4000  # characters of an error: a checkpoint may have a hundred thousand wrong names
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, imports: bool = True, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         if imports:
-            what = "a module with Parts of your own, from here or installed; may be said again"
+            what = "Python module with your own Parts; can be repeated"
             self.add_argument("--import", metavar="MODULE", dest="imports", action="append", default=[], help=what)
 
     def error(self, message: str) -> NoReturn:

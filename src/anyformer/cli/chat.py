@@ -30,9 +30,11 @@ PLAIN = "this folder has no chat template: the conversation is plain text, 'User
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
-    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    parser.add_argument("--plain", action="store_true", help="the plain layout, whatever template the folder has")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
+    parser.add_argument(
+        "--plain", action="store_true", help="use the plain layout even if the folder has a chat template"
+    )
     writing_flags(parser)
 
 
@@ -104,7 +106,7 @@ class Chat:
         self.messages = messages
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "this list"),
-            "system": (self.system, "TEXT: what the model is told before the conversation; without TEXT, nothing"),
+            "system": (self.system, "TEXT: system message; without TEXT, nothing"),
             "reset": (self.reset, "forgets the conversation, but for what /system said"),
             "undo": (self.undo, "takes back the last message and its answer"),
             "retry": (self.retry, "answers the last message again"),

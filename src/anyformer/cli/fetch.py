@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe; without one, all are listed")
-    parser.add_argument("--data", metavar="DIR", default="data", help="the folder of the data sets; data/")
-    parser.add_argument("--offline", action="store_true", help="open no connection: what is in the cache alone")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a recipe; without it, list all")
+    parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
+    parser.add_argument("--offline", action="store_true", help="do not use the network; read only the cache")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -29,30 +29,53 @@ LARGEST = 16 * 2**20  # bytes of a prompt
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on from")
-    parser.add_argument("--file", metavar="PATH", help="the prompt is what this file holds")
-    parser.add_argument("--lines", action="store_true", help="every line is a prompt, and has one result")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue")
+    parser.add_argument("--file", metavar="PATH", help="read the prompt from a file")
+    parser.add_argument("--lines", action="store_true", help="every line is a prompt with its own result")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message: apply the chat template")
-    parser.add_argument("--json", action="store_true", help="one object a line: text, tokens, log_probs, finish_reason")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search; nothing is streamed")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line: text, tokens, log_probs, finish_reason"
+    )
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search with N beams; the text is not streamed")
     writing_flags(parser)
 
 
 def writing_flags(parser: argparse.ArgumentParser) -> None:
     """How a text is written, for every verb that writes some."""
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help=f"the model's own, else {LENGTH}")
-    parser.add_argument("--do-sample", action="store_true", default=None, help="draw tokens instead of the likeliest")
-    parser.add_argument("--temperature", type=float, metavar="X", help="of sampling: near 0 is surer, above 1 wilder")
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="X", help="... from the likeliest that have this share together")
-    parser.add_argument("--min-p", type=float, metavar="X", help="... from those with this share of the likeliest's")
-    parser.add_argument("--seed", type=int, metavar="N", help="of sampling: the same seed gives the same text")
-    parser.add_argument("--stop", metavar="TEXT", action="append", help="end before this text; may be given again")
+    parser.add_argument(
+        "--do-sample", action="store_true", default=None, help="sample tokens instead of taking the most likely"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="sampling temperature: lower is more predictable, higher more varied",
+    )
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="X",
+        help="sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)",
+    )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        metavar="X",
+        help="sample from tokens with at least X times the probability of the most likely one",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of sampling: the same seed gives the same text")
+    parser.add_argument("--stop", metavar="TEXT", action="append", help="stop before this text; can be repeated")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
     parser.add_argument("--kernel", metavar="NAME", default="auto", help=f"of attention: {', '.join(KERNELS)}")
-    parser.add_argument("--compile", action="store_true", default=None, help="compile first: for long texts, or many")
-    parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
+    parser.add_argument(
+        "--compile", action="store_true", default=None, help="compile the model first: faster for long or many texts"
+    )
+    parser.add_argument(
+        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

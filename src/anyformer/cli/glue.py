@@ -19,12 +19,22 @@ from anyformer.cli.texts import as_json
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder or a hub id")
-    parser.add_argument("--data", metavar="DIR", required=True, help="where GLUE's folders are")
-    parser.add_argument("--task", metavar="NAME", action="append", default=[], help="such as cola; all unless said")
-    parser.add_argument("--lr", metavar="RATE", type=float, action="append", help="2e-5; said again, the best is taken")
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value in every run")
-    parser.add_argument("--out", metavar="DIR", help="the folder of the runs; runs/glue-MODEL unless said")
-    parser.add_argument("--resume", action="store_true", help="go on with what is there")
+    parser.add_argument("--data", metavar="DIR", required=True, help="folder with GLUE's folders")
+    parser.add_argument(
+        "--task", metavar="NAME", action="append", default=[], help="a task such as cola (default: all)"
+    )
+    parser.add_argument(
+        "--lr",
+        metavar="RATE",
+        type=float,
+        action="append",
+        help="learning rate (default: 2e-5); can be repeated, the best is kept",
+    )
+    parser.add_argument(
+        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of every run; can be repeated"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/glue-MODEL)")
+    parser.add_argument("--resume", action="store_true", help="resume the runs that are there")
     device_flag(parser)
     parser.add_argument("--json", action="store_true", help="one object")
 

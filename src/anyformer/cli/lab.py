@@ -14,10 +14,10 @@ from anyformer.cli.settings import device_flag
 from anyformer.specs.part import nearest
 
 ACTIONS = {
-    "list": "every experiment and what it shows",
-    "show": "one of them: what is tried, its forms and its claim",
-    "run": "runs one, in the largest form that the time is enough for",
-    "grid": "trains a description or recipe for every combination of values and seeds",
+    "list": "List every experiment and what it shows",
+    "show": "Show one experiment: what it tries, its forms and its claim",
+    "run": "Run an experiment in the largest form that fits the time limit",
+    "grid": "Train a description or recipe for every combination of values and seeds",
 }
 WAYS = ("here", "ray")
 
@@ -52,10 +52,12 @@ def parser_of(action: str) -> Parser:
         parser.add_argument("--set", metavar="PATH=A,B,...", action="append", default=[], help=what)
         parser.add_argument("--seeds", type=int, metavar="N", default=1, help="how many seeds, from 0 on; 1")
         parser.add_argument("--steps", type=int, metavar="N", help="of each training; the recipe's unless said")
-        parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
+        parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
         parser.add_argument("--show", action="store_true", help="say what would be trained, and train nothing")
     if action in ("run", "grid"):
-        parser.add_argument("--jobs", type=int, metavar="N", help="how many trainings at once; one a core, 8 on a GPU")
+        parser.add_argument(
+            "--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)"
+        )
         parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
         parser.add_argument("--out", metavar="DIR", help="the folder; runs/lab/NAME unless said")
         device_flag(parser)

@@ -1,6 +1,6 @@
 """Every named description in one table, so that `anyformer zoo` need not import them all to list them.
 
-    python -m anyformer.cli.listing        # writes zoo.json anew; a test says when that is due
+python -m anyformer.cli.listing        # writes zoo.json anew; a test says when that is due
 """
 
 from __future__ import annotations

@@ -27,16 +27,22 @@ READS = {"text": "reads texts", "image": "reads images", "sound": "hears recordi
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="?", help="a text, or the file of a picture or a recording")
-    parser.add_argument("-o", "--output", metavar="PAGE.html", help="the page as a file; look.html unless said")
-    parser.add_argument("--other", metavar="INPUT", help="another text, whose values can be pasted into this one's run")
-    parser.add_argument("--target", metavar="TEXT", help="of an encoder and a decoder: what the decoder reads")
-    parser.add_argument("--serve", action="store_true", help="a page of this machine in place of a file")
+    parser.add_argument("-o", "--output", metavar="PAGE.html", help="file of the page (default: look.html)")
+    parser.add_argument(
+        "--other", metavar="INPUT", help="a second text, whose activations can be patched into the first"
+    )
+    parser.add_argument("--target", metavar="TEXT", help="text for the decoder of an encoder-decoder model")
+    parser.add_argument("--serve", action="store_true", help="serve the page on this machine instead of writing a file")
     parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; {PORT}")
-    parser.add_argument("--picture", metavar="NAME", help="a picture of the lectures as PNG, SVG or PDF; see --list")
-    parser.add_argument("--list", action="store_true", help="every picture of the lectures")
+    parser.add_argument(
+        "--picture", metavar="NAME", help="draw a figure of the lectures as PNG, SVG or PDF; see --list"
+    )
+    parser.add_argument("--list", action="store_true", help="list the figures of the lectures")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
+    parser.add_argument(
+        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

@@ -20,9 +20,11 @@ LACKING = {"default": "(needed)"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="this kind alone, by its name or one of its others")
-    parser.add_argument("--slot", metavar="PATH", help="those that fit at this address of a model or a run")
-    parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="show only this kind, by its name or another name for it"
+    )
+    parser.add_argument("--slot", metavar="PATH", help="list the kinds that fit at this address of a model or a run")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -20,25 +20,37 @@ from anyformer.cli.texts import as_json
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a name from `anyformer zoo`, a model folder, or a spec.json")
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value, by address")
-    parser.add_argument("--tokens", type=float, metavar="D", help="to train on; 20 a parameter unless said")
-    parser.add_argument("--compute", type=float, metavar="FLOPS", help="to spend, in the place of --tokens")
-    parser.add_argument("--corpus", type=float, metavar="D", help="tokens there are: how often each is seen")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens of a text; the model's limit, at most 2048")
-    parser.add_argument("--batch", type=int, metavar="N", help="texts a step; about half a million tokens unless said")
-    parser.add_argument("--micro", type=int, default=1, metavar="N", help="texts on a device at once (1)")
-    parser.add_argument("--on", metavar="KIND", default="H100", help="the accelerator (H100); a wrong one lists them")
-    parser.add_argument("--devices", type=int, default=8, metavar="N", help="how many of them (8)")
-    parser.add_argument("--flops", type=float, metavar="F", help="of a device, a second: for one that has no name")
+    parser.add_argument(
+        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a value by its address; can be repeated"
+    )
+    parser.add_argument("--tokens", type=float, metavar="D", help="training tokens (default: 20 per parameter)")
+    parser.add_argument("--compute", type=float, metavar="FLOPS", help="compute to spend, instead of --tokens")
+    parser.add_argument("--corpus", type=float, metavar="D", help="tokens in the corpus: how often each is seen")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="tokens per text (default: the model's limit, at most 2048)"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="texts per step (default: about half a million tokens)")
+    parser.add_argument("--micro", type=int, default=1, metavar="N", help="texts on a device at once (default: 1)")
+    parser.add_argument(
+        "--on", metavar="KIND", default="H100", help="accelerator (default: H100); a wrong name lists them"
+    )
+    parser.add_argument("--devices", type=int, default=8, metavar="N", help="number of accelerators (default: 8)")
+    parser.add_argument("--flops", type=float, metavar="F", help="FLOPs per second of a device that has no name here")
     parser.add_argument("--memory", type=float, metavar="BYTES", help="of a device")
     parser.add_argument("--bandwidth", type=float, metavar="BYTES", help="a second, of a device's own memory")
     parser.add_argument("--link", type=float, metavar="BYTES", help="a second, from a device to others")
-    parser.add_argument("--utilisation", type=float, default=0.4, metavar="U", help="the share of its FLOPs used (0.4)")
-    parser.add_argument("--price", type=float, metavar="P", help="of a device, an hour")
-    parser.add_argument("--layout", metavar="WAY", help="such as shard=4,tensor=2,recompute; the simplest that fits")
-    parser.add_argument("--recipe", metavar="NAME", help="whose data and objective the run has; gpt2-124m for decoders")
-    parser.add_argument("--out", metavar="FILE", help="writes the run.json")
-    parser.add_argument("--json", action="store_true", help="a JSON object on stdout")
+    parser.add_argument(
+        "--utilisation", type=float, default=0.4, metavar="U", help="share of the FLOPs that is used (default: 0.4)"
+    )
+    parser.add_argument("--price", type=float, metavar="P", help="price of a device per hour")
+    parser.add_argument(
+        "--layout", metavar="WAY", help="layout such as shard=4,tensor=2,recompute (default: the simplest that fits)"
+    )
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="recipe with the data and objective (default: gpt2-124m for decoders)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the run.json to this file")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(options: argparse.Namespace) -> None:

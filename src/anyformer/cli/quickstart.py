@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     swapped = af.count(af.override(trainer.model.spec, GATED)).parameters
     print(f"\na part swapped: with a gated feed-forward it has {swapped:,} parameters and trains as it is, by")
     print("  anyformer train quickstart --out runs/gated \\")
-    print("    --set 'model.decoder.layers.feedforward.op={\"kind\": \"GatedMLP\", \"width\": 512}'")
+    print('    --set \'model.decoder.layers.feedforward.op={"kind": "GatedMLP", "width": 512}\'')
     print(f"\n{time.monotonic() - start:.0f} s in all; next: `anyformer train --list`, `anyformer zoo`, README.md")
 
 

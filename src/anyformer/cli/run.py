@@ -41,7 +41,7 @@ def listing(given: Sequence[str]) -> None:
         prog="anyformer run", usage="anyformer run [--help] [--list] TASK MODEL [INPUT ...] [flags]",
         description=__doc__, epilog=f"tasks:\n{tasks}\n\n`anyformer run TASK --help` says more.",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="every task and what it does")
+    parser.add_argument("--list", action="store_true", help="list every task and what it does")
     if not parser.parse(given).list:
         raise Mistake(f"give a task: {', '.join(TASKS)}")
     print(tasks)
@@ -72,7 +72,9 @@ def parser_of(task: str) -> Parser:
     parser.add_argument("--batch", type=int, metavar="N", default=8, help="inputs at once; 8")
     parser.add_argument("--dtype", metavar="NAME", default="auto", help=f"{', '.join(DTYPES)}")
     device_flag(parser)
-    parser.add_argument("--offline", action="store_true", help="open no connection: folders and the cache alone")
+    parser.add_argument(
+        "--offline", action="store_true", help="do not use the network; read only local folders and the cache"
+    )
     own = parser.add_argument_group(f"of {task}")
     for name, flag in about.flags.items():
         how: dict[str, Any] = {"metavar": {int: "N", float: "X"}.get(flag.kind, name.upper()), "type": flag.kind}

@@ -20,17 +20,17 @@ from anyformer.cli.settings import device_flag
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", default="gpt2", help="a decoder of the zoo; gpt2")
-    parser.add_argument("--widths", metavar="A,B,...", help="of the models; those of the form unless said")
-    parser.add_argument("--tokens", metavar="A,B,...", help="that each of them learns from")
-    parser.add_argument("--largest", metavar="WIDTH,TOKENS", help="of the run that is predicted")
-    parser.add_argument("--batch", type=int, metavar="N", help="texts of 128 tokens a step")
+    parser.add_argument("name", metavar="NAME", nargs="?", default="gpt2", help="a decoder of the zoo (default: gpt2)")
+    parser.add_argument("--widths", metavar="A,B,...", help="widths of the models (default: by the budget)")
+    parser.add_argument("--tokens", metavar="A,B,...", help="training tokens for each width")
+    parser.add_argument("--largest", metavar="WIDTH,TOKENS", help="width and tokens of the run that is predicted")
+    parser.add_argument("--batch", type=int, metavar="N", help="texts of 128 tokens per step")
     parser.add_argument("--run", action="store_true", help="start the trainings without asking")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="how long it may take; picks the form")
-    parser.add_argument("--data", metavar="PATH", help="text files; Python's documentation and library unless said")
-    parser.add_argument("--jobs", type=int, metavar="N", help="how many trainings at once; one a core, 8 on a GPU")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="time limit; chooses the number of runs")
+    parser.add_argument("--data", metavar="PATH", help="text files (default: Python's documentation and library)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="trainings at once (default: one per core, 8 on a GPU)")
     parser.add_argument("--on", metavar="WAY", default="here", help="here (processes of this machine) or ray")
-    parser.add_argument("--out", metavar="DIR", help="the folder; runs/scale/NAME unless said")
+    parser.add_argument("--out", metavar="DIR", help="folder of the results (default: runs/scale/NAME)")
     device_flag(parser)
 
 

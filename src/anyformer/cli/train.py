@@ -43,12 +43,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delimiter", metavar="CHAR", help="between the values of --csv; default: detected")
     parser.add_argument("--encoding", metavar="NAME", help="of --csv, --jsonl, --tags; default: detected")
     parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
-    parser.add_argument("--list", action="store_true", help="the recipes there are")
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="another value for a field")
-    parser.add_argument("--freeze", metavar="PATH", action="append", default=[], help="what is not learnt, by address")
-    parser.add_argument("--out", metavar="DIR", help="the run's folder; runs/NAME unless said")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
-    parser.add_argument("--data", metavar="DIR", default="data", help="where a recipe finds its data sets; data/")
+    parser.add_argument("--list", action="store_true", help="list the recipes")
+    parser.add_argument(
+        "--set", metavar="PATH=VALUE", action="append", default=[], help="set a field of the run; can be repeated"
+    )
+    parser.add_argument(
+        "--freeze",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="address of a Part that is not trained; can be repeated",
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/NAME)")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the folder")
+    parser.add_argument("--data", metavar="DIR", default="data", help="folder of the data sets (default: data/)")
     device_flag(parser)
     parser.add_argument("--log", metavar="NAME", action="append", default=[], help=f"also to {' or '.join(LOGS)}")
     parser.add_argument("--show", action="store_true", help="print the description and train nothing")

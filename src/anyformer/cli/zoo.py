@@ -10,8 +10,8 @@ from anyformer.specs.part import nearest
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--family", metavar="NAME", help="this family alone")
-    parser.add_argument("--json", action="store_true", help="a JSON list on stdout")
+    parser.add_argument("--family", metavar="NAME", help="list only this family")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -99,13 +99,15 @@ TASKS: dict[str, About] = {
         flags={
             "max_new_tokens": Flag("of the longest text; the folder's, else 128", int),
             "num_beams": Flag("the folder's, else 1", int),
-            "do_sample": Flag("draw tokens instead of the likeliest", bool),
-            "temperature": Flag("of sampling: near 0 is surer, above 1 wilder", float),
+            "do_sample": Flag("sample tokens instead of taking the most likely", bool),
+            "temperature": Flag("sampling temperature: lower is more predictable, higher more varied", float),
             "top_k": Flag("sample from so many of the likeliest tokens", int),
-            "top_p": Flag("... from the likeliest that have this share together", float),
-            "min_p": Flag("... from those with this share of the likeliest's", float),
-            "seed": Flag("of sampling: the same seed gives the same text", int),
-            "stop": Flag("end before this text; may be given again", several=True),
+            "top_p": Flag(
+                "sample from the smallest set of tokens whose probabilities sum to X (nucleus sampling)", float
+            ),
+            "min_p": Flag("sample from tokens with at least X times the probability of the most likely one", float),
+            "seed": Flag("seed of sampling: the same seed gives the same text", int),
+            "stop": Flag("stop before this text; can be repeated", several=True),
             "chat": Flag("the text is a user's message: apply the chat template", bool),
         },
     ),

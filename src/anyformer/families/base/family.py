@@ -240,7 +240,7 @@ class Family:
                 continue
             except (TypeError, ValueError):  # it is understood, and does not go with the rest
                 pass
-            return f"{name}={quote(config[name], 60)} is nothing that a model could be made of"
+            return f"{name}={quote(config[name], 60)} is not a valid value"
         return "no model can be made of these values"
 
     def part(self, config: Mapping[str, Any], architecture: str) -> Model:

@@ -96,7 +96,7 @@ def label_number(labels: tuple[str, ...], number: int, text: str) -> int:
 
 
 def squeezing(model: TransformerModule) -> AutoencoderModule | None:
-    """The autoencoder in whose numbers a model draws; None where it draws pixels."""
+    """The autoencoder whose latent space a model draws in; None where it draws pixels."""
     spec: Any = model.spec
     vae, draws = companion(model), (spec.embedding.channels, *spec.embedding.image_size)
     if vae is not None and (vae.spec.latent.discrete or not vae.spec.draws(draws)):
