@@ -266,3 +266,15 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
         Split(f"{theirs}.weight", [f"{target}.weight" for target in targets], transpose=True),
         Split(f"{theirs}.bias", [f"{target}.bias" for target in targets]),
     ]
+
+
+def parameter(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """A tensor that has a name of its own: it is not the weight or bias of a layer."""
+    return lambda theirs, spec: [Rename(*pair) for pair in zip(expand(theirs), expand(ours), strict=True)]
+
+
+def split(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """One stored layer holds several of ours side by side."""
+    return lambda theirs, spec: [
+        Split(f"{theirs}.{p}", [f"{target}.{p}" for target in expand(ours)]) for p in ("weight", "bias")
+    ]
