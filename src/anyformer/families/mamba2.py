@@ -5,76 +5,35 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, tied
-from anyformer.families.shared import mamba
-from anyformer.families.shared.mamba import MIXER
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.base.family import Size
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry, parameter, split, tied
+from anyformer.families.mamba import MAMBA, MIXER, OURS, THEIRS, expansion
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.norm import RMSNorm
+from anyformer.parts.recurrent.mamba import StepBias
 from anyformer.parts.recurrent.mamba2 import DualState
-from anyformer.weights.rules import Rename, Rule, Split
+from anyformer.specs.addresses import at, edit
 
-_FIRST = "of Mamba's first form; the published class does not read it"
-
-
-def limit(spec: Any) -> list[Any]:
-    op = spec.decoder.layers.steps["mixer"].op
-    return [op.step_low, math.inf if op.step_high is None else op.step_high]
+FIRST = "of Mamba's first form; the published class does not read it"
+FIRST_ONLY = ("intermediate_size", "use_mambapy", "use_associative_scan", "fused_add_norm", "ssm_cfg", "d_model",
+              "d_inner", "n_layer", "pad_vocab_size_multiple")  # fmt: skip
 
 
-FIELDS: dict[str, ConfigField] = {
-    **mamba.FIELDS,
-    "vocab_size": Field(32768, "embedding.tokens.vocab_size"),
-    "hidden_size": Field(4096, "width"),
-    "num_hidden_layers": Field(64, "decoder.depth"),
-    "num_heads": Field(128, f"{MIXER}.num_heads"),
-    "head_dim": Field(64, f"{MIXER}.head_width"),
-    "n_groups": Field(8, f"{MIXER}.groups"),
-    "state_size": Field(128, f"{MIXER}.states"),
-    "expand": Field(2, mamba.expansion(lambda op: op.num_heads * op.head_width)),
-    "time_step_limit": Field((0.0, math.inf), limit),
-    "tie_word_embeddings": Field(False, tied(LMHead)),
-    **{name: Ignored(None, _FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
-    "norm_before_gate": Ignored(True, "of the original code; the published class always norms what the gate left"),
-    "rms_norm": Removed(True, "LayerNorm in place of RMSNorm"),
-    "chunk_size": Ignored(256, "how the recurrence is computed, not what"),
-    "pad_token_id": Ignored(1, "used by tokenizers; its vector is one like others"),
-    "eos_token_id": Ignored(2, "used by generation"),
-}
-
-
-def describe(c: Any) -> Model:
+def same_width(c: Config) -> None:
     if c.hidden_size * c.expand != c.num_heads * c.head_dim:
         raise ValueError(f"expand {c.expand} times hidden_size {c.hidden_size} is not num_heads {c.num_heads} times "
                          f"head_dim {c.head_dim}")  # fmt: skip
-    low, high = c.time_step_limit
-    norm = RMSNorm(eps=c.layer_norm_epsilon)
-    mixer = DualState(
-        num_heads=c.num_heads,
-        head_width=c.head_dim,
-        groups=c.n_groups,
-        states=c.state_size,
-        taps=c.conv_kernel,
-        activation=activation_named(c.hidden_act),
-        bias=c.use_bias,
-        conv_bias=c.use_conv_bias,
-        step_low=low,
-        step_high=None if high == math.inf else high,
-        norm=norm,
-        bias_start=mamba.bias_start(c),
-    )
-    return mamba.model(c, norm, mixer)
 
 
-def mixer_rules(mixer: str, op: str) -> list[Rule]:
-    inner = ("gate", "up", "step")
-    return [
-        *[Split(f"{mixer}.in_proj.{p}", [f"{op}.{name}.{p}" for name in inner]) for p in ("weight", "bias")],
-        Rename(f"{mixer}.dt_bias", f"{op}.step_bias"),
-        Rename(f"{mixer}.norm.weight", f"{op}.norm.weight"),
-    ]
+def limit_steps(spec: Any, value: Any, c: Config) -> Any:
+    low, high = value
+    return edit(spec, {f"{MIXER}.step_low": low, f"{MIXER}.step_high": None if high == math.inf else high})
+
+
+def step_limit(spec: Any) -> list[Any]:
+    op = at(spec, MIXER)
+    return [op.step_low, math.inf if op.step_high is None else op.step_high]
 
 
 def size(width: int, depth: int, published: float) -> Size:
@@ -82,23 +41,49 @@ def size(width: int, depth: int, published: float) -> Size:
     return Size({**shape, "vocab_size": 50288, "tie_word_embeddings": True}, published)
 
 
-FAMILIES = (
-    Family(
-        name="mamba2",
-        about="language models without attention, linear in the length, in matrix products",
-        fields=FIELDS,
-        describe=describe,
-        rules=mamba.rules(mixer_rules),
-        architectures=("Mamba2ForCausalLM", "Mamba2Model"),
-        base=("Mamba2Model",),
-        prefix="backbone.",
-        legacy={"embedding.weight": "embeddings.weight"},
-        sizes={
-            "mamba2-130m": size(768, 24, 130e6),
-            "mamba2-370m": size(1024, 48, 370e6),
-            "mamba2-780m": size(1536, 48, 780e6),
-            "mamba2-1.3b": size(2048, 48, 1.3e9),
-            "mamba2-2.7b": size(2560, 64, 2.7e9),
-        },
-    ),
-)
+MAMBA2 = MAMBA.but(
+    "mamba2",
+    about="language models without attention, linear in the length, in matrix products",
+    changes={
+        "width": 4096,
+        "embedding.tokens.vocab_size": 32768,
+        "decoder.depth": 64,
+        MIXER: DualState(
+            num_heads=128, head_width=64, groups=8, states=128, taps=4, activation="silu", bias=False, conv_bias=True,
+            step_low=0.0, step_high=None, norm=RMSNorm(eps=1e-5),
+            bias_start=StepBias(low=0.001, high=0.1, floor=1e-4),
+        ),
+    },
+    classes={"Mamba2ForCausalLM": Class(LMHead(vocab_size=32768), "lm_head"), "Mamba2Model": Class(prefix="")},
+    config={
+        "num_heads": f"{MIXER}.num_heads",
+        "head_dim": f"{MIXER}.head_width",
+        "n_groups": f"{MIXER}.groups",
+        "expand": expansion(lambda op: op.num_heads * op.head_width),
+        "time_step_limit": Entry((0.0, math.inf), step_limit, build=limit_steps),
+        "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+        "norm_before_gate": Ignored(True, "of the original code; the published class always norms what the gate left"),
+        "chunk_size": Ignored(256, "how the recurrence is computed, not what"),
+        "pad_token_id": Ignored(1, "used by tokenizers; its vector is one like others"),
+        "eos_token_id": Ignored(2, "used by generation"),
+        **{name: Ignored(None, FIRST) for name in ("time_step_rank", "time_step_scale", "time_step_init_scheme")},
+        **dict.fromkeys(FIRST_ONLY),
+    },
+    checks=(same_width,),
+    weights={
+        f"{THEIRS}.in_proj": split(f"{OURS}.{{gate,up,step}}"),
+        f"{THEIRS}.{{x_proj,dt_proj}}": None,
+        f"{THEIRS}.dt_proj.bias": None,
+        f"{THEIRS}.dt_bias": parameter(f"{OURS}.step_bias"),
+        f"{THEIRS}.norm": f"{OURS}.norm",
+    },
+    sizes={
+        "mamba2-130m": size(768, 24, 130e6),
+        "mamba2-370m": size(1024, 48, 370e6),
+        "mamba2-780m": size(1536, 48, 780e6),
+        "mamba2-1.3b": size(2048, 48, 1.3e9),
+        "mamba2-2.7b": size(2560, 64, 2.7e9),
+    },
+)  # fmt: skip
+
+FAMILIES = (MAMBA2,)

@@ -21,7 +21,7 @@ from anyformer.parts.head.base import Head
 from anyformer.specs.addresses import Path, at, check_all, edit, find, replace_all, unchecked
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, conform, hints, nearest, thaw
-from anyformer.weights.rules import Copies, Rename, Rule, Split, Transpose
+from anyformer.weights.rules import Copies, Rename, Reshape, Rule, Split, Transpose
 
 TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "as in the template"})()
 
@@ -265,4 +265,22 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
     return lambda theirs, spec: [
         Split(f"{theirs}.weight", [f"{target}.weight" for target in targets], transpose=True),
         Split(f"{theirs}.bias", [f"{target}.bias" for target in targets]),
+    ]
+
+
+def parameter(ours: str, shape: tuple[int, ...] | None = None) -> Callable[[str, Any], list[Rule]]:
+    """A tensor that has a name of its own: it is not the weight or bias of a layer. `shape` is that of the stored one,
+    if it is another."""
+
+    def rules(theirs: str, spec: Any) -> list[Rule]:
+        pairs = zip(expand(theirs), expand(ours), strict=True)
+        return [Rename(*pair) if shape is None else Reshape(*pair, shape) for pair in pairs]
+
+    return rules
+
+
+def split(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """One stored layer holds several of ours side by side."""
+    return lambda theirs, spec: [
+        Split(f"{theirs}.{p}", [f"{target}.{p}" for target in expand(ours)]) for p in ("weight", "bias")
     ]
