@@ -190,8 +190,8 @@ def fill(
         check_all(spec)
     except ValueError as error:
         text = str(error)
-        for address in sorted(names, key=len, reverse=True):
-            text = text.replace(address, names[address])
+        for address, name in names.items():
+            text = re.sub(rf"(?<![\w.]){re.escape(address)}(?![\w.]*\w)", name, text)
         raise ValueError(text) from None
     return spec
 
