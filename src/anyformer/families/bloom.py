@@ -6,7 +6,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, divides, helper, interleaved, tied
+from anyformer.families.base.template import Class, Config, Entry, divides, helper, interleave, tied
 from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
 from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
@@ -82,7 +82,7 @@ WEIGHTS = {
     "~word_embeddings": "embedding.tokens",
     "~word_embeddings_layernorm": "embedding.norm",
     "~h.{i}.input_layernorm": f"{LAYER}.attention.pre_norm",
-    "~h.{i}.self_attention.query_key_value": interleaved(f"{LAYER}.attention.op.{{q,k,v}}"),
+    "~h.{i}.self_attention.query_key_value": interleave(f"{LAYER}.attention.op.{{q,k,v}}"),
     "~h.{i}.self_attention.dense": f"{LAYER}.attention.op.o",
     "~h.{i}.post_attention_layernorm": f"{LAYER}.feedforward.pre_norm",
     "~h.{i}.mlp.{dense_h_to_4h,dense_4h_to_h}": f"{LAYER}.feedforward.op.{{up,down}}",

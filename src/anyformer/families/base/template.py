@@ -268,7 +268,7 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
     ]
 
 
-def interleaved(ours: str) -> Callable[[str, Any], list[Rule]]:
+def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
     """GPT-NeoX's attention: queries, keys and values stored as one, a piece of each for each head in turn."""
     targets, count = expand(ours), f"{ours.rpartition('.')[0].replace('.{i}', '')}.num_heads"
 
