@@ -5,46 +5,70 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed, tied
-from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
-from anyformer.models import Model
+from anyformer.families.base.fields import Absent, Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, divides, helper, interleave, tied
+from anyformer.families.shared.heads import causal_mask, decoder_classes, tag_dropout
+from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Alibi
+from anyformer.runtime.mask import Causal
+from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Interleave, Rename, Rule
+
+ATTENTION, LAYER = "decoder.layers.attention.op", "decoder.layers.{i}"
+NORM = LayerNorm(eps=1e-5)
+
+TEMPLATE = DecoderModel(
+    width=64,
+    embedding=TextEmbedding(tokens=Tokens(vocab_size=250880), norm=NORM),
+    decoder=Stack(
+        depth=2,
+        layers=Block(
+            attention=Sublayer(
+                pre_norm=NORM, op=Attention(num_heads=8, mask=Causal(), position=Alibi(num_heads=8, unpadded=True))
+            ),
+            feedforward=Sublayer(pre_norm=NORM, op=MLP(width=256, activation="gelu_tanh")),
+        ),
+        norm=NORM,
+    ),
+    init={"*": Normal(std=0.02)},
+)
 
 MEGATRON = "a setting of the training code that the published class does not read"
 
 
 def classifier_dropout(spec: Any) -> float:
-    if (dropout := tag_dropout(spec)) == spec.decoder.layers.steps["attention"].dropout:
-        raise Absent  # where it is not said, hidden_dropout stands in
+    if (dropout := tag_dropout(spec)) == at(spec, "decoder.layers.attention.dropout"):
+        raise Absent  # without it, hidden_dropout is used
     return dropout
 
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(250880, "embedding.tokens.vocab_size"),
-    "hidden_size": Field(64, "width"),
-    "n_layer": Field(2, "decoder.depth"),
-    "n_head": Field(8, "decoder.layers.attention.op.num_heads"),
-    "layer_norm_epsilon": Field(1e-5, "decoder.norm.eps"),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "apply_residual_connection_post_layernorm": Field(False, "decoder.layers.attention.normed_skip"),
-    "hidden_dropout": Field(0.0, "decoder.layers.attention.dropout"),
-    "attention_dropout": Field(0.0, "decoder.layers.attention.op.dropout"),
-    "classifier_dropout": Field(None, classifier_dropout),
-    "pretraining_tp": Field(1),
-    "slow_but_exact": Field(False),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "pad_token_id": Field(None, "head.pool.padding_token"),
-    "problem_type": Field(None, "head.problem"),
-    "is_causal": causal("decoder.layers.attention.op.mask"),
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
+    "hidden_size": "width",
+    "n_layer": "decoder.depth",
+    "n_head": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
+    "layer_norm_epsilon": ("decoder.norm.eps", "decoder.layers.*.pre_norm.eps", "embedding.norm.eps"),
+    "initializer_range": "init.*.std",
+    "apply_residual_connection_post_layernorm": "decoder.layers.*.normed_skip",
+    "hidden_dropout": "decoder.layers.*.dropout",
+    "attention_dropout": f"{ATTENTION}.dropout",
+    "classifier_dropout": Entry(
+        None, classifier_dropout, addresses=("head[TagHead].dropout",),
+        read=lambda value, c: c.hidden_dropout if value is None else value,
+    ),
+    "pretraining_tp": helper(1),
+    "slow_but_exact": helper(False),
+    "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
+    "pad_token_id": "head.pool.padding_token",
+    "is_causal": causal_mask(f"{ATTENTION}.mask"),
     "bos_token_id": Ignored(1, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
     "seq_length": Ignored(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
@@ -54,76 +78,52 @@ FIELDS: dict[str, ConfigField] = {
                                                 "bias_dropout_fusion", "skip_bias_add_qkv")},
 }  # fmt: skip
 
+WEIGHTS = {
+    "~word_embeddings": "embedding.tokens",
+    "~word_embeddings_layernorm": "embedding.norm",
+    "~h.{i}.input_layernorm": f"{LAYER}.attention.pre_norm",
+    "~h.{i}.self_attention.query_key_value": interleave(f"{LAYER}.attention.op.{{q,k,v}}"),
+    "~h.{i}.self_attention.dense": f"{LAYER}.attention.op.o",
+    "~h.{i}.post_attention_layernorm": f"{LAYER}.feedforward.pre_norm",
+    "~h.{i}.mlp.{dense_h_to_4h,dense_4h_to_h}": f"{LAYER}.feedforward.op.{{up,down}}",
+    "~ln_f": "decoder.norm",
+}
 
-def describe(c: Any) -> Model:
-    if c.hidden_size % c.n_head:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of n_head {c.n_head}")
+
+def check_exact(c: Config) -> None:
     if c.slow_but_exact and c.pretraining_tp > 1:
         raise ValueError("slow_but_exact with pretraining_tp above 1 is not supported: it leaves biases out")
-    norm = LayerNorm(eps=c.layer_norm_epsilon)
-
-    def step(op: Any) -> Sublayer:
-        skip = c.apply_residual_connection_post_layernorm
-        return Sublayer(pre_norm=norm, op=op, normed_skip=skip, dropout=c.hidden_dropout)
-
-    attention = Attention(
-        num_heads=c.n_head, mask=seen(c), dropout=c.attention_dropout,
-        position=Alibi(num_heads=c.n_head, unpadded=True, signed=not c.is_causal),
-    )  # fmt: skip
-    mlp = MLP(width=4 * c.hidden_size, activation="gelu_tanh")
-    layers = Block(attention=step(attention), feedforward=step(mlp))
-    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), norm=norm)
-    return decoder_model(c, Stack(layers=layers, depth=c.n_layer, norm=norm), embedding)
-
-
-def rules(spec: Any) -> list[Rule]:
-    layer, ours = "~h.{i}", "decoder.layers.{i}"
-    op, heads = f"{ours}.attention.op", spec.decoder.layers.steps["attention"].op.num_heads
-    outs = {"BloomForSequenceClassification": "score", "BloomForTokenClassification": "classifier",
-            "BloomForQuestionAnswering": "qa_outputs"}  # fmt: skip
-    modules = {
-        "~word_embeddings": "embedding.tokens",
-        "~word_embeddings_layernorm": "embedding.norm",
-        f"{layer}.input_layernorm": f"{ours}.attention.pre_norm",
-        f"{layer}.self_attention.dense": f"{op}.o",
-        f"{layer}.post_attention_layernorm": f"{ours}.feedforward.pre_norm",
-        f"{layer}.mlp.dense_h_to_4h": f"{ours}.feedforward.op.up",
-        f"{layer}.mlp.dense_4h_to_h": f"{ours}.feedforward.op.down",
-        "~ln_f": "decoder.norm",
-        outs.get(spec.architecture, "lm_head"): "head.out",
-    }
-    joint = f"{layer}.self_attention.query_key_value"
-    return [
-        *[Interleave(f"{joint}.{p}", [f"{op}.{n}.{p}" for n in "qkv"], heads) for p in ("weight", "bias")],
-        *[Rename(f"{theirs}.{{p}}", f"{name}.{{p}}") for theirs, name in modules.items()],
-    ]
 
 
 def size(depth: int, width: int, heads: int, published: float) -> Size:
     return Size({"n_layer": depth, "hidden_size": width, "n_head": heads}, published)
 
 
-FAMILIES = (
-    Family(
-        name="bloom",
-        about="decoder language models of 46 languages",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "BloomForCausalLM", "BloomModel", "BloomForSequenceClassification", "BloomForTokenClassification",
-            "BloomForQuestionAnswering",
-        ),
-        base=("BloomModel",),
-        prefix="transformer.",
-        aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
-        sizes={
-            "bloom-560m": size(24, 1024, 16, 559e6),
-            "bloom-1.1b": size(24, 1536, 16, 1.065e9),
-            "bloom-1.7b": size(24, 2048, 16, 1.722e9),
-            "bloom-3b": size(30, 2560, 32, 3.003e9),
-            "bloom-7.1b": size(30, 4096, 32, 7.069e9),
-            "bloom": size(70, 14336, 112, 176.247e9),
-        },
-    ),
-)  # fmt: skip
+BLOOM = Family(
+    name="bloom",
+    about="decoder language models of 46 languages",
+    template=TEMPLATE,
+    classes={
+        **decoder_classes("Bloom", 250880),
+        "BloomForTokenClassification": Class(TagHead(num_labels=2, dropout=0.0), "classifier"),
+    },
+    config=CONFIG,
+    computed={
+        "decoder.layers.feedforward.op.width": lambda c: 4 * c.hidden_size,
+        f"{ATTENTION}.position.signed": lambda c: not c.is_causal,
+    },
+    weights=WEIGHTS,
+    prefix="transformer.",
+    checks=(divides("n_head", "hidden_size"), check_exact),
+    aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    sizes={
+        "bloom-560m": size(24, 1024, 16, 559e6),
+        "bloom-1.1b": size(24, 1536, 16, 1.065e9),
+        "bloom-1.7b": size(24, 2048, 16, 1.722e9),
+        "bloom-3b": size(30, 2560, 32, 3.003e9),
+        "bloom-7.1b": size(30, 4096, 32, 7.069e9),
+        "bloom": size(70, 14336, 112, 176.247e9),
+    },
+)
+
+FAMILIES = (BLOOM,)

@@ -3,133 +3,130 @@ by side, and only a part of each head is turned by rotary positions."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, tied
-from anyformer.families.shared.heads import causal, decoder_model, seen, tag_dropout
+from anyformer.families.base.fields import Absent, Ignored, Removed
+from anyformer.families.base.template import Class, Config, activation, choice, divides, entry, helper, interleave, tied
+from anyformer.families.shared.heads import decoder_classes
 from anyformer.families.shared.rope import ROPE, read_rope, write_rope
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named, published_name
+from anyformer.models import DecoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.rotary import Rope
+from anyformer.runtime.mask import Causal, Full, Mask
+from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block, Parallel
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Interleave, Rename, Rule
 
-OLD = "a name of old configs that the published class does not honour"
-BESIDE = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
+# the steps are in `both`, or directly in the layer where they follow each other
+ATTENTION, INNER = "decoder.layers.**.attention.op", "decoder.layers.**.feedforward.op"
+NORM = LayerNorm(eps=1e-5)
+
+TEMPLATE = DecoderModel(
+    width=6144,
+    length=2048,
+    embedding=TextEmbedding(tokens=Tokens(vocab_size=50432)),
+    decoder=Stack(
+        depth=44,
+        layers=Block(
+            both=Parallel(
+                attention=Sublayer(
+                    pre_norm=NORM,
+                    op=Attention(num_heads=64, bias="qkvo", mask=Causal(), position=Rope(base=10000.0, fraction=0.25)),
+                ),
+                feedforward=Sublayer(pre_norm=NORM, op=MLP(width=24576, activation="gelu")),
+            )
+        ),
+        norm=NORM,
+    ),
+    init={"*": Normal(std=0.02)},
+)
 
 
 def is_parallel(spec: Any) -> bool:
     return "both" in spec.decoder.layers.steps
 
 
-def step(spec: Any, name: str) -> Any:
-    steps = spec.decoder.layers.steps
-    return (steps["both"].steps if is_parallel(spec) else steps)[name]
+def in_sequence(spec: Any, parallel: bool, c: Config) -> Any:
+    """Without use_parallel_residual the feed-forward reads what attention leaves."""
+    return spec if parallel else edit(spec, {"decoder.layers": Block(**spec.decoder.layers.steps["both"].steps)})
 
 
-def attention(spec: Any) -> Attention:
-    return step(spec, "attention").op
+def is_causal(mask: Mask) -> bool:
+    if mask.sees == "past":
+        raise Absent  # written only where it is false
+    return False
 
 
-def mlp(spec: Any) -> MLP:
-    return step(spec, "feedforward").op
+def rotary(value: Any, c: Config) -> Rope:
+    given = {**(c.rope_scaling or value or {})}
+    given.setdefault("rope_theta", 10000.0 if c.rotary_emb_base is None else c.rotary_emb_base)
+    fraction = given.setdefault("partial_rotary_factor", 0.25 if c.rotary_pct is None else c.rotary_pct)
+    return read_rope(Config(**{**vars(c), "rope_scaling": None, "rope_parameters": given}), fraction)
 
 
-def rope_parameters(spec: Any) -> dict[str, Any]:
-    rope: Any = attention(spec).position
-    return {**write_rope(rope), "partial_rotary_factor": rope.fraction}
+OLD = "a name of old configs that the published class does not honour"
+BESIDE = "written beside rotary_emb_base and rotary_pct, which are what the published class reads"
 
-
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(50432, "embedding.tokens.vocab_size"),
-    "hidden_size": Field(6144, "width"),
-    "num_hidden_layers": Field(44, "decoder.depth"),
-    "num_attention_heads": Field(64, lambda spec: attention(spec).num_heads),
-    "intermediate_size": Field(24576, lambda spec: mlp(spec).width),
-    "hidden_act": Field("gelu", lambda spec: published_name(mlp(spec).activation)),
-    "attention_dropout": Field(0.0, lambda spec: attention(spec).dropout),
-    "hidden_dropout": Field(0.0, "embedding.dropout"),
-    "classifier_dropout": Field(0.1, tag_dropout),
-    "max_position_embeddings": Field(2048, "length"),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "layer_norm_eps": Field(1e-5, "decoder.norm.eps"),
-    "use_parallel_residual": Field(True, is_parallel),
-    "rope_parameters": Field(None, rope_parameters, within=ROPE),
-    "rope_scaling": Field(None, within=ROPE),
-    "original_max_position_embeddings": Field(None),
-    "rotary_emb_base": Field(None),
-    "rotary_pct": Field(None),
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
+    "hidden_size": "width",
+    "num_hidden_layers": "decoder.depth",
+    "num_attention_heads": f"{ATTENTION}.num_heads",
+    "intermediate_size": f"{INNER}.width",
+    "hidden_act": activation(f"{INNER}.activation"),
+    "attention_dropout": f"{ATTENTION}.dropout",
+    "hidden_dropout": ("embedding.dropout", "decoder.layers.both.*.dropout"),
+    "classifier_dropout": "head[TagHead].dropout",
+    "max_position_embeddings": "length",
+    "initializer_range": "init.*.std",
+    "layer_norm_eps": ("decoder.norm.eps", "decoder.layers.both.*.pre_norm.eps"),
+    "use_parallel_residual": entry(default=True, path=is_parallel, build=in_sequence),
+    "rope_parameters": entry(
+        f"{ATTENTION}.position", default=None, within=ROPE, read=rotary,
+        write=lambda rope: {**write_rope(rope), "partial_rotary_factor": rope.fraction},
+    ),
+    "rope_scaling": helper(within=ROPE),
+    **dict.fromkeys(("original_max_position_embeddings", "rotary_emb_base", "rotary_pct"), helper()),
     **{name: Ignored(None, BESIDE) for name in ("rope_theta", "partial_rotary_factor")},
-    "head_dim": Field(None),  # published: of the rotary positions alone
-    "attention_bias": Field(True, lambda spec: attention(spec).bias == "qkvo"),
-    "tie_word_embeddings": Field(False, tied(LMHead)),
-    "pad_token_id": Field(None, "head.pool.padding_token"),
-    "problem_type": Field(None, "head.problem"),
-    "is_causal": causal(lambda spec: attention(spec).mask),
+    "head_dim": helper(),  # published: of the rotary positions alone
+    "attention_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: ""}),
+    "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+    "pad_token_id": "head.pool.padding_token",
+    "is_causal": entry(
+        f"{ATTENTION}.mask", default=True, read=lambda value, c: Causal() if value else Full(), write=is_causal
+    ),
     "bos_token_id": Ignored(0, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
     "is_decoder": Ignored(False, "it reads from left to right whatever this says"),
     "attention_probs_dropout_prob": Removed(0.0, OLD),
     "hidden_dropout_prob": Removed(0.0, OLD),
-}
+}  # fmt: skip
 
 
-def rotary(c: Any) -> Rope:
-    given = {**(c.rope_scaling or c.rope_parameters or {})}
-    given.setdefault("rope_theta", 10000.0 if c.rotary_emb_base is None else c.rotary_emb_base)
-    fraction = given.setdefault("partial_rotary_factor", 0.25 if c.rotary_pct is None else c.rotary_pct)
-    return read_rope(SimpleNamespace(**{**vars(c), "rope_scaling": None, "rope_parameters": given}), fraction)
+def weights(spec: Any) -> dict[str, Any]:
+    layer = "decoder.layers.{i}.both" if is_parallel(spec) else "decoder.layers.{i}"
+    return {
+        "~embed_in": "embedding.tokens",
+        "~layers.{i}.input_layernorm": f"{layer}.attention.pre_norm",
+        "~layers.{i}.attention.query_key_value": interleave(f"{layer}.attention.op.{{q,k,v}}"),
+        "~layers.{i}.attention.dense": f"{layer}.attention.op.o",
+        "~layers.{i}.post_attention_layernorm": f"{layer}.feedforward.pre_norm",
+        "~layers.{i}.mlp.{dense_h_to_4h,dense_4h_to_h}": f"{layer}.feedforward.op.{{up,down}}",
+        "~final_layer_norm": "decoder.norm",
+    }
 
 
-def describe(c: Any) -> Model:
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
+def check_head_dim(c: Config) -> None:
     if c.head_dim not in (None, c.hidden_size // c.num_attention_heads):
         raise ValueError(f"head_dim={c.head_dim} is not hidden_size / num_attention_heads")
-    norm = LayerNorm(eps=c.layer_norm_eps)
-    ops = {
-        "attention": Attention(
-            num_heads=c.num_attention_heads, bias="qkvo" if c.attention_bias else "", mask=seen(c),
-            position=rotary(c), dropout=c.attention_dropout,
-        ),
-        "feedforward": MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act)),
-    }  # fmt: skip
-    steps = {name: Sublayer(pre_norm=norm, op=op, dropout=c.hidden_dropout) for name, op in ops.items()}
-    layers = Block(both=Parallel(**steps)) if c.use_parallel_residual else Block(**steps)
-    embedding = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), dropout=c.hidden_dropout)
-    stack = Stack(layers=layers, depth=c.num_hidden_layers, norm=norm)
-    return decoder_model(c, stack, embedding, length=c.max_position_embeddings)
-
-
-def rules(spec: Model) -> list[Rule]:
-    layer, ours = "~layers.{i}", "decoder.layers.{i}.both" if is_parallel(spec) else "decoder.layers.{i}"
-    op, heads = f"{ours}.attention.op", attention(spec).num_heads
-    outs = {"GPTNeoXForSequenceClassification": "score", "GPTNeoXForTokenClassification": "classifier",
-            "GPTNeoXForQuestionAnswering": "qa_outputs"}  # fmt: skip
-    modules = {
-        "~embed_in": "embedding.tokens",
-        f"{layer}.input_layernorm": f"{ours}.attention.pre_norm",
-        f"{layer}.attention.dense": f"{op}.o",
-        f"{layer}.post_attention_layernorm": f"{ours}.feedforward.pre_norm",
-        f"{layer}.mlp.dense_h_to_4h": f"{ours}.feedforward.op.up",
-        f"{layer}.mlp.dense_4h_to_h": f"{ours}.feedforward.op.down",
-        "~final_layer_norm": "decoder.norm",
-        outs.get(spec.architecture, "embed_out"): "head.out",
-    }
-    joint = f"{layer}.attention.query_key_value"
-    return [
-        *[Interleave(f"{joint}.{p}", [f"{op}.{n}.{p}" for n in "qkv"], heads) for p in ("weight", "bias")],
-        *[Rename(f"{theirs}.{{p}}", f"{name}.{{p}}") for theirs, name in modules.items()],
-    ]
 
 
 def pythia(depth: int, width: int, heads: int, published: float, vocab_size: int = 50304) -> Size:
@@ -137,28 +134,29 @@ def pythia(depth: int, width: int, heads: int, published: float, vocab_size: int
     return Size({**config, "intermediate_size": 4 * width}, published)
 
 
-FAMILIES = (
-    Family(
-        name="gpt_neox",
-        about="decoder language models",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "GPTNeoXForCausalLM", "GPTNeoXModel", "GPTNeoXForSequenceClassification", "GPTNeoXForTokenClassification",
-            "GPTNeoXForQuestionAnswering",
-        ),
-        base=("GPTNeoXModel",),
-        prefix="gpt_neox.",
-        dropped=tuple(f"~layers.{{i}}.attention.{n}" for n in ("bias", "masked_bias", "rotary_emb.inv_freq")),
-        legacy={"lm_head.weight": "embed_out.weight"},
-        sizes={
-            "gpt-neox-20b": Size({"hidden_act": "gelu_fast"}, 20e9),
-            "pythia-70m": pythia(6, 512, 8, 70.4e6),
-            "pythia-160m": pythia(12, 768, 12, 162.3e6),
-            "pythia-410m": pythia(24, 1024, 16, 405.3e6),
-            "pythia-1.4b": pythia(24, 2048, 16, 1.41e9),
-            "pythia-12b": pythia(36, 5120, 40, 11.8e9, 50688),
-        },
-    ),
-)  # fmt: skip
+GPT_NEOX = Family(
+    name="gpt_neox",
+    about="decoder language models",
+    template=TEMPLATE,
+    classes={
+        **decoder_classes("GPTNeoX", 50432),
+        "GPTNeoXForCausalLM": Class(LMHead(vocab_size=50432), "embed_out"),
+        "GPTNeoXForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+    },
+    config=CONFIG,
+    weights=weights,
+    prefix="gpt_neox.",
+    checks=(divides("num_attention_heads", "hidden_size"), check_head_dim),
+    dropped=tuple(f"~layers.{{i}}.attention.{n}" for n in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+    legacy={"lm_head.weight": "embed_out.weight"},
+    sizes={
+        "gpt-neox-20b": Size({"hidden_act": "gelu_fast"}, 20e9),
+        "pythia-70m": pythia(6, 512, 8, 70.4e6),
+        "pythia-160m": pythia(12, 768, 12, 162.3e6),
+        "pythia-410m": pythia(24, 1024, 16, 405.3e6),
+        "pythia-1.4b": pythia(24, 2048, 16, 1.41e9),
+        "pythia-12b": pythia(36, 5120, 40, 11.8e9, 50688),
+    },
+)
+
+FAMILIES = (GPT_NEOX,)

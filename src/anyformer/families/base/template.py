@@ -21,7 +21,7 @@ from anyformer.parts.head.base import Head
 from anyformer.specs.addresses import Path, at, check_all, edit, find, replace_all, unchecked
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, conform, hints, nearest, thaw
-from anyformer.weights.rules import Copies, Rename, Reshape, Rule, Split, Transpose
+from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
 
 TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "as in the template"})()
 
@@ -284,3 +284,14 @@ def split(ours: str) -> Callable[[str, Any], list[Rule]]:
     return lambda theirs, spec: [
         Split(f"{theirs}.{p}", [f"{target}.{p}" for target in expand(ours)]) for p in ("weight", "bias")
     ]
+
+
+def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """GPT-NeoX's attention: queries, keys and values stored as one, a piece of each for each head in turn."""
+    targets, count = expand(ours), f"{ours.rpartition('.')[0].replace('.{i}', '')}.num_heads"
+
+    def rules(theirs: str, spec: Any) -> list[Rule]:
+        heads = at(spec, count)
+        return [Interleave(f"{theirs}.{p}", [f"{each}.{p}" for each in targets], heads) for p in ("weight", "bias")]
+
+    return rules
