@@ -266,3 +266,8 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
         Split(f"{theirs}.weight", [f"{target}.weight" for target in targets], transpose=True),
         Split(f"{theirs}.bias", [f"{target}.bias" for target in targets]),
     ]
+
+
+def parameter(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """A tensor that has a name of its own: it is not the weight or bias of a layer."""
+    return lambda theirs, spec: [Rename(*pair) for pair in zip(expand(theirs), expand(ours), strict=True)]
