@@ -21,7 +21,7 @@ from anyformer.parts.head.base import Head
 from anyformer.specs.addresses import Path, at, check_all, edit, find, replace_all, unchecked
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, conform, hints, nearest, thaw
-from anyformer.weights.rules import Copies, Rename, Rule, Split, Transpose
+from anyformer.weights.rules import Copies, Rename, Reshape, Rule, Split, Transpose
 
 TEMPLATE: Any = type("Template", (), {"__repr__": lambda self: "as in the template"})()
 
@@ -249,10 +249,11 @@ def rules_of(weights: Weights, spec: Any) -> Iterator[Rule]:
 
 
 def expand(text: str) -> list[str]:
-    """`{q,k}_proj` is q_proj and k_proj; `{i}` stays."""
+    """`{q,k}_proj` is q_proj and k_proj, of several such all combinations; `{i}` stays."""
     if (found := re.search(r"\{([\w.]+(?:,[\w.]+)+)\}", text)) is None:
         return [text]
-    return [text[: found.start()] + each + text[found.end() :] for each in found[1].split(",")]
+    names = found[1].split(",")
+    return [whole for name in names for whole in expand(text[: found.start()] + name + text[found.end() :])]
 
 
 def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
@@ -268,6 +269,12 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
     ]
 
 
-def parameter(ours: str) -> Callable[[str, Any], list[Rule]]:
-    """A tensor that has a name of its own: it is not the weight or bias of a layer."""
-    return lambda theirs, spec: [Rename(*pair) for pair in zip(expand(theirs), expand(ours), strict=True)]
+def parameter(ours: str, shape: tuple[int, ...] | None = None) -> Callable[[str, Any], list[Rule]]:
+    """A tensor that has a name of its own: it is not the weight or bias of a layer. `shape` is that of the stored one,
+    if it is another."""
+
+    def rules(theirs: str, spec: Any) -> list[Rule]:
+        pairs = zip(expand(theirs), expand(ours), strict=True)
+        return [Rename(*pair) if shape is None else Reshape(*pair, shape) for pair in pairs]
+
+    return rules
