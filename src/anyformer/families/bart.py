@@ -6,54 +6,95 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed
-from anyformer.families.shared import transformer
-from anyformer.families.shared.heads import end_head
-from anyformer.families.shared.transformer import TOKENS, check_padding, stack
-from anyformer.models import DecoderModel, EncoderDecoderModel, Model
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
+from anyformer.families.shared.heads import causal_mask
+from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
+from anyformer.models import DecoderModel, EncoderDecoderModel
+from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.base import Head
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.weights.rules import Rename, Reshape, Rule
+from anyformer.runtime.mask import Causal
+from anyformer.specs.addresses import edit
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+from anyformer.weights.rules import Copies, Rename, Rule
+
+NORM, INIT = LayerNorm(eps=1e-5), {"*": Normal(std=0.02)}
+
+EMBEDDING = TextEmbedding(
+    tokens=Tokens(vocab_size=50265, padding_index=1), position=Learned(length=1024, offset=2), norm=NORM, dropout=0.1
+)
+ENCODER = Stack(
+    depth=12,
+    layers=Block(
+        attention=Sublayer(op=Attention(num_heads=16), dropout=0.1, out_norm=NORM),
+        feedforward=Sublayer(op=MLP(width=4096, activation="gelu"), dropout=0.1, out_norm=NORM),
+    ),
+)
+DECODER = Stack(
+    depth=12,
+    layers=Block(
+        attention=Sublayer(op=Attention(num_heads=16, mask=Causal()), dropout=0.1, out_norm=NORM),
+        cross=Sublayer(op=Attention(num_heads=16, memory=True), dropout=0.1, out_norm=NORM),
+        feedforward=Sublayer(op=MLP(width=4096, activation="gelu"), dropout=0.1, out_norm=NORM),
+    ),
+)
+TEMPLATE = EncoderDecoderModel(
+    width=1024,
+    embedding=EMBEDDING,
+    encoder=ENCODER,
+    decoder_embedding=EMBEDDING,
+    decoder=DECODER,
+    start_token=2,
+    padding_token=1,
+    state_offered="without labels",
+    reads_source=True,
+    init=INIT,
+)
+ONLY_DECODER = DecoderModel(width=1024, embedding=EMBEDDING, decoder=DECODER, init=INIT)
+
+
+def share_tables(spec: Any, tie: bool, c: Config) -> Any:
+    """One table for source, target and scores. Untied, that table stays in the files and nothing reads it."""
+    shared = spec.pair and getattr(c, "share_encoder_decoder_embeddings", True)
+    if not tie:
+        return edit(spec, {"embedding.tokens.spare": True}) if shared else spec
+    ties = [(f"decoder_{TOKENS}", TOKENS)] if shared else []
+    if isinstance(spec.head, LMHead):
+        ties.append(("head.out.weight", TOKENS if shared or not spec.pair else f"decoder_{TOKENS}"))
+    return spec.replace(ties=tuple(ties))
+
+
+def root_scale(*addresses: str) -> Entry:
+    """Vectors of tokens times the root of the width."""
+    return entry(
+        *addresses, read=lambda value, c: c.d_model**0.5 if value else None, write=lambda scale: scale is not None
+    )
+
 
 OLD = "a choice of old configs that the published class no longer has"
-
-
-def is_tied(spec: Any) -> bool:
-    return bool(spec.ties)
-
-
-def classifier_dropout(spec: Any) -> float:
-    if not isinstance(spec.head, ClassifyHead):
-        raise Absent
-    return spec.head.pool.dropout
-
-
-FIELDS: dict[str, ConfigField] = {
-    **transformer.FIELDS,
-    "vocab_size": Field(50265, "embedding.tokens.vocab_size"),
-    "scale_embedding": Field(False, lambda spec: spec.embedding.tokens.scale is not None),
-    "tie_word_embeddings": Field(True, is_tied),
-    "classifier_dropout": Field(0.0, classifier_dropout),
-    "pad_token_id": Field(1, "embedding.tokens.padding_index"),
-    "decoder_start_token_id": Field(2, "start_token"),
-    "eos_token_id": Field(2, "head.pool.token"),
-    "problem_type": Field(None, "head.problem"),
+ONLY_BART: dict[str, Any] = {
+    "classifier_dropout": ("head.pool.dropout", "head.pool.input_dropout"),
+    "eos_token_id": "head.pool.token",
+    "problem_type": entry("head.problem", default=None),
     "num_labels": Ignored(3, "read with id2label"),
-    "bos_token_id": Ignored(0, "used by generation"),
     "is_decoder": Ignored(False, "follows from the class"),
     "force_bos_token_to_be_generated": Ignored(False, "used by generation"),
     "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     "classif_dropout": Ignored(0.0, "an old name of classifier_dropout that nothing reads"),
-    **{
-        name: Ignored(None, "how a smaller copy was trained")
-        for name in ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step")
-    },
+    **dict.fromkeys(
+        ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step"),
+        Ignored(None, "how a smaller copy was trained"),
+    ),
     "normalize_before": Removed(False, OLD),
     "normalize_embedding": Removed(True, OLD),
     "add_final_layer_norm": Removed(False, OLD),
@@ -61,63 +102,52 @@ FIELDS: dict[str, ConfigField] = {
     "static_position_embeddings": Removed(False, OLD),
     "extra_pos_embeddings": Removed(2, OLD),
 }
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("*.tokens.vocab_size", "head.vocab_size"),
+    "d_model": "width",
+    "encoder_layers": "encoder.depth",
+    "encoder_ffn_dim": "encoder.layers.feedforward.op.width",
+    "encoder_attention_heads": "encoder.layers.*.op.num_heads",
+    "encoder_layerdrop": "encoder.layer_drop",
+    "decoder_layers": "decoder.depth",
+    "decoder_ffn_dim": "decoder.layers.feedforward.op.width",
+    "decoder_attention_heads": "decoder.layers.*.op.num_heads",
+    "decoder_layerdrop": "decoder.layer_drop",
+    "max_position_embeddings": "*.position.length",
+    "dropout": ("embedding.dropout", "decoder_embedding.dropout", "*.layers.*.dropout"),
+    "attention_dropout": "*.layers.*.op[Attention].dropout",
+    "activation_dropout": "*.layers.feedforward.op.dropout",
+    "activation_function": activation("*.layers.feedforward.op.activation"),
+    "init_std": "init.*.std",
+    "scale_embedding": root_scale("*.tokens.scale"),
+    "tie_word_embeddings": Entry(True, lambda spec: bool(spec.ties), build=share_tables),
+    "pad_token_id": ("*.tokens.padding_index", "padding_token"),
+    "decoder_start_token_id": "start_token",
+    "is_causal": causal_mask("decoder.layers.attention.op.mask"),
+    "is_encoder_decoder": Ignored(True, "follows from the class"),
+    "bos_token_id": Ignored(0, "used by generation"),
+    **ONLY_BART,
+}
 
 
-def describe(c: Any) -> Model:
-    check_padding(c, c.vocab_size)
-    alone, tie = c.architecture == "BartForCausalLM", c.tie_word_embeddings
-    tokens = Tokens(
-        vocab_size=c.vocab_size, padding_index=c.pad_token_id, scale=c.d_model**0.5 if c.scale_embedding else None
-    )
-    embedding = TextEmbedding(
-        tokens=tokens, position=Learned(length=c.max_position_embeddings, offset=2), norm=LayerNorm(),
-        dropout=c.dropout,
-    )  # fmt: skip
-    shared: dict[str, Any] = {
-        "width": c.d_model, "decoder": stack(c, "decoder"), "head": head(c), "init": {"*": Normal(std=c.init_std)},
-    }  # fmt: skip
-    if alone:
-        return DecoderModel(embedding=embedding, ties=(("head.out.weight", TOKENS),) if tie else (), **shared)
-    tied = [f"decoder_{TOKENS}", *(["head.out.weight"] if isinstance(shared["head"], LMHead) else [])]
-    return EncoderDecoderModel(
-        # untied, the shared table stays in the files and nothing reads it
-        embedding=embedding.replace(tokens=tokens.replace(spare=not tie)),
-        encoder=stack(c, "encoder"),
-        decoder_embedding=embedding,
-        start_token=c.decoder_start_token_id,
-        padding_token=c.pad_token_id,
-        state_offered="without labels",
-        reads_source=True,
-        ties=tuple((name, TOKENS) for name in tied) if tie else (),
-        **shared,
-    )
+def shared_table(theirs: str, spec: Any) -> list[Rule]:
+    if any(owner == TOKENS for _, owner in spec.ties):
+        return [Copies([f"{theirs}.weight", "~encoder.embed_tokens.weight"], TOKENS)] if spec.pair else []
+    return [Rename(f"{theirs}.weight", "embedding.tokens.spare")]
 
 
-def head(c: Any) -> Head | None:
-    match c.architecture:
-        case "BartForConditionalGeneration":
-            return LMHead(vocab_size=c.vocab_size, shift=False, offset=True)
-        case "BartForCausalLM":
-            return LMHead(vocab_size=c.vocab_size, shift=False)  # published: whoever calls it moves the labels
-        case "BartForSequenceClassification":
-            return end_head(c)
-        case "BartForQuestionAnswering":
-            return SpanHead()
-    return None
+WEIGHTS: dict[str, Any] = {
+    "~shared": shared_table,
+    **weights("out_norm"),
+    "~{encoder,decoder}.layernorm_embedding": "{embedding,decoder_embedding}.norm",
+}
+LOGITS_BIAS = {"final_logits_bias": parameter("head.offset", (1, -1))}
 
 
-def rules(spec: Model) -> list[Rule]:
-    alone = not spec.pair
-    outs = {"BartForSequenceClassification": "classification_head.out_proj", "BartForQuestionAnswering": "qa_outputs"}
-    return [
-        *transformer.rules(spec),
-        Rename("~shared.weight", "embedding.tokens.spare"),
-        Rename(f"~{'decoder' if alone else 'encoder'}.layernorm_embedding.{{p}}", "embedding.norm.{p}"),
-        Rename("~decoder.layernorm_embedding.{p}", "decoder_embedding.norm.{p}"),
-        Rename("classification_head.dense.{p}", "head.pool.dense.{p}"),
-        Rename(f"{outs.get(spec.architecture, 'lm_head')}.{{p}}", "head.out.{p}"),
-        Reshape("final_logits_bias", "head.offset", (1, -1)),
-    ]
+def equal_heads(c: Config) -> None:
+    for side in ("decoder",) if c.architecture.endswith("ForCausalLM") else ("encoder", "decoder"):
+        if c.d_model % (heads := getattr(c, f"{side}_attention_heads")):
+            raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
 
 
 BASE = {f"{side}_{name}": value for side in ("encoder", "decoder")
@@ -127,28 +157,39 @@ MASS = {"vocab_size": 30522, "max_position_embeddings": 512, "scale_embedding": 
         "activation_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102,
         "decoder_start_token_id": 102}  # fmt: skip
 
-FAMILIES = (
-    Family(
-        name="bart",
-        about="summaries and other rewriting, from a denoising autoencoder",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "BartForConditionalGeneration", "BartModel", "BartForSequenceClassification", "BartForQuestionAnswering",
-            "BartForCausalLM",
+BART = Family(
+    name="bart",
+    about="summaries and other rewriting, from a denoising autoencoder",
+    template=TEMPLATE,
+    classes={
+        "BartForConditionalGeneration": Class(
+            LMHead(vocab_size=50265, shift=False, offset=True), "lm_head", weights=LOGITS_BIAS
         ),
-        base=("BartModel",),
-        prefix="model.",
-        aliases=transformer.ALIASES,
-        dropped=("~encoder.version", "~decoder.version"),
-        sizes={
-            "bart-base": Size({**BASE, "d_model": 768}, 139e6),
-            "bart-large": Size({}, 406e6),
-            "mass-base": Size({**BASE, **MASS, "d_model": 768}, 123e6, "objective MASS; uncased, for summaries"),
-            "mass-middle": Size(
-                {**MASS, "encoder_layers": 6, "decoder_layers": 6}, 208e6, "objective MASS; uncased, for summaries"
-            ),
-        },
-    ),
+        "BartModel": Class(prefix=""),
+        "BartForSequenceClassification": Class(  # read where the source ends
+            ClassifyHead(num_labels=3, pool=Pool(take="token", token=2, dense=True, activation="tanh")),
+            "classification_head.out_proj", weights={"classification_head.dense": "head.pool.dense"},
+        ),
+        "BartForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
+        "BartForCausalLM": Class(  # published: whoever calls it moves the labels
+            LMHead(vocab_size=50265, shift=False), "lm_head", template=ONLY_DECODER,
+            weights={"~decoder.{embed_tokens,embed_positions,layernorm_embedding}": "embedding.{tokens,position,norm}"},
+        ),
+    },
+    config=CONFIG,
+    weights=WEIGHTS,
+    prefix="model.",
+    checks=(equal_heads, lambda c: check_padding(c, c.vocab_size)),
+    aliases=ALIASES,
+    dropped=("~encoder.version", "~decoder.version"),
+    sizes={
+        "bart-base": Size({**BASE, "d_model": 768}, 139e6),
+        "bart-large": Size({}, 406e6),
+        "mass-base": Size({**BASE, **MASS, "d_model": 768}, 123e6, "objective MASS; uncased, for summaries"),
+        "mass-middle": Size(
+            {**MASS, "encoder_layers": 6, "decoder_layers": 6}, 208e6, "objective MASS; uncased, for summaries"
+        ),
+    },
 )  # fmt: skip
+
+FAMILIES = (BART,)

@@ -5,70 +5,202 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed
-from anyformer.families.shared.deepseek import DENSE, FIELDS, MOE, decoder, rules, yarn
-from anyformer.models import Model
-from anyformer.parts.feedforward.moe import TopK
+from anyformer.families.base.fields import Absent, Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, divides, entry, parameter, tied
+from anyformer.families.shared.deepseek import DENSE_LAYERS, MOE, SHARED_EXPERTS, experts, queries, score_scale, yarn
+from anyformer.families.shared.heads import causal_mask
+from anyformer.families.shared.rope import rope
+from anyformer.models import DecoderModel
+from anyformer.parts.attention.latent import LatentAttention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import GatedMLP
+from anyformer.parts.feedforward.moe import MoE, TopK
+from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.head.language import LMHead
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import RMSNorm
+from anyformer.parts.position.rotary import Rope
+from anyformer.runtime.mask import Causal
 from anyformer.specs.addresses import at
 from anyformer.specs.messages import quote
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
-V2: dict[str, ConfigField] = {
-    **FIELDS,
-    "topk_method": Field("greedy", lambda spec: method_of(at(spec, f"{MOE}.router"))),
-    "mlp_bias": Field(False, f"{DENSE}.feedforward.op.bias"),
+ATTENTION, LAYER = "decoder.layers.attention.op", "decoder.layers.{i}"
+DENSE = "decoder.layers.dense.feedforward.op"
+
+NORM = RMSNorm(eps=1e-6)
+LATENT = Sublayer(
+    pre_norm=NORM,
+    op=LatentAttention(
+        num_heads=32, rank=512, query_rank=1536, head_width=128, turned_width=64, value_width=128, mask=Causal(),
+        position=Rope(interleaved=True),
+    ),
+)  # fmt: skip
+
+TEMPLATE = DecoderModel(
+    width=4096,
+    length=2048,
+    embedding=TextEmbedding(tokens=Tokens(vocab_size=102400)),
+    decoder=Stack(
+        depth=32,
+        layers={
+            "dense": Block(
+                attention=LATENT,
+                feedforward=Sublayer(pre_norm=NORM, op=GatedMLP(width=11008, activation="silu", bias=False)),
+            ),
+            "sparse": Block(
+                attention=LATENT,
+                feedforward=Sublayer(
+                    pre_norm=NORM,
+                    op=MoE(
+                        num_experts=64,
+                        router=TopK(top_k=6, normalize=False, float32=True),
+                        expert=GatedMLP(width=1407, activation="silu", bias=False),
+                        shared=GatedMLP(width=2 * 1407, activation="silu", bias=False),
+                    ),
+                ),
+            ),
+        },
+        pattern=("sparse",) * 32,
+        norm=NORM,
+    ),
+    init={"*": Normal(std=0.02)},
+)
+
+
+METHODS = ("greedy", "group_limited_greedy")
+
+
+def limited(name: str) -> Entry:
+    """A number of groups, which only counts where experts are chosen group by group."""
+
+    def recover(spec: Any) -> int:
+        if at(spec, f"{MOE}.router.groups") == 1:
+            raise Absent
+        return at(spec, f"{MOE}.router.{name}")
+
+    return entry(
+        f"{MOE}.router.{name}", default=None, path=recover,
+        read=lambda value, c: value if c.topk_method == METHODS[1] else 1,
+    )  # fmt: skip
+
+
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
+    "hidden_size": "width",
+    "intermediate_size": f"{DENSE}.width",
+    "moe_intermediate_size": f"{MOE}.expert.width",
+    "num_hidden_layers": "decoder.depth",
+    "first_k_dense_replace": DENSE_LAYERS,
+    "num_attention_heads": f"{ATTENTION}.num_heads",
+    "num_key_value_heads": Entry(None, "decoder.layers.dense.attention.op.num_heads"),
+    "kv_lora_rank": f"{ATTENTION}.rank",
+    "q_lora_rank": f"{ATTENTION}.query_rank",
+    "qk_nope_head_dim": f"{ATTENTION}.head_width",
+    "qk_rope_head_dim": f"{ATTENTION}.turned_width",
+    "v_head_dim": f"{ATTENTION}.value_width",
+    "qk_head_dim": Ignored(None, "the sum of qk_nope_head_dim and qk_rope_head_dim, whatever it says"),
+    "head_dim": Ignored(None, "replaced by qk_rope_head_dim"),
+    "n_routed_experts": f"{MOE}.num_experts",
+    "n_shared_experts": SHARED_EXPERTS,
+    "num_experts_per_tok": entry(f"{MOE}.router.top_k", default=None),
+    "topk_method": Entry("greedy", lambda spec: METHODS[at(spec, f"{MOE}.router.groups") > 1]),
+    "n_group": limited("groups"),
+    "topk_group": limited("top_groups"),
+    "routed_scaling_factor": f"{MOE}.router.scale",
     "norm_topk_prob": Ignored(False, "published code leaves the weights as they are"),
+    "hidden_act": activation("decoder.layers.feedforward.op.**.activation"),
+    "mlp_bias": (f"{DENSE}.bias", f"{MOE}.shared.bias"),
+    "max_position_embeddings": "length",
+    "initializer_range": "init.*.std",
+    "rms_norm_eps": ("decoder.norm.eps", "decoder.layers.*.pre_norm.eps"),
+    **rope(f"{ATTENTION}.position", interleaved=lambda c: True),
+    "attention_bias": f"{ATTENTION}.bias",
+    "attention_dropout": f"{ATTENTION}.dropout",
+    "tie_word_embeddings": tied(False, LMHead="head.out.weight"),
+    "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
+    "is_causal": causal_mask(f"{ATTENTION}.mask"),
+    "output_router_logits": Ignored(False, "which outputs are returned by default; honoured by forward"),
+    "bos_token_id": Ignored(1, "used by generation"),
+    "eos_token_id": Ignored(2, "used by generation"),
+    "pretraining_tp": Ignored(1, "splits the same sums over devices"),
+    "ep_size": Ignored(1, "over how many devices experts are spread"),
+    "aux_loss_alpha": Ignored(0.001, "a loss of DeepSeek's own trainer, which the published class does not take"),
+    "seq_aux": Ignored(True, "a loss of DeepSeek's own trainer, which the published class does not take"),
+    "moe_layer_freq": Removed(1, "dense layers among the sparse ones"),
     "scoring_func": Removed("softmax", "scores of another kind"),
 }
 
 
-def method_of(router: TopK) -> str:
-    return "greedy" if router.groups == 1 else "group_limited_greedy"
+WEIGHTS: dict[str, Any] = {
+    "~embed_tokens": "embedding.tokens",
+    "~layers.{i}.input_layernorm": f"{LAYER}.attention.pre_norm",
+    "~layers.{i}.self_attn": queries,
+    "~layers.{i}.self_attn.{q_a_proj,q_a_layernorm}": f"{LAYER}.attention.op.{{q_down,q_norm}}",
+    "~layers.{i}.self_attn.{kv_a_proj_with_mqa,kv_a_layernorm}": f"{LAYER}.attention.op.{{kv_down,kv_norm}}",
+    "~layers.{i}.self_attn.{kv_b,o}_proj": f"{LAYER}.attention.op.{{kv_up,o}}",
+    "~layers.{i}.post_attention_layernorm": f"{LAYER}.feedforward.pre_norm",
+    "~layers.{i}.mlp.{gate,up,down}_proj": f"{LAYER}.feedforward.op.{{gate,up,down}}",
+    "~layers.{i}.mlp.shared_experts.{gate,up,down}_proj": f"{LAYER}.feedforward.op.shared.{{gate,up,down}}",
+    "~layers.{i}.mlp.gate.e_score_correction_bias": parameter(f"{LAYER}.feedforward.op.router.correction"),
+    "~layers.{i}.mlp.gate": f"{LAYER}.feedforward.op.router",
+    "~layers.{i}.mlp.experts.{e}": experts,
+    "~norm": "decoder.norm",
+}
 
 
-def describe(c: Any) -> Model:
-    limited = c.topk_method == "group_limited_greedy"
-    if c.topk_method not in ("greedy", "group_limited_greedy"):
-        raise ValueError(f"topk_method={quote(c.topk_method)} is not supported; valid: greedy, group_limited_greedy")
-    if c.hidden_size % c.num_attention_heads:
-        raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
-    groups = {"groups": c.n_group, "top_groups": c.topk_group} if limited else {}
-    router = TopK(
-        top_k=c.num_experts_per_tok, normalize=False, scale=c.routed_scaling_factor, float32=True, **groups
-    )
-    return decoder(c, router, interleaved=True, bias=c.mlp_bias)
+def own_keys(c: Config) -> None:
+    heads, keys = c.num_attention_heads, c.num_key_value_heads
+    if keys is not None and 2 * keys <= heads:  # others share nothing, as published
+        raise ValueError(f"num_key_value_heads={keys}: each of {heads} heads has its own keys here")
+
+
+def known_method(c: Config) -> None:
+    if c.topk_method not in METHODS:
+        raise ValueError(f"topk_method={quote(c.topk_method)} is not supported; valid: {', '.join(METHODS)}")
 
 
 LONG = {"max_position_embeddings": 163840, "first_k_dense_replace": 1, "num_experts_per_tok": 6}
 
-FAMILIES = (
-    Family(
-        name="deepseek_v2",
-        about="decoders with latent attention and fine-grained experts",
-        fields=V2,
-        describe=describe,
-        rules=rules,
-        architectures=("DeepseekV2ForCausalLM", "DeepseekV2Model", "DeepseekV2ForSequenceClassification"),
-        base=("DeepseekV2Model",),
-        prefix="model.",
-        aliases={"num_experts": "n_routed_experts"},
-        sizes={
-            "deepseek-v2-lite": Size(
-                {
-                    "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
-                    "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": None, **LONG,
-                    "rope_parameters": yarn(0.707),
-                },
-                15.7e9, "2.4B parameters active a token, embeddings and output apart",
-            ),
-            "deepseek-v2": Size(
-                {
-                    "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
-                    "num_hidden_layers": 60, "num_attention_heads": 128, "n_routed_experts": 160, "n_group": 8,
-                    "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, **LONG,
-                    "rope_parameters": yarn(0.707),
-                },
-                236e9, "21B parameters active a token",
-            ),
-        },
-    ),
+DEEPSEEK_V2 = Family(
+    name="deepseek_v2",
+    about="decoders with latent attention and fine-grained experts",
+    template=TEMPLATE,
+    classes={
+        "DeepseekV2ForCausalLM": Class(LMHead(vocab_size=102400), "lm_head"),
+        "DeepseekV2Model": Class(prefix=""),
+        "DeepseekV2ForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False), "score"
+        ),
+    },
+    config=CONFIG,
+    computed={f"{ATTENTION}.scale": score_scale},
+    weights=WEIGHTS,
+    prefix="model.",
+    checks=(known_method, divides("num_attention_heads", "hidden_size"), own_keys),
+    aliases={"num_experts": "n_routed_experts"},
+    sizes={
+        "deepseek-v2-lite": Size(
+            {
+                "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+                "num_hidden_layers": 27, "num_attention_heads": 16, "q_lora_rank": None, **LONG,
+                "rope_parameters": yarn(0.707),
+            },
+            15.7e9, "2.4B parameters active a token, embeddings and output apart",
+        ),
+        "deepseek-v2": Size(
+            {
+                "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+                "num_hidden_layers": 60, "num_attention_heads": 128, "n_routed_experts": 160, "n_group": 8,
+                "topk_group": 3, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0, **LONG,
+                "rope_parameters": yarn(0.707),
+            },
+            236e9, "21B parameters active a token",
+        ),
+    },
 )  # fmt: skip
+
+FAMILIES = (DEEPSEEK_V2,)

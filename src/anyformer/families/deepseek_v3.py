@@ -2,74 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, again
-from anyformer.families.shared.deepseek import ATTENTION, FIELDS, MOE, decoder, rules, yarn
-from anyformer.families.shared.heads import TAGGING
-from anyformer.models import Model
-from anyformer.parts.feedforward.moe import TopK
+from anyformer.families.base.family import Size
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Config, Entry
+from anyformer.families.deepseek_v2 import ATTENTION, DEEPSEEK_V2, DENSE, own_keys
+from anyformer.families.shared.deepseek import MOE, yarn
+from anyformer.families.shared.heads import OF_TAGGERS, decoder_classes
+from anyformer.families.shared.rope import rope
+from anyformer.parts.feedforward.mlp import GatedMLP
+from anyformer.parts.feedforward.moe import MoE, TopK
 
 PREDICT = "how many tokens ahead DeepSeek's own code predicts; those layers are dropped here as in the published class"
-
-V3: dict[str, ConfigField] = {
-    **FIELDS,
-    "vocab_size": Field(129280, "embedding.tokens.vocab_size"),
-    "hidden_size": Field(7168, "width"),
-    **again(FIELDS, intermediate_size=18432, first_k_dense_replace=3, n_shared_experts=1),
-    "moe_intermediate_size": Field(2048, f"{MOE}.expert.width"),
-    "num_hidden_layers": Field(61, "decoder.depth"),
-    "num_attention_heads": Field(128, f"{ATTENTION}.num_heads"),
-    "num_key_value_heads": Field(128, f"{ATTENTION}.num_heads"),
-    "head_dim": Field(None, f"{ATTENTION}.turned_width"),
-    "n_routed_experts": Field(256, f"{MOE}.num_experts"),
-    "num_experts_per_tok": Field(8, f"{MOE}.router.top_k"),
-    "n_group": Field(8, f"{MOE}.router.groups"),
-    "topk_group": Field(4, f"{MOE}.router.top_groups"),
-    "routed_scaling_factor": Field(2.5, f"{MOE}.router.scale"),
-    "norm_topk_prob": Field(True, f"{MOE}.router.normalize"),
-    "max_position_embeddings": Field(4096, "length"),
-    "rope_interleave": Field(True, f"{ATTENTION}.position.interleaved"),
-    **TAGGING,
-    "bos_token_id": Ignored(0, "used by generation"),
-    "eos_token_id": Ignored(1, "used by generation"),
-    "num_nextn_predict_layers": Ignored(1, PREDICT),
-    "topk_method": Removed("noaux_tc", "experts chosen in another way"),
-    "scoring_func": Removed("sigmoid", "scores of another kind"),
-}
+FIRST = "decoder.layers.dense.attention.op"  # the sparse layers have the same
 
 
-def describe(c: Any) -> Model:
+def turned_channels(c: Config) -> None:
     if c.head_dim not in (None, c.qk_rope_head_dim):
         raise ValueError(f"head_dim={c.head_dim} is not qk_rope_head_dim, the channels that turn")
-    router = TopK(
-        top_k=c.num_experts_per_tok, score="sigmoid", normalize=c.norm_topk_prob, scale=c.routed_scaling_factor,
-        groups=c.n_group, top_groups=c.topk_group, group_best=2, correction=True, float32=True,
-    )  # fmt: skip
-    return decoder(c, router, interleaved=c.rope_interleave)
 
 
-FAMILIES = (
-    Family(
-        name="deepseek_v3",
-        about="decoders with latent attention and fine-grained experts",
-        fields=V3,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "DeepseekV3ForCausalLM", "DeepseekV3Model", "DeepseekV3ForSequenceClassification",
-            "DeepseekV3ForTokenClassification",
-        ),
-        base=("DeepseekV3Model",),
-        prefix="model.",
-        aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-        dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
-        sizes={
-            "deepseek-v3": Size(
-                {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9,
-                "37B parameters active a token",
+DEEPSEEK_V3 = DEEPSEEK_V2.but(
+    "deepseek_v3",
+    changes={
+        "width": 7168,
+        "length": 4096,
+        "embedding.tokens.vocab_size": 129280,
+        "decoder.depth": 61,
+        "decoder.pattern": ("dense",) * 3 + ("sparse",) * 58,
+        f"{ATTENTION}.num_heads": 128,
+        f"{DENSE}.width": 18432,
+        MOE: MoE(
+            num_experts=256,
+            router=TopK(
+                top_k=8, score="sigmoid", normalize=True, scale=2.5, groups=8, top_groups=4, group_best=2,
+                correction=True, float32=True,
             ),
-        },
-    ),
+            expert=GatedMLP(width=2048, activation="silu", bias=False),
+            shared=GatedMLP(width=2048, activation="silu", bias=False),
+        ),
+    },
+    classes={
+        name: each for name, each in decoder_classes("DeepseekV3", 129280).items()
+        if not name.endswith("ForQuestionAnswering")
+    },
+    config={
+        "num_key_value_heads": Entry(128, f"{FIRST}.num_heads"),
+        "head_dim": Entry(None, f"{FIRST}.turned_width"),
+        "num_experts_per_tok": f"{MOE}.router.top_k",
+        "n_group": f"{MOE}.router.groups",
+        "topk_group": f"{MOE}.router.top_groups",
+        "norm_topk_prob": f"{MOE}.router.normalize",
+        **rope(f"{ATTENTION}.position", interleaved=lambda c: c.rope_interleave),
+        "rope_interleave": Entry(True, f"{FIRST}.position.interleaved"),
+        **OF_TAGGERS,
+        "bos_token_id": Ignored(0, "used by generation"),
+        "eos_token_id": Ignored(1, "used by generation"),
+        "num_nextn_predict_layers": Ignored(1, PREDICT),
+        "topk_method": Removed("noaux_tc", "experts chosen in another way"),
+        "scoring_func": Removed("sigmoid", "scores of another kind"),
+        "mlp_bias": None,
+    },
+    checks=(turned_channels, own_keys),
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    dropped=("~layers.61.*",),  # predicts a second token ahead; V3 has layers 0 to 60
+    sizes={
+        "deepseek-v3": Size(
+            {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active a token"
+        ),
+    },
 )  # fmt: skip
+
+FAMILIES = (DEEPSEEK_V3,)

@@ -249,10 +249,11 @@ def rules_of(weights: Weights, spec: Any) -> Iterator[Rule]:
 
 
 def expand(text: str) -> list[str]:
-    """`{q,k}_proj` is q_proj and k_proj; `{i}` stays."""
+    """`{q,k}_proj` is q_proj and k_proj, of several such all combinations; `{i}` stays."""
     if (found := re.search(r"\{([\w.]+(?:,[\w.]+)+)\}", text)) is None:
         return [text]
-    return [text[: found.start()] + each + text[found.end() :] for each in found[1].split(",")]
+    names = found[1].split(",")
+    return [whole for name in names for whole in expand(text[: found.start()] + name + text[found.end() :])]
 
 
 def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
@@ -295,3 +296,5 @@ def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
         return [Interleave(f"{theirs}.{p}", [f"{each}.{p}" for each in targets], heads) for p in ("weight", "bias")]
 
     return rules
+
+

@@ -75,8 +75,14 @@ OF_TAGGERS: dict[str, Entry] = {
 
 
 def causal_mask(address: str) -> Entry:
-    """`is_causal`, where it is the only field about the mask."""
-    return entry(address, default=True, read=lambda value, c: Causal() if value else Full(), path=causal(address).path)
+    """`is_causal`, where it is the only field about the mask. It is written as `causal` says."""
+
+    def write(mask: Mask) -> bool:
+        if mask.sees == "past":
+            raise Absent
+        return False
+
+    return entry(address, default=True, read=lambda value, c: Causal() if value else Full(), write=write)
 
 
 def windowed_mask(address: str) -> dict[str, Field]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from anyformer.families.base.template import Entry, entry, helper
+from anyformer.families.base.template import Config, Entry, entry, helper
 from anyformer.parts.position.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -78,12 +78,17 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
     raise ValueError(f"rope_parameters: rope_type {quote(kind)} is not supported; {nearest(kind, TYPES)}")
 
 
-def rope(address: str, theta: float | None = None, fraction: float = 1.0) -> dict[str, Entry]:
-    """The entries of rotary positions at an address; `theta` is the family's published default."""
+def rope(
+    address: str, theta: float | None = None, fraction: float = 1.0, interleaved: Callable[[Config], bool] | None = None
+) -> dict[str, Entry]:
+    """The entries of rotary positions at an address; `theta` is the family's published default, `interleaved` says
+    whether neighbouring channels turn together."""
+
+    def read(value: Any, c: Config) -> Rope:
+        return read_rope(c, fraction).replace(interleaved=interleaved is not None and interleaved(c))
+
     return {
-        "rope_parameters": entry(
-            address, default=None, within=ROPE, read=lambda value, c: read_rope(c, fraction), write=write_rope
-        ),
+        "rope_parameters": entry(address, default=None, within=ROPE, read=read, write=write_rope),
         "rope_theta": helper(theta),
         "rope_scaling": helper(within=ROPE),
         "original_max_position_embeddings": helper(),

@@ -102,3 +102,17 @@ def rules(spec: Any) -> list[Rule]:
             found.append(Rename(f"{layer}.{theirs}.{{p}}", f"{ours}.feedforward.{name}.{{p}}"))
         found.append(Rename(f"~{side}.layer_norm.{{p}}", f"{side}.norm.{{p}}"))
     return found
+
+
+def weights(norm: str) -> dict[str, str]:
+    """What files call embeddings and layers of a pair, whose steps have their norm at `norm`."""
+    theirs, ours = "~{encoder,decoder}.layers.{i}", "{encoder,decoder}.layers.{i}"
+    return {
+        "~{encoder,decoder}.embed_{tokens,positions}": "{embedding,decoder_embedding}.{tokens,position}",
+        f"{theirs}.self_attn.{{q,k,v,out}}_proj": f"{ours}.attention.op.{{q,k,v,o}}",
+        f"{theirs}.self_attn_layer_norm": f"{ours}.attention.{norm}",
+        "~decoder.layers.{i}.encoder_attn.{q,k,v,out}_proj": "decoder.layers.{i}.cross.op.{q,k,v,o}",
+        "~decoder.layers.{i}.encoder_attn_layer_norm": f"decoder.layers.{{i}}.cross.{norm}",
+        f"{theirs}.{{fc1,fc2,final_layer_norm}}": f"{ours}.feedforward.{{op.up,op.down,{norm}}}",
+        "~{encoder,decoder}.layer_norm": "{encoder,decoder}.norm",
+    }
