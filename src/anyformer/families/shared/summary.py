@@ -38,17 +38,6 @@ def activation(spec: Any) -> str | None:
 TYPES = ("last", "first", "mean", "cls_index", "attn")  # published; the last is not implemented anywhere
 FUNCTIONS = (*ACTIVATION_NAMES, "")  # none where it is empty
 
-FIELDS: dict[str, ConfigField] = {
-    "summary_type": Field(
-        "cls_index", lambda spec: {v: k for k, v in TAKES.items()}[spec.head.summary.take], choices=TYPES
-    ),
-    "summary_use_proj": Field(True, lambda spec: spec.head.summary.width is not None),
-    "summary_activation": Field(None, activation, choices=FUNCTIONS),
-    "summary_proj_to_labels": Field(True, projects_to_labels),
-    "summary_first_dropout": Field(0.1, "head.summary.first_dropout"),
-    "summary_last_dropout": Field(None, last_dropout),
-}
-
 
 def read_type(value: str, c: Config) -> str:
     if value not in TAKES:
@@ -78,19 +67,6 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
         None, last_dropout, addresses=("head.summary.last_dropout",), read=lambda value, c: value or 0.0
     ),
 }  # fmt: skip
-
-
-def double_head(c: Any) -> DoubleHead:
-    if c.summary_type not in TAKES:
-        hint = nearest(str(c.summary_type), TAKES)
-        raise ValueError(f"summary_type {quote(c.summary_type)} is not supported; {hint}")
-    summary = Summary(
-        take=TAKES[c.summary_type],
-        width=(1 if c.summary_proj_to_labels else c.n_embd) if c.summary_use_proj else None,
-        activation=activation_named(c.summary_activation or "linear"),
-        first_dropout=c.summary_first_dropout, last_dropout=c.summary_last_dropout or 0.0,
-    )  # fmt: skip
-    return DoubleHead(lm=LMHead(vocab_size=c.vocab_size), summary=summary)
 
 
 # -- as a Pool --------------------------------------------------------------------------------------------------------
