@@ -74,20 +74,27 @@ def share_tables(spec: Any, tie: bool, c: Config) -> Any:
     return spec.replace(ties=tuple(ties))
 
 
-def root_scale(*addresses: str) -> Entry:
+def root_scale(c: Config) -> float | None:
     """Vectors of tokens times the root of the width."""
-    return entry(
-        *addresses, read=lambda value, c: c.d_model**0.5 if value else None, write=lambda scale: scale is not None
-    )
+    return c.d_model**0.5 if c.scale_embedding else None
+
+
+def scale_at(*addresses: str) -> Entry:
+    return entry(*addresses, read=lambda value, c: root_scale(c), write=lambda scale: scale is not None)
 
 
 OLD = "a choice of old configs that the published class no longer has"
+IN_MARIAN_TOO: dict[str, Any] = {
+    "is_decoder": Ignored(False, "follows from the class"),
+    "normalize_before": Removed(False, OLD),
+    "add_final_layer_norm": Removed(False, OLD),
+    "add_bias_logits": Removed(False, OLD),
+}
 ONLY_BART: dict[str, Any] = {
     "classifier_dropout": ("head.pool.dropout", "head.pool.input_dropout"),
     "eos_token_id": "head.pool.token",
     "problem_type": entry("head.problem", default=None),
     "num_labels": Ignored(3, "read with id2label"),
-    "is_decoder": Ignored(False, "follows from the class"),
     "force_bos_token_to_be_generated": Ignored(False, "used by generation"),
     "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
     "classif_dropout": Ignored(0.0, "an old name of classifier_dropout that nothing reads"),
@@ -95,10 +102,7 @@ ONLY_BART: dict[str, Any] = {
         ("replacing_rate", "student_encoder_layers", "student_decoder_layers", "save_step"),
         Ignored(None, "how a smaller copy was trained"),
     ),
-    "normalize_before": Removed(False, OLD),
     "normalize_embedding": Removed(True, OLD),
-    "add_final_layer_norm": Removed(False, OLD),
-    "add_bias_logits": Removed(False, OLD),
     "static_position_embeddings": Removed(False, OLD),
     "extra_pos_embeddings": Removed(2, OLD),
 }
@@ -119,13 +123,14 @@ CONFIG: dict[str, Any] = {
     "activation_dropout": "*.layers.feedforward.op.dropout",
     "activation_function": activation("*.layers.feedforward.op.activation"),
     "init_std": "init.*.std",
-    "scale_embedding": root_scale("*.tokens.scale"),
+    "scale_embedding": scale_at("*.tokens.scale"),
     "tie_word_embeddings": Entry(True, lambda spec: bool(spec.ties), build=share_tables),
     "pad_token_id": ("*.tokens.padding_index", "padding_token"),
     "decoder_start_token_id": "start_token",
     "is_causal": causal_mask("decoder.layers.attention.op.mask"),
     "is_encoder_decoder": Ignored(True, "follows from the class"),
     "bos_token_id": Ignored(0, "used by generation"),
+    **IN_MARIAN_TOO,
     **ONLY_BART,
 }
 

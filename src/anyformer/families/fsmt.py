@@ -5,85 +5,69 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families.base.family import Family
-from anyformer.families.base.fields import ConfigField, Field, Ignored, again
-from anyformer.families.shared import transformer
-from anyformer.families.shared.transformer import TOKENS, check_padding, stack
-from anyformer.models import EncoderDecoderModel, Model
+from anyformer.families.bart import BART, IN_MARIAN_TOO, ONLY_BART, equal_heads, scale_at
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, Entry
+from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
-from anyformer.parts.head.base import Head
 from anyformer.parts.head.language import LMHead, VocabularyOutput
-from anyformer.parts.init import Normal
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.numbering import WithoutToken
-from anyformer.weights.rules import Rename, Rule
 
-FIELDS: dict[str, ConfigField] = {
-    **{name: field for name, field in transformer.FIELDS.items() if name != "is_causal"},
-    "src_vocab_size": Field(42024, "embedding.tokens.vocab_size"),
-    "tgt_vocab_size": Field(42024, "decoder_embedding.tokens.vocab_size"),
-    "tie_word_embeddings": Field(False, lambda spec: bool(spec.ties)),
-    **again(transformer.FIELDS, activation_function="relu", scale_embedding=True),
-    "pad_token_id": Field(1, "padding_token"),
-    "decoder_start_token_id": Ignored(2, "used by generation; labels that are moved begin with their own last token"),
-    "bos_token_id": Ignored(0, "used by generation"),
-    "eos_token_id": Ignored(2, "used by generation"),
-    "langs": Ignored(["en", "de"], "how text is tokenised"),
-    "decoder": Ignored(None, "a record of old configs that nothing reads"),
-}
+OUT, STARTS = "~decoder.output_projection", "labels that are moved begin with their own last token"
+EMBEDDING = TextEmbedding(
+    tokens=Tokens(vocab_size=42024, padding_index=1), scale=32.0, dropout=0.1,
+    position=Sinusoidal(length=1024, offset=2, inclusive=True, stored=True), numbering=WithoutToken(token=1),
+)  # fmt: skip
 
 
-def describe(c: Any) -> Model:
+def share_tables(spec: Any, tie: bool, c: Config) -> Any:
+    """Source and scores read the decoder's table."""
+    ties = [(name, f"decoder_{TOKENS}") for name in (TOKENS, "head.out.weight")]
+    return spec.replace(ties=tuple(ties)) if tie else spec
+
+
+def vocabularies(c: Config) -> None:
     pad, source, target = c.pad_token_id, c.src_vocab_size, c.tgt_vocab_size
     if pad is None or pad < 0:
         raise ValueError(f"pad_token_id is {pad}; positions are counted from it")
     if c.tie_word_embeddings and source != target:
         raise ValueError(f"src_vocab_size {source} is not tgt_vocab_size {target}, and they share a table")
     check_padding(c, source, target)
-    position = Sinusoidal(length=c.max_position_embeddings, offset=pad + 1, inclusive=True, stored=True)
-
-    def embedding(vocab_size: int, unseen: int | None) -> TextEmbedding:
-        return TextEmbedding(
-            tokens=Tokens(vocab_size=vocab_size, padding_index=pad), position=position, unseen=unseen,
-            numbering=WithoutToken(token=pad), scale=c.d_model**0.5 if c.scale_embedding else None, dropout=c.dropout,
-        )  # fmt: skip
-
-    tied = (TOKENS, "head.out.weight") if c.tie_word_embeddings else ()
-    return EncoderDecoderModel(
-        width=c.d_model,
-        embedding=embedding(source, None),
-        encoder=stack(c, "encoder"),
-        decoder_embedding=embedding(target, pad),
-        decoder=stack(c, "decoder"),
-        padding_token=pad,
-        wrap=True,
-        reads_source=True,
-        head=head(c),
-        ties=tuple((name, f"decoder_{TOKENS}") for name in tied),
-        init={"*": Normal(std=c.init_std)},
-    )
 
 
-def head(c: Any) -> Head:
-    if c.architecture == "FSMTModel":
-        return VocabularyOutput(vocab_size=c.tgt_vocab_size)
-    return LMHead(vocab_size=c.tgt_vocab_size, shift=False)
-
-
-def rules(spec: Model) -> list[Rule]:
-    return [*transformer.rules(spec), Rename("~decoder.output_projection.weight", "head.out.weight")]
-
-
-FAMILIES = (
-    Family(
-        name="fsmt",
-        about="translation, fairseq's WMT19 models",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("FSMTForConditionalGeneration", "FSMTModel"),
-        base=("FSMTModel",),
-        prefix="model.",
-        aliases={**transformer.ALIASES, "vocab_size": "tgt_vocab_size"},
-    ),
+FSMT = BART.but(
+    "fsmt",
+    about="translation, fairseq's WMT19 models",
+    changes={
+        "embedding": EMBEDDING,
+        "decoder_embedding": EMBEDDING.replace(unseen=1),
+        "*.layers.feedforward.op.activation": "relu",
+        "start_token": None,
+        "wrap": True,
+        "state_offered": "always",
+    },
+    classes={
+        "FSMTForConditionalGeneration": Class(LMHead(vocab_size=42024, shift=False), OUT),
+        "FSMTModel": Class(VocabularyOutput(vocab_size=42024), OUT, prefix=""),
+    },
+    config={
+        **dict.fromkeys((*ONLY_BART, *IN_MARIAN_TOO, "vocab_size", "is_causal")),
+        "src_vocab_size": "embedding.tokens.vocab_size",
+        "tgt_vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
+        "scale_embedding": scale_at("embedding.scale", "decoder_embedding.scale"),
+        "tie_word_embeddings": Entry(False, lambda spec: bool(spec.ties), build=share_tables),
+        "pad_token_id": ("padding_token", "*.tokens.padding_index", "*.numbering.token", "decoder_embedding.unseen"),
+        "decoder_start_token_id": Ignored(2, f"used by generation; {STARTS}"),
+        "eos_token_id": Ignored(2, "used by generation"),
+        "langs": Ignored(["en", "de"], "how text is tokenised"),
+        "decoder": Ignored(None, "a record of old configs that nothing reads"),
+    },
+    computed={"*.position.offset": lambda c: c.pad_token_id + 1},
+    weights={"~{encoder,decoder}.layernorm_embedding": None},
+    checks=(vocabularies, equal_heads),
+    aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+    dropped=(),
 )
+
+FAMILIES = (FSMT,)
