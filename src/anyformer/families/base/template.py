@@ -191,7 +191,7 @@ def fill(
     except ValueError as error:
         text = str(error)
         for address in sorted(names, key=len, reverse=True):
-            text = text.replace(address, names[address])
+            text = re.sub(rf"(?<![\w.]){re.escape(address)}(?!\w)", names[address], text)
         raise ValueError(text) from None
     return spec
 
@@ -231,7 +231,7 @@ class Class:
     weights: Weights = dataclasses.field(default_factory=dict)  # tried before the family's
 
     def over(self, template: Model) -> Model:
-        return edit((self.template or template).replace(head=self.head), self.changes)
+        return edit(self.template or template, {**self.changes, "head": self.head})
 
 
 def rules_of(weights: Weights, spec: Any) -> Iterator[Rule]:
