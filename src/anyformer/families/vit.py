@@ -5,37 +5,133 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.shared import vision
-from anyformer.models import Model
-from anyformer.weights.rules import Rename, Rule
-
-
-def describe(c: Any) -> Model:
-    return vision.describe(c, 1, vision.head(c))
-
-
-def rules(spec: Any) -> list[Rule]:
-    return [*vision.rules(spec, "cls_token"), Rename("classifier.{p}", "head.out.{p}")]
-
-
-FAMILIES = (
-    Family(
-        name="vit",
-        about="encoders that read an image as a row of patches",
-        fields=vision.FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("ViTForImageClassification", "ViTModel", "ViTForMaskedImageModeling"),
-        base=("ViTModel",),
-        prefix="vit.",
-        dropped=("~pooler.dense.{p}",),
-        absent=vision.ABSENT,
-        sizes={
-            "vit-b16": Size(vision.size(768, 12, 12), 86e6),
-            "vit-b32": Size(vision.size(768, 12, 12, 32), 86e6),
-            "vit-l16": Size(vision.size(1024, 24, 16), 307e6),
-            "vit-l32": Size(vision.size(1024, 24, 16, 32), 307e6),
-            "vit-h14": Size(vision.size(1280, 32, 16, 14), 632e6),
-        },
-    ),
+from anyformer.families.base.fields import Absent, Field
+from anyformer.families.base.template import Class, Config, Entry, activation, choice, entry
+from anyformer.families.shared.vision import (
+    IMAGES,
+    OF_EMBEDDING,
+    head_width,
+    heads_of,
+    patches,
+    pixel_class,
+    shows_end,
+    tokens,
 )
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.patches import PatchEmbedding
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.parts.head.pool import Pool
+from anyformer.parts.init import Normal, Value
+from anyformer.parts.norm import LayerNorm
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
+
+ATTENTION, INNER, LAYER = "encoder.layers.attention.op", "encoder.layers.feedforward.op", "encoder.layers.{i}"
+NORM = LayerNorm(eps=1e-12)
+
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=PatchEmbedding(
+        image_size=(224, 224), patch_size=(16, 16), prefix=1, pad=False, position=Learned(length=196, offset=1)
+    ),
+    encoder=Stack(
+        depth=12,
+        layers=Block(
+            attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12, bias="qkvo")),
+            feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu")),
+        ),
+        norm=NORM,
+        shows="stream",
+    ),
+    init={"embedding.mask_token": Value(value=0.0), "*": Normal(std=0.02)},
+)
+POOLED = PooledOutput(pool=Pool(take="first", dense=True, activation="tanh"))
+
+
+def build_pooler(spec: Any, has_pooler: bool, c: Config) -> Any:
+    return spec if has_pooler or not isinstance(spec.head, PooledOutput) else spec.replace(head=None)
+
+
+def has_pooler(spec: Any) -> bool:
+    """Written where there is none, in a word of ours: published classes are told when they are made."""
+    if spec.head is not None:
+        raise Absent
+    return False
+
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": "width",
+    "num_hidden_layers": "encoder.depth",
+    "num_attention_heads": f"{ATTENTION}.num_heads",
+    "head_dim": Field(None, head_width),
+    "intermediate_size": f"{INNER}.width",
+    "hidden_act": activation(f"{INNER}.activation"),
+    "hidden_dropout_prob": ("embedding.dropout", "encoder.layers.*.dropout"),
+    "attention_probs_dropout_prob": f"{ATTENTION}.dropout",
+    "initializer_range": "init.*.std",
+    "layer_norm_eps": ("encoder.norm.eps", "encoder.layers.*.pre_norm.eps"),
+    **IMAGES,
+    "qkv_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: "o"}),
+    "encoder_stride": "head.stride",
+    "pooler_output_size": entry(
+        "head[PooledOutput].pool.width", default=None, path="head.pool.width",
+        read=lambda width, c: None if width in (0, c.hidden_size) else width,
+    ),
+    "pooler_act": activation("head[PooledOutput].pool.activation"),
+    "has_pooler": Entry(True, has_pooler, build=build_pooler),
+    "tie_last_hidden_states": entry(
+        "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
+    ),
+}  # fmt: skip
+
+WEIGHTS = {
+    "~embeddings": tokens("cls_token"),
+    **OF_EMBEDDING,
+    "~encoder.layer.{i}.layernorm_before": f"{LAYER}.attention.pre_norm",
+    "~encoder.layer.{i}.attention.attention.{query,key,value}": f"{LAYER}.attention.op.{{q,k,v}}",
+    "~encoder.layer.{i}.attention.output.dense": f"{LAYER}.attention.op.o",
+    "~encoder.layer.{i}.layernorm_after": f"{LAYER}.feedforward.pre_norm",
+    "~encoder.layer.{i}.intermediate.dense": f"{LAYER}.feedforward.op.up",
+    "~encoder.layer.{i}.output.dense": f"{LAYER}.feedforward.op.down",
+    "~layernorm": "encoder.norm",
+    "~pooler.dense": "head.pool.dense",
+}
+
+
+def size(width: int, depth: int, heads: int, published: float, patch: int = 16) -> Size:
+    config = {
+        "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, "intermediate_size": 4 * width,
+        "patch_size": patch, "num_labels": 1000,
+    }  # fmt: skip
+    return Size(config, published)
+
+
+VIT = Family(
+    name="vit",
+    about="encoders that read an image as a row of patches",
+    template=TEMPLATE,
+    classes={
+        "ViTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="first")), "classifier"),
+        "ViTModel": Class(POOLED, prefix=""),
+        "ViTForMaskedImageModeling": pixel_class(patch=16, stride=16),
+    },
+    config=CONFIG,
+    computed={"embedding.position.length": patches, f"{ATTENTION}.head_width": heads_of},
+    weights=WEIGHTS,
+    prefix="vit.",
+    dropped=("~pooler.dense.{p}",),
+    absent={"~pooler.dense.weight": {"has_pooler": False}},
+    sizes={
+        "vit-b16": size(768, 12, 12, 86e6),
+        "vit-b32": size(768, 12, 12, 86e6, 32),
+        "vit-l16": size(1024, 24, 16, 307e6),
+        "vit-l32": size(1024, 24, 16, 307e6, 32),
+        "vit-h14": size(1280, 32, 16, 632e6, 14),
+    },
+)
+
+FAMILIES = (VIT,)

@@ -192,6 +192,10 @@ def fill(
         text = str(error)
         for address, name in names.items():
             text = re.sub(rf"(?<![\w.]){re.escape(address)}(?![\w.]*\w)", name, text)
+
+
+        for address in sorted(names, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.]){re.escape(address)}(?!\w)", names[address], text)
         raise ValueError(text) from None
     return spec
 
@@ -231,7 +235,7 @@ class Class:
     weights: Weights = dataclasses.field(default_factory=dict)  # tried before the family's
 
     def over(self, template: Model) -> Model:
-        return edit((self.template or template).replace(head=self.head), self.changes)
+        return edit(self.template or template, {**self.changes, "head": self.head})
 
 
 def rules_of(weights: Weights, spec: Any) -> Iterator[Rule]:
