@@ -7,6 +7,8 @@ import torch
 from catalogue import Case, cases, close, make_inputs, published, shared
 from test_loading import compare
 
+from anyformer import families
+
 DOUBLE = [case for case in cases() if case.architecture == "OpenAIGPTDoubleHeadsModel"]
 
 
@@ -26,3 +28,11 @@ def test_choices_are_read_each_on_its_own(case: Case) -> None:
         alone = shared(case)(input_ids=ids[1], token_type_ids=ids[1].flip(-1), mc_token_ids=places[1])
         close(mine.mc_logits[1], alone.mc_logits)
         assert not torch.allclose(alone.mc_logits, shared(case)(input_ids=ids[1]).mc_logits)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_two_heads_that_are_tied_or_not_can_be_written(tie: bool) -> None:
+    family = families.find("openai-gpt")
+    config = {"architectures": ["OpenAIGPTDoubleHeadsModel"], "n_layer": 1, "tie_word_embeddings": tie}
+    spec = family.read(config)
+    assert bool(spec.ties) == tie and family.write(spec)["tie_word_embeddings"] == tie

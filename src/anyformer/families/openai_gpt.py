@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Ignored, Removed, tied
+from anyformer.families.base.fields import Absent, Ignored, Removed
 from anyformer.families.base.template import Class, Config, choice, conv1d, divides, entry
 from anyformer.families.gpt2 import GPT2
 from anyformer.families.shared.summary import OF_DOUBLE_HEADS, double_template
@@ -14,7 +14,6 @@ from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
-from anyformer.parts.head.double import DoubleHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal
@@ -51,6 +50,12 @@ TIED = {  # with two heads the output matrix is the one that files hold
 }
 
 
+def is_tied(spec: Any) -> bool:
+    if spec.architecture not in TIED:
+        raise Absent
+    return bool(spec.ties)
+
+
 def tie(spec: Any, value: bool, c: Config) -> Any:
     return spec.replace(ties=(TIED[c.architecture],)) if value and c.architecture in TIED else spec
 
@@ -71,7 +76,7 @@ CONFIG: dict[str, Any] = {
         "init", read=lambda std, c: {**TEMPLATE.init, "*": Normal(std=std)}, write=lambda init: init["*"].std
     ),
     **OF_DOUBLE_HEADS,
-    "tie_word_embeddings": entry(default=True, path=tied(LMHead, DoubleHead), build=tie),
+    "tie_word_embeddings": entry(default=True, path=is_tied, build=tie),
     "pad_token_id": "head.pool.padding_token",
     "n_ctx": Ignored(512, "an old name of n_positions that nothing reads"),
     "n_special": Removed(0, "rows for special tokens, which the published class no longer adds"),

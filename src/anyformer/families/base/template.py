@@ -192,10 +192,6 @@ def fill(
         text = str(error)
         for address, name in names.items():
             text = re.sub(rf"(?<![\w.]){re.escape(address)}(?![\w.]*\w)", name, text)
-
-
-        for address in sorted(names, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.]){re.escape(address)}(?!\w)", names[address], text)
         raise ValueError(text) from None
     return spec
 

@@ -5,32 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anyformer.families.base.fields import Absent, ConfigField, Field
+from anyformer.families.base.fields import Absent, Field
 from anyformer.families.base.template import Class, Entry, entry, helper
-from anyformer.models import DecoderModel
-from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.head.base import Head
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.parts.init import Normal
 from anyformer.runtime.mask import All, Causal, Full, Mask, Window
 from anyformer.specs.addresses import at
-from anyformer.stacks.stack import Stack
 
 
 def tag_bias(spec: Any) -> bool:
     if not isinstance(spec.head, TagHead) or spec.head.bias:  # which no config class has: written where it says no
         raise Absent
     return False
-
-
-# what the tagging class reads that newer decoders share; their config classes do not have these fields
-TAGGING: dict[str, ConfigField] = {
-    "classifier_dropout": Field(None), "hidden_dropout": Field(None), "token_classification_bias": Field(True, tag_bias)
-}  # fmt: skip
 
 
 def causal(path: str | Callable[[Any], Mask]) -> Field:
@@ -63,7 +53,7 @@ def decoder_classes(name: str, vocab_size: int, span_prefix: str | None = None) 
     }
 
 
-# the same as TAGGING, as entries
+# what the tagging class reads that newer decoders share; their config classes do not have these fields
 OF_TAGGERS: dict[str, Entry] = {
     "classifier_dropout": helper(
         addresses=("head[TagHead].dropout",),
@@ -107,37 +97,6 @@ def window_size(mask: Mask) -> int | None:
     if isinstance(mask, Window):
         return mask.size - 1
     return next((each.size for each in mask.masks if isinstance(each, Window)), None) if isinstance(mask, All) else None
-
-
-def decoder_head(c: Any) -> Head | None:
-    """Language model, a label for the text (read off its last token), one a token, a span; None for the base class."""
-    name = c.architecture
-    if name.endswith(("LMHeadModel", "ForCausalLM")):
-        return LMHead(vocab_size=c.vocab_size)
-    if name.endswith("ForSequenceClassification"):
-        pool = Pool(take="last", padding_token=c.pad_token_id)
-        return ClassifyHead(num_labels=c.num_labels, pool=pool, bias=False, problem=c.problem_type)
-    if name.endswith("ForTokenClassification"):
-        dropout = next((p for p in (c.classifier_dropout, c.hidden_dropout) if p is not None), 0.1)
-        return TagHead(num_labels=c.num_labels, dropout=dropout, bias=getattr(c, "token_classification_bias", True))
-    return SpanHead() if name.endswith("ForQuestionAnswering") else None
-
-
-def decoder_model(
-    c: Any, decoder: Stack, embedding: TextEmbedding | None = None, head: Head | None = None, **more: Any
-) -> DecoderModel:
-    """The head of the class over a stack, tied to the tokens where it scores them and the config says so."""
-    head = decoder_head(c) if head is None else head
-    tie = isinstance(head, LMHead) and c.tie_word_embeddings
-    return DecoderModel(
-        width=c.hidden_size,
-        embedding=embedding or TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id)),
-        decoder=decoder,
-        head=head,
-        ties=(("head.out.weight", "embedding.tokens.weight"),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-        **more,
-    )
 
 
 def encoder_head(
