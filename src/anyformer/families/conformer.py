@@ -54,7 +54,7 @@ def odd(name: str, taps: int) -> None:
 
 FIELDS: dict[str, ConfigField] = {
     **{name: field for name, field in transformer.FIELDS.items()
-       if name not in ("max_position_embeddings", "scale_embedding", "init_std", "decoder_layerdrop", "is_causal")},
+       if name not in ("init_std", "decoder_layerdrop", "is_causal")},
     **again(transformer.FIELDS, d_model=144, encoder_layers=16, encoder_attention_heads=4, encoder_ffn_dim=576,
             decoder_attention_heads=4, decoder_ffn_dim=576),
     "decoder_layers": Field(0, lambda spec: spec.decoder.depth if spec.pair else 0),  # 0: CTC
@@ -102,7 +102,7 @@ def describe(c: Any) -> Model:
             tokens=Tokens(vocab_size=c.vocab_size, scale=c.d_model**0.5, padding_index=c.pad_token_id),
             position=Sinusoidal(length=c.max_target_positions), dropout=c.dropout,
         ),
-        decoder=transformer.stack(c, "decoder", pre_norm=True),
+        decoder=transformer.stack(c, "decoder"),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         head=LMHead(vocab_size=c.vocab_size, shift=False),

@@ -8,6 +8,7 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, again
+from anyformer.families.base.template import rules_of
 from anyformer.families.shared import transformer
 from anyformer.families.shared.speech import AUGMENT, HIDDEN, augment
 from anyformer.families.shared.transformer import check_padding, stack, target
@@ -46,7 +47,7 @@ def is_tied(spec: Any) -> bool:
 
 
 FIELDS: dict[str, ConfigField] = {
-    **{name: field for name, field in transformer.FIELDS.items() if name != "max_position_embeddings"},
+    **transformer.FIELDS,
     "vocab_size": Field(51865, lambda spec: target(spec).tokens.vocab_size),
     "num_mel_bins": Field(80, "embedding.channels"),
     **again(transformer.FIELDS, d_model=384, dropout=0.0, **{
@@ -75,7 +76,7 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     classifies = c.architecture == CLASSIFIER
-    encoder, init = stack(c, "encoder", pre_norm=True, bias="qvo"), {"*": Normal(std=c.init_std)}
+    encoder, init = stack(c, "encoder", bias="qvo"), {"*": Normal(std=c.init_std)}
     embedding = SpectrogramEmbedding(
         channels=c.num_mel_bins, whole=True, dropout=c.dropout, augment=None if classifies else augment(c, False),
         position=Sinusoidal(length=c.max_source_positions, inclusive=True, stored=True),
@@ -98,7 +99,7 @@ def describe(c: Any) -> Model:
             tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id), dropout=c.dropout,
             position=Learned(length=c.max_target_positions),
         ),
-        decoder=stack(c, "decoder", pre_norm=True, bias="qvo"),
+        decoder=stack(c, "decoder", bias="qvo"),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         head=LMHead(vocab_size=c.vocab_size, shift=False) if writes else None,
@@ -111,7 +112,7 @@ def rules(spec: Model) -> list[Rule]:
     out = "classifier" if isinstance(spec, EncoderModel) else "proj_out"
     return [
         *[Rename(f"~encoder.conv{i + 1}.{{p}}", f"embedding.convolutions.{i}.{{p}}") for i in range(2)],
-        *transformer.rules(spec),
+        *rules_of(transformer.weights("pre_norm"), spec),
         Rename("layer_weights", "encoder.neck.weight"),
         Rename("projector.{p}", "head.pool.dense.{p}"),
         Rename(f"{out}.{{p}}", "head.out.{p}"),

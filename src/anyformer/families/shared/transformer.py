@@ -1,4 +1,5 @@
-"""What the published forms of the original Transformer [Vaswani et al. 2017] share: fields, post-norm stacks, names."""
+"""What the published forms of the original Transformer [Vaswani et al. 2017] share: names of tensors and of fields; the
+pre-norm stacks of Whisper and of the Conformer's decoder. BART has the template of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from anyformer.runtime.mask import FULL
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Copies, Rename, Rule, Unwritten
 
 STEP, TOKENS = "decoder.layers", "embedding.tokens.weight"
 
@@ -35,13 +35,11 @@ FIELDS: dict[str, ConfigField] = {
     "decoder_ffn_dim": Field(4096, f"{STEP}.feedforward.op.width"),
     "decoder_attention_heads": Field(16, f"{STEP}.attention.op.num_heads"),
     "decoder_layerdrop": Field(0.0, "decoder.layer_drop"),
-    "max_position_embeddings": Field(1024, "embedding.position.length"),
     "dropout": Field(0.1, "embedding.dropout"),
     "attention_dropout": Field(0.0, f"{STEP}.attention.op.dropout"),
     "activation_dropout": Field(0.0, f"{STEP}.feedforward.op.dropout"),
     "activation_function": Field("gelu", activation_at(f"{STEP}.feedforward.op.activation")),
     "init_std": Field(0.02, lambda spec: spec.init["*"].std),
-    "scale_embedding": Field(False, lambda spec: target(spec).scale is not None),
     "is_causal": causal(f"{STEP}.attention.op.mask"),
     "is_encoder_decoder": Ignored(True, "follows from the class"),
 }
@@ -50,15 +48,14 @@ ALIASES = {
 }  # fmt: skip
 
 
-def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stack:
-    """The encoder or the decoder of a config, its norms after each add, or before each step and once at the end."""
+def stack(c: Any, side: str, bias: str = "qkvo") -> Stack:
+    """The encoder or the decoder of a config, with norms before each step and at the end."""
     norm, heads = LayerNorm(), getattr(c, f"{side}_attention_heads")
     if c.d_model % heads:
         raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
 
     def step(op: Any) -> Sublayer:
-        place: dict[str, Any] = {"pre_norm" if pre_norm else "out_norm": norm}
-        return Sublayer(op=op, dropout=c.dropout, **place)
+        return Sublayer(pre_norm=norm, op=op, dropout=c.dropout)
 
     def attention(**kind: Any) -> Sublayer:
         return step(Attention(num_heads=heads, bias=bias, dropout=c.attention_dropout, **kind))
@@ -69,39 +66,13 @@ def stack(c: Any, side: str, pre_norm: bool = False, bias: str = "qkvo") -> Stac
     activation, inner = activation_named(c.activation_function), getattr(c, f"{side}_ffn_dim")
     steps["feedforward"] = step(MLP(width=inner, activation=activation, dropout=c.activation_dropout))
     depth, drop = getattr(c, f"{side}_layers"), getattr(c, f"{side}_layerdrop")
-    return Stack(layers=Block(**steps), depth=depth, norm=norm if pre_norm else None, layer_drop=drop)
+    return Stack(layers=Block(**steps), depth=depth, norm=norm, layer_drop=drop)
 
 
 def check_padding(c: Any, *vocab_sizes: int) -> None:
     """A token of each vocabulary, or none; files that have none say -1 too, which in a table is its last row."""
     if c.pad_token_id is not None and not -1 <= c.pad_token_id < min(vocab_sizes):
         raise ValueError(f"pad_token_id {c.pad_token_id} is outside a vocabulary of {min(vocab_sizes)}")
-
-
-def rules(spec: Any) -> list[Rule]:
-    """Embeddings, positions and layers; heads are named by each family."""
-    alone = not hasattr(spec, "encoder")
-    last = getattr(spec, "decoder", None) or spec.encoder
-    norm = "out_norm" if last.norm is None else "pre_norm"
-    # MarianMTModel leaves its position tables out of what it saves
-    position = Unwritten if spec.architecture == "MarianMTModel" else Rename
-    found: list[Rule] = []
-    if not alone and any(owner == TOKENS for _, owner in spec.ties):
-        found.append(Copies(["~shared.weight", "~encoder.embed_tokens.weight"], TOKENS))
-    for side in ("encoder", "decoder"):
-        layer, ours = f"~{side}.layers.{{i}}", f"{side}.layers.{{i}}"
-        if side == "decoder" or not alone:
-            embedding = spec.target if side == "decoder" else "embedding"
-            found.append(Rename(f"~{side}.embed_tokens.weight", f"{embedding}.tokens.weight"))
-            found.append(position(f"~{side}.embed_positions.weight", f"{embedding}.position.weight"))
-        for theirs, step in (("self_attn", "attention"), ("encoder_attn", "cross")):
-            found.append(Rename(f"{layer}.{theirs}_layer_norm.{{p}}", f"{ours}.{step}.{norm}.{{p}}"))
-            found += [Rename(f"{layer}.{theirs}.{n}_proj.{{p}}", f"{ours}.{step}.op.{n}.{{p}}") for n in "qkv"]
-            found.append(Rename(f"{layer}.{theirs}.out_proj.{{p}}", f"{ours}.{step}.op.o.{{p}}"))
-        for theirs, name in (("fc1", "op.up"), ("fc2", "op.down"), ("final_layer_norm", norm)):
-            found.append(Rename(f"{layer}.{theirs}.{{p}}", f"{ours}.feedforward.{name}.{{p}}"))
-        found.append(Rename(f"~{side}.layer_norm.{{p}}", f"{side}.norm.{{p}}"))
-    return found
 
 
 def weights(norm: str) -> dict[str, str]:
