@@ -2,76 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.shared.vision import classify_or_draw, pair, pixel_rules, unpair
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Config, activation, choice, entry
+from anyformer.families.shared.vision import IMAGES, OF_EMBEDDING, patches, pixel_class
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.patches import PatchEmbedding
 from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.grid.merge import Merge
 from anyformer.parts.grid.windows import GridBias, Windows
-from anyformer.parts.head.classify import PooledOutput
-from anyformer.parts.head.image import PixelHead
+from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
+from anyformer.specs.addresses import edit
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rename, Reshape, Rule
+from anyformer.weights.rules import Rename
 
-LAYER = "encoder.stages.0.layers.plain"
-BACKBONE = "read by SwinBackbone alone"
-
-
-def mixers(spec: Any) -> list[Attention]:
-    """The attention of each stage's first layer."""
-    return [stage.layer(0).steps["attention"].op.mixer for stage in spec.encoder.stages]
+LAYERS = "encoder.stages.*.layers"
+WINDOWS, INNER = f"{LAYERS}.attention.op", f"{LAYERS}.feedforward.op"
+MIXER = f"{WINDOWS}.mixer"
+NORM, ZERO = LayerNorm(eps=1e-5), Value(value=0.0)
 
 
-def read_ratio(spec: Any) -> float:
-    # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
-    return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
+def block(width: int, num_heads: int, shift: int) -> Block:
+    mixer = Attention(num_heads=num_heads, bias="qkvo", position=GridBias(num_heads=num_heads, size=7))
+    windows = Windows(mixer=mixer, size=7, shift=shift)
+    return Block(
+        attention=Sublayer(pre_norm=NORM, op=windows, drop_path=0.1),
+        feedforward=Sublayer(pre_norm=NORM, op=MLP(width=4 * width, activation="gelu")),
+    )
 
 
-FIELDS: dict[str, ConfigField] = {
-    "image_size": Field(224, lambda spec: unpair(spec.embedding.image_size)),
-    "patch_size": Field(4, lambda spec: unpair(spec.embedding.patch_size)),
-    "num_channels": Field(3, "embedding.channels"),
-    "embed_dim": Field(96, "width"),
-    "depths": Field((2, 2, 6, 2), lambda spec: tuple(stage.depth for stage in spec.encoder.stages)),
-    "num_heads": Field((3, 6, 12, 24), lambda spec: tuple(mixer.num_heads for mixer in mixers(spec))),
-    "window_size": Field(7, f"{LAYER}.attention.op.size"),
-    "mlp_ratio": Field(4.0, read_ratio),
-    "qkv_bias": Field(True, lambda spec: mixers(spec)[0].bias == "qkvo"),
-    "hidden_dropout_prob": Field(0.0, "embedding.dropout"),
-    "attention_probs_dropout_prob": Field(0.0, f"{LAYER}.attention.op.mixer.dropout"),
-    "drop_path_rate": Field(0.1, f"{LAYER}.attention.drop_path"),
-    "hidden_act": Field("gelu", activation_at(f"{LAYER}.feedforward.op.activation")),
-    "use_absolute_embeddings": Field(False, lambda spec: spec.embedding.position is not None),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "layer_norm_eps": Field(1e-5, "encoder.norm.eps"),
-    "encoder_stride": Field(32, "head.stride"),
-    "problem_type": Field(None, "head.problem"),
-    "num_layers": Field(None, lambda spec: len(spec.encoder.stages)),
-    "hidden_size": Ignored(None, "follows from embed_dim and depths, and published classes do not read it"),
-    "out_features": Ignored(None, BACKBONE),
-    "out_indices": Ignored(None, BACKBONE),
-    "_out_features": Ignored(None, BACKBONE),
-    "_out_indices": Ignored(None, BACKBONE),
-    "stage_names": Ignored(None, BACKBONE),
-    "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
-}
+def stage(width: int, num_heads: int, depth: int) -> Stack:
+    blocks = {"plain": block(width, num_heads, 0), "shifted": block(width, num_heads, 3)}
+    return Stack(layers=blocks, pattern=("plain", "shifted"), depth=depth)
 
 
-def check(c: Any) -> None:
+TEMPLATE = EncoderModel(
+    width=96,
+    embedding=PatchEmbedding(image_size=(224, 224), patch_size=(4, 4), norm=LayerNorm()),
+    encoder=Stages(
+        stages=(stage(96, 3, 2), stage(192, 6, 2), stage(384, 12, 6), stage(768, 24, 2)),
+        down=(Merge(pre_norm=LayerNorm()),) * 3,
+        norm=NORM,
+    ),
+    init={"*.position.weight": ZERO, "embedding.mask_token": ZERO, "*": Normal(std=0.02)},
+)
+
+
+def check(c: Config) -> None:
     """`depths` says how many stages there are; one class asks again."""
     stages = len(c.depths)
     if len(c.num_heads) < stages:
@@ -83,70 +70,76 @@ def check(c: Any) -> None:
             raise ValueError(f"stage {i} is {c.embed_dim * 2**i} wide, not a multiple of its {heads} heads")
 
 
-def describe(c: Any) -> Model:
-    check(c)
-    norm, dropout, size = LayerNorm(eps=c.layer_norm_eps), c.hidden_dropout_prob, c.window_size
-
-    def block(i: int, shifted: bool) -> Block:
-        mixer = Attention(
-            num_heads=c.num_heads[i], bias="qkvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
-            position=GridBias(num_heads=c.num_heads[i], size=size),
-        )  # fmt: skip
-        windows = Windows(mixer=mixer, size=size, shift=size // 2 if shifted else 0)
-        attention = Sublayer(pre_norm=norm, op=windows, dropout=dropout, drop_path=c.drop_path_rate)
-        return Block(attention=attention, feedforward=Sublayer(pre_norm=norm, op=mlp(c, i), dropout=dropout))
-
-    return model(c, block, Merge(pre_norm=LayerNorm()))
-
-
-def mlp(c: Any, stage: int) -> MLP:
-    return MLP(width=int(c.mlp_ratio * c.embed_dim * 2**stage), activation=activation_named(c.hidden_act))
+def build_stages(spec: Any, depths: Any, c: Config) -> Any:
+    """As many stages as there are depths, each twice as wide as the one before."""
+    first, down = spec.encoder.stages[0], spec.encoder.down[0]
+    stages = [
+        edit(first, {
+            "depth": depth,
+            "layers.attention.op.mixer.num_heads": heads,
+            "layers.attention.op.mixer.position.num_heads": heads,
+            "layers.feedforward.op.width": int(c.mlp_ratio * c.embed_dim * 2**i),
+        })
+        for i, (depth, heads) in enumerate(zip(depths, c.num_heads, strict=False))
+    ]  # fmt: skip
+    return spec.replace(encoder=spec.encoder.replace(stages=tuple(stages), down=(down,) * (len(stages) - 1)))
 
 
-def model(c: Any, block: Callable[[int, bool], Block], down: Merge) -> Model:
-    """`block` makes the layers of a stage, which are shifted in turn; `down` stands between stages."""
-    head = classify_or_draw(c, Pool(take="mean"))
-    embedding = PatchEmbedding(
-        image_size=pair(c.image_size), patch_size=pair(c.patch_size), channels=c.num_channels, norm=LayerNorm(),
-        mask_token=isinstance(head, PixelHead), dropout=c.hidden_dropout_prob,
-    )  # fmt: skip
-    if c.use_absolute_embeddings:
-        embedding = embedding.replace(position=Learned(length=embedding.grid[0] * embedding.grid[1]))
-    kinds = [{"plain": block(i, False), "shifted": block(i, True)} for i in range(len(c.depths))]
-    stages = tuple(
-        Stack(layers=layers, pattern=tuple(layers), depth=depth) for layers, depth in zip(kinds, c.depths, strict=True)
-    )
-    zero, std = Value(value=0.0), c.initializer_range or 0.02  # published: zero means the default
-    return EncoderModel(
-        width=c.embed_dim,
-        embedding=embedding,
-        encoder=Stages(stages=stages, down=(down,) * (len(stages) - 1), norm=LayerNorm(eps=c.layer_norm_eps)),
-        head=head or PooledOutput(pool=Pool(take="mean")),
-        init={"*.position.weight": zero, "embedding.mask_token": zero, "*": Normal(std=std)},
-    )
+def mixers(spec: Any) -> list[Attention]:
+    """The attention of each stage's first layer."""
+    return [stage.layer(0).steps["attention"].op.mixer for stage in spec.encoder.stages]
 
 
-def rules(spec: Any) -> list[Rule]:
-    block, ours = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
-    mixer, down = f"{ours}.attention.op.mixer", "~encoder.layers.{s}.downsample"
-    return [
-        Rename("~embeddings.patch_embeddings.projection.{p}", "embedding.patch.{p}"),
-        Rename("~embeddings.norm.{p}", "embedding.norm.{p}"),
-        Reshape("~embeddings.mask_token", "embedding.mask_token", (1, 1, -1)),
-        Reshape("~embeddings.position_embeddings", "embedding.position.weight", (1, -1, spec.width)),
-        Rename(f"{block}.layernorm_before.{{p}}", f"{ours}.attention.pre_norm.{{p}}"),
-        *[Rename(f"{block}.attention.self.{n}.{{p}}", f"{mixer}.{n[0]}.{{p}}") for n in ("query", "key", "value")],
-        Rename(f"{block}.attention.self.relative_position_bias_table", f"{mixer}.position.weight"),
-        Rename(f"{block}.attention.output.dense.{{p}}", f"{mixer}.o.{{p}}"),
-        Rename(f"{block}.layernorm_after.{{p}}", f"{ours}.feedforward.pre_norm.{{p}}"),
-        Rename(f"{block}.intermediate.dense.{{p}}", f"{ours}.feedforward.op.up.{{p}}"),
-        Rename(f"{block}.output.dense.{{p}}", f"{ours}.feedforward.op.down.{{p}}"),
-        Rename(f"{down}.norm.{{p}}", "encoder.down.{s}.pre_norm.{p}"),
-        Rename(f"{down}.reduction.{{p}}", "encoder.down.{s}.project.{p}"),
-        Rename("~layernorm.{p}", "encoder.norm.{p}"),
-        *pixel_rules(spec, spec.encoder.out_width(spec.width)),
-        Rename("classifier.{p}", "head.out.{p}"),
-    ]
+def mlp_ratio(spec: Any) -> float:
+    # the last stage is the widest, so its ratio is the finest: floor(floor(r D) / 2) = floor(r D / 2)
+    return spec.encoder.stages[-1].layer(0).steps["feedforward"].op.width / spec.encoder.out_width(spec.width)
+
+
+BACKBONE = Ignored(None, "read by SwinBackbone alone")
+
+CONFIG: dict[str, Any] = {
+    **IMAGES,
+    "embed_dim": "width",
+    "depths": entry(path=lambda spec: [stage.depth for stage in spec.encoder.stages], build=build_stages),
+    "num_heads": entry(path=lambda spec: [mixer.num_heads for mixer in mixers(spec)]),
+    "window_size": (f"{WINDOWS}.size", f"{MIXER}.position.size"),
+    "mlp_ratio": entry(path=mlp_ratio),
+    "qkv_bias": choice(f"{MIXER}.bias", {True: "qkvo", False: "o"}),
+    "hidden_dropout_prob": ("embedding.dropout", f"{LAYERS}.*.dropout"),
+    "attention_probs_dropout_prob": f"{MIXER}.dropout",
+    "drop_path_rate": f"{LAYERS}.attention.drop_path",
+    "hidden_act": activation(f"{INNER}.activation"),
+    "use_absolute_embeddings": entry(
+        "embedding.position", path=lambda spec: spec.embedding.position is not None,
+        read=lambda value, c: Learned(length=patches(c)) if value else None,
+    ),
+    "initializer_range": entry("init.*.std", read=lambda std, c: std or 0.02),  # published: zero means the default
+    "layer_norm_eps": ("encoder.norm.eps", f"{LAYERS}.*.pre_norm.eps"),
+    "encoder_stride": "head.stride",
+    "num_layers": entry(default=None, path=lambda spec: len(spec.encoder.stages)),
+    "hidden_size": Ignored(None, "follows from embed_dim and depths, and published classes do not read it"),
+    "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
+    **dict.fromkeys(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names"), BACKBONE),
+}  # fmt: skip
+
+THEIRS, OURS = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
+
+WEIGHTS = {
+    **OF_EMBEDDING,
+    "~embeddings.norm": "embedding.norm",
+    f"{THEIRS}.layernorm_before": f"{OURS}.attention.pre_norm",
+    f"{THEIRS}.attention.self.{{query,key,value}}": f"{OURS}.attention.op.mixer.{{q,k,v}}",
+    f"{THEIRS}.attention.self.relative_position_bias_table": lambda theirs, spec: [
+        Rename(theirs, f"{OURS}.attention.op.mixer.position.weight")
+    ],
+    f"{THEIRS}.attention.output.dense": f"{OURS}.attention.op.mixer.o",
+    f"{THEIRS}.layernorm_after": f"{OURS}.feedforward.pre_norm",
+    f"{THEIRS}.intermediate.dense": f"{OURS}.feedforward.op.up",
+    f"{THEIRS}.output.dense": f"{OURS}.feedforward.op.down",
+    "~encoder.layers.{s}.downsample.norm": "encoder.down.{s}.pre_norm",
+    "~encoder.layers.{s}.downsample.reduction": "encoder.down.{s}.project",
+    "~layernorm": "encoder.norm",
+}
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
@@ -154,23 +147,28 @@ def size(width: int, depth: int, heads: int, published: float, **more: Any) -> S
     return Size({**config, "num_labels": 1000, **more}, published)
 
 
-FAMILIES = (
-    Family(
-        name="swin",
-        about="hierarchical vision encoders with shifted windows",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("SwinForImageClassification", "SwinModel", "SwinForMaskedImageModeling"),
-        base=("SwinModel",),
-        prefix="swin.",
-        aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        dropped=("~encoder.layers.{s}.blocks.{i}.attention.self.relative_position_index",),
-        sizes={
-            "swin-tiny": size(96, 6, 3, 28e6),
-            "swin-small": size(96, 18, 3, 50e6),
-            "swin-base": size(128, 18, 4, 88e6),
-            "swin-large": size(192, 18, 6, 197e6),
-        },
-    ),
-)  # fmt: skip
+SWIN = Family(
+    name="swin",
+    about="hierarchical vision encoders with shifted windows",
+    template=TEMPLATE,
+    classes={
+        "SwinForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="mean")), "classifier"),
+        "SwinModel": Class(PooledOutput(pool=Pool(take="mean")), prefix=""),
+        "SwinForMaskedImageModeling": pixel_class(patch=4, stride=32),
+    },
+    config=CONFIG,
+    computed={f"{LAYERS}.shifted.attention.op.shift": lambda c: c.window_size // 2},
+    weights=WEIGHTS,
+    prefix="swin.",
+    checks=(check,),
+    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    dropped=(f"{THEIRS}.attention.self.relative_position_index",),
+    sizes={
+        "swin-tiny": size(96, 6, 3, 28e6),
+        "swin-small": size(96, 18, 3, 50e6),
+        "swin-base": size(128, 18, 4, 88e6),
+        "swin-large": size(192, 18, 6, 197e6),
+    },
+)
+
+FAMILIES = (SWIN,)

@@ -5,104 +5,102 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import swin
-from anyformer.families.base.family import Family
-from anyformer.families.base.fields import ConfigField, Field, Fixed
+from anyformer.families.base.fields import Fixed
+from anyformer.families.base.template import Config, choice, entry
 from anyformer.families.shared.vision import pair
-from anyformer.models import Model
-from anyformer.parts.attention.attention import Attention, LearnedScale
+from anyformer.families.swin import LAYERS, MIXER, NORM, OURS, SWIN, THEIRS, WINDOWS, mixers, size
+from anyformer.parts.attention.attention import LearnedScale
 from anyformer.parts.grid.merge import Merge
-from anyformer.parts.grid.windows import ContinuousGridBias, Windows
+from anyformer.parts.grid.windows import ContinuousGridBias
 from anyformer.parts.norm import LayerNorm, UnitNorm
-from anyformer.stacks.block import Block
-from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rename, Rule
+from anyformer.specs.addresses import edit
+from anyformer.weights.rules import Rename
 
 
-def windows(spec: Any) -> int:
-    """A stage whose grid is smaller has smaller ones."""
+def check_windows(c: Config) -> None:
+    if len(c.pretrained_window_sizes) < len(c.depths):
+        raise ValueError(f"pretrained_window_sizes {c.pretrained_window_sizes} is shorter than depths {c.depths}")
+
+
+def build_windows(spec: Any, window: int, c: Config) -> Any:
+    """A stage whose grid is smaller than a window has smaller windows, and does not shift them."""
+    rows, changes = pair(c.image_size)[0] // pair(c.patch_size)[0], {}
+    for i in range(len(c.depths)):
+        if (width := min(rows // 2**i, window)) < 1:
+            raise ValueError(f"image_size {c.image_size} leaves no patches for stage {i}")
+        op = f"encoder.stages.{i}.layers.attention.op"
+        changes |= {
+            f"{op}.size": width,
+            f"{op}.mixer.position.size": width,
+            f"{op}.mixer.position.learned": c.pretrained_window_sizes[i],
+            f"encoder.stages.{i}.layers.shifted.attention.op.shift": window // 2 if rows // 2**i > width else 0,
+        }
+    return edit(spec, changes)
+
+
+def window_size(spec: Any) -> int:
     return max(stage.layer(0).steps["attention"].op.size for stage in spec.encoder.stages)
 
 
-def learned(spec: Any) -> tuple[int, ...]:
-    positions: list[Any] = [mixer.position for mixer in swin.mixers(spec)]
-    return tuple(position.learned for position in positions)
-
-
-FIELDS: dict[str, ConfigField] = {
-    **swin.FIELDS,
-    "window_size": Field(7, windows),
-    "pretrained_window_sizes": Field((0, 0, 0, 0), learned),
-    "qkv_bias": Field(True, lambda spec: swin.mixers(spec)[0].bias == "qvo"),
-    "use_absolute_embeddings": Fixed(False, "the published class has one position more than tokens and cannot run"),
-}
-
-
-def describe(c: Any) -> Model:
-    swin.check(c)
-    norm, before = LayerNorm(eps=c.layer_norm_eps), c.pretrained_window_sizes
-    if len(before) < len(c.depths):
-        raise ValueError(f"pretrained_window_sizes {before} is shorter than depths {c.depths}")
-    rows = pair(c.image_size)[0] // pair(c.patch_size)[0]
-
-    def block(i: int, shifted: bool) -> Block:
-        size = min(rows // 2**i, c.window_size)
-        if size < 1:
-            raise ValueError(f"image_size {c.image_size} leaves no patches for stage {i}")
-        mixer = Attention(
-            num_heads=c.num_heads[i], bias="qvo" if c.qkv_bias else "o", dropout=c.attention_probs_dropout_prob,
-            qk_norm=UnitNorm(), learned_scale=LearnedScale(),
-            position=ContinuousGridBias(num_heads=c.num_heads[i], size=size, learned=before[i]),
-        )  # fmt: skip
-        shift = c.window_size // 2 if shifted and rows // 2**i > size else 0
-        op = Windows(mixer=mixer, size=size, shift=shift, fixed=True)
-        drops = (c.attention_probs_dropout_prob, c.hidden_dropout_prob)
-        attention, feedforward = (
-            Sublayer(op=each, post_norm=norm, dropout=dropout, drop_path=c.drop_path_rate)
-            for each, dropout in zip((op, swin.mlp(c, i)), drops, strict=True)
-        )
-        return Block(attention=attention, feedforward=feedforward)
-
-    return swin.model(c, block, Merge(post_norm=LayerNorm()))
-
-
-def rules(spec: Any) -> list[Rule]:
-    block, ours = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
-    attention, mixer = f"{block}.attention.self", f"{ours}.attention.op.mixer"
-    return [
-        Rename(f"{attention}.logit_scale", f"{mixer}.learned_scale.weight"),
-        Rename(f"{attention}.continuous_position_bias_mlp.0.{{p}}", f"{mixer}.position.up.{{p}}"),
-        Rename(f"{attention}.continuous_position_bias_mlp.2.{{p}}", f"{mixer}.position.down.{{p}}"),
-        Rename(f"{block}.layernorm_before.{{p}}", f"{ours}.attention.post_norm.{{p}}"),
-        Rename(f"{block}.layernorm_after.{{p}}", f"{ours}.feedforward.post_norm.{{p}}"),
-        Rename("~encoder.layers.{s}.downsample.norm.{p}", "encoder.down.{s}.post_norm.{p}"),
-        *swin.rules(spec),
-    ]
+def pretrained_window_sizes(spec: Any) -> list[int]:
+    positions: list[Any] = [mixer.position for mixer in mixers(spec)]
+    return [position.learned for position in positions]
 
 
 LARGER = {"image_size": 256, "window_size": 8}
 
-FAMILIES = (
-    Family(
-        name="swinv2",
-        about="Swin with cosine attention and computed positions",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("Swinv2ForImageClassification", "Swinv2Model", "Swinv2ForMaskedImageModeling"),
-        base=("Swinv2Model",),
-        prefix="swinv2.",
-        aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-        # tables that old files hold and every class computes
-        dropped=tuple(
-            f"~encoder.layers.{{s}}.blocks.{{i}}.attention.self.{name}"
-            for name in ("relative_position_index", "relative_coords_table")
-        ),
-        sizes={
-            "swinv2-tiny": swin.size(96, 6, 3, 28e6, **LARGER),
-            "swinv2-small": swin.size(96, 18, 3, 50e6, **LARGER),
-            "swinv2-base": swin.size(128, 18, 4, 88e6, **LARGER),
-            "swinv2-large": swin.size(192, 18, 6, 197e6, image_size=192, window_size=12),
+SWINV2 = SWIN.but(
+    "swinv2",
+    about="Swin with cosine attention and computed positions",
+    changes={
+        f"{LAYERS}.*.pre_norm": None,
+        f"{LAYERS}.*.post_norm": NORM,
+        f"{LAYERS}.feedforward.drop_path": 0.1,
+        f"{WINDOWS}.fixed": True,
+        "encoder.stages.3.layers.shifted.attention.op.shift": 0,  # its grid is one window
+        f"{MIXER}.bias": "qvo",
+        f"{MIXER}.qk_norm": UnitNorm(),
+        f"{MIXER}.learned_scale": LearnedScale(),
+        **{
+            f"encoder.stages.{i}.layers.attention.op.mixer.position": ContinuousGridBias(num_heads=heads, size=7)
+            for i, heads in enumerate((3, 6, 12, 24))
         },
-    ),
+        "encoder.down": (Merge(post_norm=LayerNorm()),) * 3,
+    },
+    classes={name.replace("Swin", "Swinv2"): each for name, each in SWIN.classes.items()},
+    config={
+        "window_size": entry(path=window_size, build=build_windows),
+        "pretrained_window_sizes": entry(path=pretrained_window_sizes),
+        "qkv_bias": choice(f"{MIXER}.bias", {True: "qvo", False: "o"}),
+        "hidden_dropout_prob": ("embedding.dropout", f"{LAYERS}.feedforward.dropout"),
+        "attention_probs_dropout_prob": (f"{MIXER}.dropout", f"{LAYERS}.attention.dropout"),
+        "drop_path_rate": f"{LAYERS}.*.drop_path",
+        "layer_norm_eps": ("encoder.norm.eps", f"{LAYERS}.*.post_norm.eps"),
+        "use_absolute_embeddings": Fixed(False, "the published class has one position more than tokens and cannot run"),
+    },
+    computed={},
+    weights={
+        f"{THEIRS}.layernorm_before": f"{OURS}.attention.post_norm",
+        f"{THEIRS}.attention.self.relative_position_bias_table": None,
+        f"{THEIRS}.attention.self.logit_scale": lambda theirs, spec: [
+            Rename(theirs, f"{OURS}.attention.op.mixer.learned_scale.weight")
+        ],
+        f"{THEIRS}.attention.self.continuous_position_bias_mlp.{{0,2}}": (
+            f"{OURS}.attention.op.mixer.position.{{up,down}}"
+        ),
+        f"{THEIRS}.layernorm_after": f"{OURS}.feedforward.post_norm",
+        "~encoder.layers.{s}.downsample.norm": "encoder.down.{s}.post_norm",
+    },
+    prefix="swinv2.",
+    checks=(*SWIN.checks, check_windows),
+    # tables that old files hold and every class computes
+    dropped=(*SWIN.dropped, f"{THEIRS}.attention.self.relative_coords_table"),
+    sizes={
+        "swinv2-tiny": size(96, 6, 3, 28e6, **LARGER),
+        "swinv2-small": size(96, 18, 3, 50e6, **LARGER),
+        "swinv2-base": size(128, 18, 4, 88e6, **LARGER),
+        "swinv2-large": size(192, 18, 6, 197e6, image_size=192, window_size=12),
+    },
 )
+
+FAMILIES = (SWINV2,)

@@ -1,7 +1,8 @@
 """Address patterns: every place in a description that one names, and many places changed at once.
 
 `*` is any one step, `**` any number of them, and `head[TagHead]` a value of that kind only. Where a stack has several
-kinds of layers, `decoder.layers.attention` is the step of each of them.
+kinds of layers, `decoder.layers.attention` is the step of each of them. What stands in a row goes by its number:
+`encoder.stages.0`.
 
 >>> import anyformer as af
 >>> spec = af.spec("gpt2")
@@ -35,8 +36,8 @@ def _find(node: Any, steps: Sequence[str], path: Path) -> Iterator[tuple[Path, A
     name, _, kind = steps[0].removesuffix("]").partition("[")
     if name == "**":
         yield from _find(node, steps[1:], path)
-        for inner, value in node.items() if isinstance(node, (Part, Table)) else ():
-            if isinstance(value, (Part, Table)):
+        for inner, value in children(node).items():
+            if isinstance(value, (Part, Table, tuple)):
                 yield from _find(value, steps, (*path, inner))
         return
     for inner, value in _inside(node, name):
@@ -52,8 +53,8 @@ def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
         names = hints(type(node))
         for each in names if name == "*" else [name] if name in names else []:
             yield each, getattr(node, each)
-    elif isinstance(node, (Part, Table)):
-        items = dict(node.items())
+    else:
+        items = children(node)
         layers = isinstance(node, Table) and all(isinstance(v, Part) and v.open_fields for v in items.values())
         if items and layers and name not in items:
             yield from ((None, item) for item in items.items())
@@ -61,6 +62,13 @@ def _inside(node: Any, name: str) -> Iterator[tuple[str | None, Any]]:
             yield from items.items()
         elif name in items:
             yield name, items[name]
+
+
+def children(node: Any) -> dict[str, Any]:
+    """What stands in a Part, a Table or a row, by the name of its step."""
+    if isinstance(node, tuple):
+        return {str(i): value for i, value in enumerate(node)}
+    return dict(node.items()) if isinstance(node, (Part, Table)) else {}
 
 
 def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
@@ -71,7 +79,10 @@ def replace_all(node: Any, changes: Mapping[Path, Any]) -> Any:
     inside: dict[str, dict[Path, Any]] = {}
     for (name, *rest), value in changes.items():
         inside.setdefault(name, {})[tuple(rest)] = value
-    values = {name: replace_all(value, inside[name]) if name in inside else value for name, value in node.items()}
+    items = children(node).items()
+    values = {name: replace_all(value, inside[name]) if name in inside else value for name, value in items}
+    if isinstance(node, tuple):
+        return tuple(values.values())
     if isinstance(node, Table):
         return Table(values)
     if node.open_fields:

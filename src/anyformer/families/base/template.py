@@ -18,7 +18,7 @@ from anyformer.families.base.fields import Absent, ConfigField, Field
 from anyformer.models import Model
 from anyformer.parts.activation import activation_named, published_name
 from anyformer.parts.head.base import Head
-from anyformer.specs.addresses import Path, at, check_all, edit, find, replace_all, unchecked
+from anyformer.specs.addresses import Path, at, check_all, children, edit, find, replace_all, unchecked
 from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, conform, hints, nearest, thaw
 from anyformer.weights.rules import Copies, Interleave, Rename, Reshape, Rule, Split, Transpose
@@ -179,7 +179,7 @@ def fill(
         changes |= {path: compute(c) for path, _ in find(spec, address)}
     with unchecked():
         for path, new in changes.items():
-            owner = functools.reduce(lambda node, name: dict(node.items())[name], path[:-1], spec)
+            owner = functools.reduce(lambda node, name: children(node)[name], path[:-1], spec)
             if isinstance(owner, Part) and not owner.open_fields:
                 changes[path] = conform(new, hints(type(owner))[path[-1]], names.get(".".join(path), path[-1]))
         spec = replace_all(spec, changes) if changes else spec

@@ -9,10 +9,7 @@ from typing import Any
 from anyformer.families.base.fields import Absent
 from anyformer.families.base.template import Class, Config, entry
 from anyformer.parts.embedding.patches import PatchEmbedding
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.image import PixelHead
-from anyformer.parts.head.pool import Pool
 from anyformer.stacks.stages import Stages
 from anyformer.weights.rules import Concat, Rename, Reshape, Rule
 
@@ -60,24 +57,7 @@ def heads_of(c: Any) -> int | None:
     return None if width * c.num_attention_heads == c.hidden_size else width
 
 
-def classify_or_draw(c: Any, pool: Pool) -> Head | None:
-    """A label for the image, or its pixels; None for the base class."""
-    if c.architecture.endswith("ForImageClassification"):
-        return ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type)
-    if c.architecture.endswith("ForMaskedImageModeling"):
-        return PixelHead(channels=c.num_channels, stride=c.encoder_stride, patch_size=pair(c.patch_size))
-    return None
-
-
 # -- weights ----------------------------------------------------------------------------------------------------------
-
-
-def pixel_rules(spec: Any, width: int) -> list[Rule]:
-    """Published as a 1 x 1 convolution of the last states, which are `width` wide."""
-    if not isinstance(spec.head, PixelHead):
-        return []
-    kernel = Reshape("decoder.0.weight", "head.out.weight", (-1, width, 1, 1))
-    return [kernel, Rename("decoder.0.bias", "head.out.bias")]
 
 
 def pixels(theirs: str, spec: Any) -> list[Rule]:
