@@ -88,6 +88,7 @@ mutants: $(STAMP)  ## small mistakes in the sources, one at a time: which does n
 
 lint: $(STAMP)  ## ruff, and that imports point one way
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check -q .
 	$(BIN)/lint-imports --no-cache
 
 types: $(STAMP)  ## mypy

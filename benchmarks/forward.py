@@ -168,7 +168,9 @@ CASES = (
     Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 1 x 128", tokens(1, 128)),
     Case("mixtral", "MixtralForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),
     Case(
-        "switch_transformers", "SwitchTransformersForConditionalGeneration", "4 + 4 layers of base-8, 8 x 64",
+        "switch_transformers",
+        "SwitchTransformersForConditionalGeneration",
+        "4 + 4 layers of base-8, 8 x 64",
         pair(8, 64, 32),
     ),
     Case("deepseek_v3", "DeepseekV3ForCausalLM", "4 layers of 512, 4 x 128", tokens(4, 128)),

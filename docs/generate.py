@@ -119,9 +119,12 @@ def families() -> Iterator[tuple[str, str]]:
         if picture:
             yield f"catalogue/families/{name}.svg", picture
         yield f"catalogue/families/{name}.md", family_page(family, own, bool(picture))
-    yield "catalogue/families.md", (
-        "# Families\n\nMade from the code: every file in `src/anyformer/families`. The page of a family has its sizes, "
-        f"classes and config fields.\n\n{table(('family', 'for', 'named descriptions (parameters)'), rows)}"
+    yield (
+        "catalogue/families.md",
+        (
+            "# Families\n\nMade from the code: every file in `src/anyformer/families`. The page of a family has its "
+            f"sizes, classes and config fields.\n\n{table(('family', 'for', 'named descriptions (parameters)'), rows)}"
+        ),
     )
 
 

@@ -60,7 +60,7 @@ def ids() -> torch.Tensor:
 
 def test_the_page_shows_the_file() -> None:
     page = (REPO / "docs" / "extending.md").read_text()
-    assert f"```python title=\"moving_average.py\"\n{EXAMPLE.read_text()}```" in page
+    assert f'```python title="moving_average.py"\n{EXAMPLE.read_text()}```' in page
 
 
 # -- the mixer

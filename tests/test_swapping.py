@@ -79,9 +79,11 @@ def test_what_is_swapped_in_sees_no_future_or_is_refused(slot: str, kind: str) -
         assert line.endswith(" does not")
         if any(set(getattr(part, "needs", ())) - set(plain().embedding.gives) for _, part in walk(part_of(slot, kind))):
             return  # no text can show it
-        model = EncoderModel(**{  # told the truth: in a model that sees both sides it does
-            ("encoder" if name == "decoder" else name): value for name, value in unchecked(slot, kind).items()
-        })
+        model = EncoderModel(
+            **{  # told the truth: in a model that sees both sides it does
+                ("encoder" if name == "decoder" else name): value for name, value in unchecked(slot, kind).items()
+            }
+        )
         if kind not in ("TreeDepth", "Windows", "SameDocument", "Padding"):  # which read inputs of their own
             assert future_seen(stirred(model)), f"{kind} was refused, and sees no future"
     else:

@@ -1,6 +1,6 @@
 """Draws docs/pictures/families/: one picture of each of twelve families, and two models side by side.
 
-    python docs/pictures/families.py
+python docs/pictures/families.py
 """
 
 from __future__ import annotations

@@ -186,9 +186,7 @@ def affordable(spec: Model, checkpoint: Checkpoint | Pieces) -> None:
         raise ValueError(f"{checkpoint.folder}: {layers:,} layers are described, and {found}")
 
 
-def choose_dtype(
-    dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces, folder: Path
-) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype, spec: Model, checkpoint: Checkpoint | Pieces, folder: Path) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     named: Any = dtype
@@ -205,9 +203,7 @@ def choose_dtype(
     return getattr(torch, str(named).removeprefix("torch."))
 
 
-def save(
-    model: TransformerModule, folder: str | Path, *, format: str = "anyformer", overwrite: bool = False
-) -> None:
+def save(model: TransformerModule, folder: str | Path, *, format: str = "anyformer", overwrite: bool = False) -> None:
     """Writes the model to a folder: ours (spec.json), or `format="hf"` for what reads transformers' layout. Adapters go
     into the weights; `format="peft"` writes them alone.
 

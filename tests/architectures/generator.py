@@ -617,9 +617,17 @@ NEVER_DRAWN = {
     **{name: OWN for name in kinds(Initializer) if Part.kinds[name].__module__ != Initializer.__module__},
     "AxialLearned": SIDES,
     **dict.fromkeys(("TwoTowerModel", "SimilarityHead", "ThreeTowerModel", "SpacesHead"), BOTH),
-    **dict.fromkeys((
-        "AutoencoderModel", "ConvPainter", "KLPainter", "GumbelCodes", "RoundedCodes", "GaussianLatent",
-    ), AGAIN),
+    **dict.fromkeys(
+        (
+            "AutoencoderModel",
+            "ConvPainter",
+            "KLPainter",
+            "GumbelCodes",
+            "RoundedCodes",
+            "GaussianLatent",
+        ),
+        AGAIN,
+    ),
     **dict.fromkeys(("TwoStreams", "OrderedText"), ORDER),
     "LikelySpans": SPANS,
     **dict.fromkeys(("TowerDecoderModel", "Tower", "TowerEncoderModel", "HiddenSpansModel", "HiddenSpansHead"), FED),

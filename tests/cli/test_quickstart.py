@@ -13,7 +13,7 @@ from anyformer import cli, families
 from anyformer.cli import quickstart
 from anyformer.recipes import recipe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text() if (ROOT / "README.md").is_file() else ""
 
 

@@ -203,12 +203,10 @@ def read_csv(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_predictions_stand_next_to_the_rows_of_a_table(
-    run: Run, models: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_predictions_stand_next_to_the_rows_of_a_table(run: Run, models: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     folder = models("BertForSequenceClassification")
-    rows = [["id", "review", "label"], ["1", "The quick, fox", "good"], ["2", "", "bad"], ["3", "naïve \"dog\"", ""]]
+    rows = [["id", "review", "label"], ["1", "The quick, fox", "good"], ["2", "", "bad"], ["3", 'naïve "dog"', ""]]
     with open("reviews.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file, delimiter=";").writerows([*rows, ["4", "one value too few"]])
     before = (tmp_path / "reviews.csv").read_bytes()
@@ -218,7 +216,7 @@ def test_predictions_stand_next_to_the_rows_of_a_table(
     header, *lines = read_csv(tmp_path / "out.csv")
     assert header == ["id", "review", "label", "predicted_label", "score", "error"]
     assert [line[:3] for line in lines] == [*rows[1:], ["", "", ""]]
-    wanted = [af.tasks.classify(folder, text)[0] for text in ("The quick, fox", "naïve \"dog\"")]
+    wanted = [af.tasks.classify(folder, text)[0] for text in ("The quick, fox", 'naïve "dog"')]
     assert [lines[i][3] for i in (0, 2)] == [one["label"] for one in wanted]
     assert [float(lines[i][4]) for i in (0, 2)] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
     assert lines[1][3:] == ["", "", "text is empty"] and lines[0][5] == lines[2][5] == ""

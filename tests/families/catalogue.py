@@ -196,6 +196,7 @@ def shared(case: Case) -> Any:
 def shallow(case: Case) -> Any:
     """A random anyformer model of a case with as few layers as show each kind once: what the dear tests of graphs run,
     as every layer is traced anew."""
+
     def enough(stack: Stack) -> int:
         kinds = [stack.pattern[i % len(stack.pattern)] if stack.pattern else "" for i in range(stack.depth)]
         return max(map(kinds.index, kinds), default=-1) + 1
@@ -487,6 +488,7 @@ def settings(case: Case) -> tuple[Any, ...]:
     """What lines about numbers depend on: the family, the kind of head, and every setting of every kind of Part, from
     whichever family. A size is a setting in whether it is there: of two cases with the same settings and other sizes
     the second is for `make test-all`."""
+
     def setting(value: Any) -> Any:
         match value:
             case bool() | str() | None:

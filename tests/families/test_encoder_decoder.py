@@ -95,9 +95,7 @@ def test_moved_labels_start_again_in_each_document() -> None:
     model, inputs = shared(case), make_inputs(case, batch=1, length=12)
     documents = torch.tensor([[0] * 5 + [1] * 7])
     labels = inputs["input_ids"]
-    out = model(
-        input_ids=labels, labels=labels, document_ids=documents, decoder_document_ids=documents
-    )
+    out = model(input_ids=labels, labels=labels, document_ids=documents, decoder_document_ids=documents)
     for part in (slice(0, 5), slice(5, 12)):
         close(out.logits[:, part], model(input_ids=labels[:, part], labels=labels[:, part]).logits)
 

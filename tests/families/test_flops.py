@@ -77,7 +77,11 @@ def test_layers_that_are_alike_are_run_twice(case: Case) -> None:
     ours, whole = af.count(spec).work(length, source), measure(skeleton(spec), inputs_of(spec, length, source))
     assert ours.kept == pytest.approx(whole.kept, rel=1e-3)  # of Funnel's stages 256 bytes are not alike
     assert (ours.products, ours.pairs, ours.later, ours.hidden) == (
-        whole.products, whole.pairs, whole.later, whole.hidden)
+        whole.products,
+        whole.pairs,
+        whole.later,
+        whole.hidden,
+    )
 
 
 EVERY = [name for name, _ in families.names()]

@@ -175,6 +175,7 @@ def test_seeds_of_the_hash() -> None:
 
 def test_fewer_states_are_kept_in_training() -> None:
     """Nothing of the layers: with three times as many as much is kept, by autograd's own account."""
+
     def kept(layers: int) -> int:
         config = {**SMALL, **WRITER, "attn_layers": ["local", "lsh"] * layers}
         config["architectures"] = ["ReformerModelWithLMHead"]

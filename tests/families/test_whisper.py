@@ -120,9 +120,7 @@ def test_forced_tokens_of_old_files(forced: list, tmp_path) -> None:
     theirs, mine = multitask(tmp_path, forced_decoder_ids=forced)
     features = make_inputs(WRITER, batch=2)["input_features"]
     found = af.generate(mine, input_features=features)
-    prompt = theirs._retrieve_init_tokens(
-        features, 2, with_options(theirs, {}), theirs.config, features.shape[-1], {}
-    )
+    prompt = theirs._retrieve_init_tokens(features, 2, with_options(theirs, {}), theirs.config, features.shape[-1], {})
     assert torch.equal(found[:, : prompt.shape[1]], prompt)
     words = af.generate(mine, input_features=features, language="en")
     assert words[0, :4].tolist() == [50, 51, 55, 57]  # what is asked for comes before what is stored

@@ -1,6 +1,6 @@
 """`af.processor` beside transformers' AutoProcessor: the same calls on the same folder, keys and tensors compared.
 
-    PYTHONPATH=src:tests python tests/inputs/comparison.py      # prints the table of docs/results/families.md
+PYTHONPATH=src:tests python tests/inputs/comparison.py      # prints the table of docs/results/families.md
 """
 
 from __future__ import annotations

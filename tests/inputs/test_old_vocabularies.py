@@ -92,11 +92,13 @@ OLD: dict[str, tuple[Callable[[Path], Path], str]] = {  # folder, and the class 
     "bytes with another mask": (lambda folder: perceiver(folder, mask_token="<hidden>"), ""),
     "vocab.json of Longformer": (lambda folder: bare(gpt2(folder, **ROBERTA), model_type="longformer"), ""),
     "vocab.json of a pre-norm RoBERTa": (
-        lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta-prelayernorm"), ""
+        lambda folder: bare(gpt2(folder, **ROBERTA), model_type="roberta-prelayernorm"),
+        "",
     ),
     "pieces of XLM-R": (lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta"), ""),
     "pieces of XLM-R XL": (
-        lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta-xl"), "XLMRobertaTokenizer"
+        lambda folder: bare(xlm_roberta(folder), model_type="xlm-roberta-xl"),
+        "XLMRobertaTokenizer",
     ),
     "pieces of CamemBERT": (lambda folder: bare(camembert(folder), model_type="camembert"), ""),
     "pieces that are named": (xlm_roberta, ""),

@@ -75,6 +75,7 @@ def test_a_text_without_repetitions_has_no_induction_score() -> None:
 
 # -- neurons ----------------------------------------------------------------------------------------------------------
 
+
 def repeating() -> Any:
     """Its second layer runs three times."""
     return af.override(model_of("llama").spec, {"decoder.order": (0, 1, 1, 1)})

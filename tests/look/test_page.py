@@ -283,7 +283,7 @@ def test_other_kinds_in_a_browser(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_dark_and_light(tmp_path: Path, scheme: str) -> None:
     with browser().opened(saved(tmp_path, whole(Inside(scene()))), scheme=scheme) as (page, wrong):
-        shade = 'parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])'
+        shade = "parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
         assert (page.evaluate(shade) > 128) == (scheme == "light")
         page.click("#theme")
         assert (page.evaluate(shade) > 128) == (scheme == "dark")

@@ -105,9 +105,7 @@ def test_what_is_asked_for_is_drawn() -> None:
         optimizer.zero_grad()
     labels = torch.arange(8) % 2
     nothing = {"class_labels": torch.full((8,), 2)}
-    drawn = denoise(
-        learner.eval(), {"class_labels": labels}, nothing, seeds=range(8), steps=20, guidance=4.0, clip=1.0
-    )
+    drawn = denoise(learner.eval(), {"class_labels": labels}, nothing, seeds=range(8), steps=20, guidance=4.0, clip=1.0)
     wanted = torch.from_numpy(halves(labels.numpy())).float().div(127.5).sub(1)[:, None]
     right, wrong = ((drawn - each).square().mean((1, 2, 3)) for each in (wanted, wanted.flip(0)))
     assert (right < wrong).all() and right.median() < 0.1, (right, wrong)

@@ -332,9 +332,7 @@ def test_a_decoder_writes_what_a_conformer_hears(
     assert trainer.scores["loss"] < 0.1, trainer.scores
     rows = [row.example for row in joined.rows(("audio", "text"))]
     for beams in (1, 3):
-        said = af.tasks.transcribe(
-            tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows], num_beams=beams
-        )
+        said = af.tasks.transcribe(tmp_path / "run", [{"audio": (row["audio"], RATE)} for row in rows], num_beams=beams)
         assert sum(a == row["text"] for a, row in zip(said, rows)) >= 15, said
     evaluation = Evaluation(joined, objective, trainer.tokenizer, ())
     assert evaluation.ask(Predictor(trainer.model.eval(), trainer.tokenizer, size=5, num_beams=3)).predicted == said

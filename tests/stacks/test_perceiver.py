@@ -36,9 +36,7 @@ from small import close, filled
 
 D, W, N, T, L = 12, 8, 5, 7, 40
 MLP_ = MLP(width=16)
-LAYER = Block(
-    attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=2)), feedforward=Sublayer(op=MLP_)
-)
+LAYER = Block(attention=Sublayer(pre_norm=LayerNorm(), op=Attention(num_heads=2)), feedforward=Sublayer(op=MLP_))
 LOOK = Look(num_heads=2, feedforward=MLP_)
 PART = Perceiver(latents=N, width=W, read=LOOK, stack=Stack(layers=LAYER, depth=2))
 WRITE = Write(look=LOOK, position=Learned(length=L))

@@ -24,8 +24,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("llava")
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(place / "words", pad_token="<|endoftext|>"))
     tokenizer.add_tokens(["<image>"], special_tokens=True)
-    text = {"model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 24,
-            "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 256, "eos_token_id": 0}
+    text = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": 0,
+    }
     image = {"model_type": "clip_vision_model", "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2,
              "num_attention_heads": 2, "image_size": 16, "patch_size": 8}  # fmt: skip
     token = tokenizer.convert_tokens_to_ids("<image>")
@@ -51,12 +59,31 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("reka")
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(place / "words", pad_token="<|endoftext|>"))
     tokenizer.add_tokens(["<image>", "<audio>"], special_tokens=True)
-    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "max_position_embeddings": 256, "eos_token_id": 0}
-    image = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-             "image_size": 16, "patch_size": 8}
-    sound = {"d_model": 12, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
-             "num_mel_bins": 6, "max_source_positions": 50}
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": 0,
+    }
+    image = {
+        "hidden_size": 12,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    sound = {
+        "d_model": 12,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "num_mel_bins": 6,
+        "max_source_positions": 50,
+    }
     tokens = {f"{name}_token_index": tokenizer.convert_tokens_to_ids(f"<{name}>") for name in ("image", "audio")}
     config = {"text_config": text, "vision_config": image, "audio_config": sound, **tokens}  # fmt: skip
     model = af.build(families.find("reka").read(config), seed=0)
@@ -66,8 +93,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     af.save(model, place / "model")
     tokenizer.save_pretrained(place / "model")
     seen = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
-    heard = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 6, "chunk_length": 1,
-             "sampling_rate": 16000}
+    heard = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 6,
+        "chunk_length": 1,
+        "sampling_rate": 16000,
+    }
     parts = {"image_processor": seen, "feature_extractor": heard}
     (place / "model" / "processor_config.json").write_text(json.dumps(parts))
     return place / "model"
@@ -107,8 +138,11 @@ def test_asked_about_what_it_hears_and_sees(both: Path, tmp_path: Path, capsys: 
     expected = read.decode(ids[start:], skip_special_tokens=True).strip()
     said = af.tasks.ask_audio(both, str(tmp_path), question="Who?", max_new_tokens=6)
     assert [row["file"] for row in said] == [str(tmp_path / f"{i}.wav") for i in range(2)]
-    assert said[1]["text"] == expected == af.tasks.ask_audio(
-        both, {"audio": str(tmp_path / "1.wav"), "question": "Who?"}, max_new_tokens=6)
+    assert (
+        said[1]["text"]
+        == expected
+        == af.tasks.ask_audio(both, {"audio": str(tmp_path / "1.wav"), "question": "Who?"}, max_new_tokens=6)
+    )
     assert isinstance(af.tasks.ask_image(both, pictures(1), question="Who?", max_new_tokens=3)[0], str)
     assert isinstance(af.tasks.caption(both, pictures(1)[0], max_new_tokens=3), str)
     file = str(tmp_path / "1.wav")

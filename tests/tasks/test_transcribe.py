@@ -418,6 +418,7 @@ def talk(path: Path, minutes: float, rate: int, channels: int) -> Path:
 
 def highest(run: Callable[[], Any]) -> float:
     """MB that this process came to have beside what it had."""
+
     def resident(field: str) -> int:
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
         return int(line.split()[1])
@@ -457,8 +458,10 @@ def test_memory_does_not_grow_with_a_recording(kind: str, minutes: int, tmp_path
 
 
 # (what getrusage tells of a child is at least what its parent had)
-MEASURED = "import sys; from anyformer.cli import main; code = main(sys.argv[1:]); " \
-           "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(code)"
+MEASURED = (
+    "import sys; from anyformer.cli import main; code = main(sys.argv[1:]); "
+    "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(code)"
+)
 
 
 @pytest.mark.slow

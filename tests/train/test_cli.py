@@ -61,6 +61,7 @@ def test_what_is_not_there(
 
 def test_a_run_can_be_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By its file, and by its folder before and after it was trained."""
+
     def count(name: str) -> int:
         assert cli.main(["count", name, "--json"]) == 0
         return json.loads(capsys.readouterr().out)["parameters"]

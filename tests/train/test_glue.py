@@ -165,6 +165,7 @@ def test_texts_pairs_and_labels_are_found(name: str, glue: Path) -> None:
 
 def test_the_columns_are_those_of_real_files(shared_data: Path) -> None:
     """Where other people's copies have GLUE's columns: as many examples as are published, each with a label."""
+
     def labels(name: str, folder: str, file: str) -> list[int]:
         task = TASKS[name]
         found = [row.example for row in table(task, shared_data / folder, file).rows(("text", "label"))]

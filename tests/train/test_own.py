@@ -216,9 +216,7 @@ def messy(rows: int = 24) -> str:
     return "\r\n".join(["id;Text;Urteil", *good[:5], "5;zu kurz", "6;leer;", ";;", *good[5:], "9;so;leer;ja"]) + "\r\n"
 
 
-def test_a_messy_table_is_read_and_every_lost_row_is_counted(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_messy_table_is_read_and_every_lost_row_is_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "urteile.csv").write_bytes(messy().encode("cp1252"))
     small = ["--set", "model.encoder.depth=1", "--set", "vocabulary.size=300"]
     assert cli.main(["train", "--csv", "urteile.csv", "--label", "Urteil", *TINY, *small]) == 0

@@ -65,6 +65,7 @@ def test_from_scratch_on_real_data(name: str, tmp_path: Path, shared_data: Path)
 
 # -- sound
 
+
 def heard(name: str, data: Path, strings: int, **more: Any) -> Any:
     """The same run on a few strings, all of them in every step."""
     run = recipe(name, str(data))

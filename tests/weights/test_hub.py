@@ -53,9 +53,7 @@ def line(kind: type[Exception], name: str | Path, **options: Any) -> str:
     with pytest.raises(kind) as caught:
         resolve(name, **options)
     assert caught.type is kind
-    assert caught.value.__cause__ is None and (
-        caught.value.__context__ is None or caught.value.__suppress_context__
-    )
+    assert caught.value.__cause__ is None and (caught.value.__context__ is None or caught.value.__suppress_context__)
     assert "\n" not in str(caught.value) and repr(str(name))[1:-1] in str(caught.value)
     return str(caught.value)
 
@@ -123,9 +121,7 @@ def test_a_local_folder_does_not_import_the_hub(tmp_path: Path) -> None:
 # Hub ids
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "openai-community/gpt2", "a/b", "Foo-BAR_foo.bar123", Path("owner/name")]
-)
+@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", "a/b", "Foo-BAR_foo.bar123", Path("owner/name")])
 def test_an_id_is_fetched(name: str | Path, calls: list[dict[str, Any]], tmp_path: Path) -> None:
     assert resolve(name, revision="v1") == tmp_path
     (call,) = calls
@@ -137,9 +133,7 @@ def test_only_what_a_model_needs_is_fetched(calls: list[dict[str, Any]]) -> None
 
     def fetched(file: str) -> bool:
         inside, outside = calls[0]["allow_patterns"], calls[0]["ignore_patterns"]
-        return any(fnmatch.fnmatch(file, p) for p in inside) and not any(
-            fnmatch.fnmatch(file, p) for p in outside
-        )
+        return any(fnmatch.fnmatch(file, p) for p in inside) and not any(fnmatch.fnmatch(file, p) for p in outside)
 
     wanted = """config.json model.safetensors model-00001-of-00002.safetensors model.safetensors.index.json
         tokenizer.json vocab.txt merges.txt spiece.model chat_template.jinja 1_Pooling/config.json"""
@@ -248,17 +242,13 @@ def test_sockets_are_really_blocked(no_sockets: None) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "", "false"])
-def test_variables_that_do_not_say_offline(
-    value: str, monkeypatch: pytest.MonkeyPatch, calls: list[Any]
-) -> None:
+def test_variables_that_do_not_say_offline(value: str, monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
     monkeypatch.setenv("ANYFORMER_OFFLINE", value)
     resolve("owner/name")
     assert calls[0]["local_files_only"] is False
 
 
-@pytest.mark.parametrize(
-    "files, enough", [(["config.json"], True), (["spec.json"], True), (["vocab.txt"], False)]
-)
+@pytest.mark.parametrize("files, enough", [(["config.json"], True), (["spec.json"], True), (["vocab.txt"], False)])
 def test_a_snapshot_that_another_program_fetched_in_part(
     files: list[str], enough: bool, tmp_path: Path, no_sockets: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ class Worded(Source):
 
 
 def filled(form: list[tuple[str, str | None, int | None]], example: Example) -> str:
-    """"" where one of its columns is empty."""
+    """ "" where one of its columns is empty."""
     said = []
     for text, name, most in form:
         value = "" if name is None else example[name]

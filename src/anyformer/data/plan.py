@@ -202,9 +202,7 @@ class Plan:
             text.read(0, rest, ids[i, size - rest :])
             documents[i, size - rest + text.ends[: int(np.searchsorted(text.ends, rest))]] = 1
         np.cumsum(documents, axis=1, out=documents)
-        return [
-            {"input_ids": a[:size], "document_ids": b[:size]} for a, b, size in zip(ids, documents, sizes.tolist())
-        ]
+        return [{"input_ids": a[:size], "document_ids": b[:size]} for a, b, size in zip(ids, documents, sizes.tolist())]
 
 
 def bucket(sizes: np.ndarray) -> np.ndarray:

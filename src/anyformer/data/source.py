@@ -325,7 +325,7 @@ def find(path: str, endings: tuple[str, ...] = ()) -> list[Path]:
 
 
 def plain_suffix(file: Path) -> str:
-    """"x.csv.gz" -> ".csv" """
+    """ "x.csv.gz" -> ".csv" """
     return Path(file.stem).suffix.lower() if file.suffix in OPENERS else file.suffix.lower()
 
 

@@ -14,7 +14,7 @@ SHOWN = 5  # names that are written out
 
 
 def unused(source: Source, objective: Objective) -> str:
-    """"not used: column id; 2 files with other endings (a.pdf, b.doc)", or "" where all is used."""
+    """ "not used: column id; 2 files with other endings (a.pdf, b.doc)", or "" where all is used."""
     found = []
     if columns := unused_columns(source, objective):
         found.append(f"column{'s' if len(columns) > 1 else ''} {named(columns)}")

@@ -37,9 +37,7 @@ IMAGEGPT = GPT2.but(
     classes={
         "ImageGPTForCausalImageModeling": Class(LMHead(vocab_size=512, foreign=True), "lm_head"),
         "ImageGPTModel": Class(prefix=""),
-        "ImageGPTForImageClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="all"), bias=False), "score"
-        ),
+        "ImageGPTForImageClassification": Class(ClassifyHead(num_labels=2, pool=Pool(take="all"), bias=False), "score"),
     },
     config={
         "vocab_size": "embedding.tokens.vocab_size",

@@ -56,9 +56,7 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     size, patch = (c.image_size, c.image_size), (c.patch_size, c.patch_size)
     pixels = PatchEmbedding(image_size=size, patch_size=patch, channels=c.num_channels)
-    words = TextEmbedding(
-        tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings)
-    )
+    words = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings))
     shared = stack(c)
     # texts are few tokens beside those of pictures: left alone they would all go to one expert, or to any
     text = EntropyBalance(local=c.entropy_weight, whole=c.entropy_weight, experts=c.text_experts, z_weight=c.z_weight)

@@ -34,9 +34,7 @@ TEMPLATE = DecoderModel(
                 pre_norm=RMSNorm(eps=1e-6),
                 op=Attention(num_heads=32, num_kv_heads=32, head_width=128, bias="", mask=Causal(), position=Rope()),
             ),
-            feedforward=Sublayer(
-                pre_norm=RMSNorm(eps=1e-6), op=GatedMLP(width=11008, activation="silu", bias=False)
-            ),
+            feedforward=Sublayer(pre_norm=RMSNorm(eps=1e-6), op=GatedMLP(width=11008, activation="silu", bias=False)),
         ),
         norm=RMSNorm(eps=1e-6),
     ),

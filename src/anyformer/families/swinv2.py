@@ -24,7 +24,8 @@ def check_windows(c: Config) -> None:
 
 def build_windows(spec: Any, window: int, c: Config) -> Any:
     """A stage whose grid is smaller than a window has smaller windows, and does not shift them."""
-    rows, changes = pair(c.image_size)[0] // pair(c.patch_size)[0], {}
+    rows = pair(c.image_size)[0] // pair(c.patch_size)[0]
+    changes: dict[str, Any] = {}
     for i in range(len(c.depths)):
         if (width := min(rows // 2**i, window)) < 1:
             raise ValueError(f"image_size {c.image_size} leaves no patches for stage {i}")

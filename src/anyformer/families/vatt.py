@@ -69,9 +69,7 @@ def describe(c: Any) -> Model:
         channels=c.num_channels, token_drop=c.token_drop, pad=False,
     )  # fmt: skip
     words = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings))
-    sound = SegmentEmbedding(
-        size=c.segment_size, position=Learned(length=c.num_segments), token_drop=c.token_drop
-    )
+    sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments), token_drop=c.token_drop)
 
     def tower(name: Any, embedding: Embedding, width: int, pool: Pool) -> EncoderModel:
         head = ProjectionHead(pool=pool, width=width, name=name)

@@ -70,7 +70,8 @@ def describe(c: Any) -> Model:
         embedding=speech.waveform(c, Idle(part=speech.positional(c))),
         encoder=Stack(
             layers=macaron(
-                half, Sublayer(pre_norm=norm, op=attention, dropout=c.attention_dropout),
+                half,
+                Sublayer(pre_norm=norm, op=attention, dropout=c.attention_dropout),
                 Sublayer(pre_norm=norm, op=convolution, dropout=c.conformer_conv_dropout),
             ),
             depth=c.num_hidden_layers,

@@ -87,9 +87,7 @@ def spoken(
 
     def text(stop: int, prompt: bool = False, mark: str = "") -> str:
         more: dict[str, Any] = {sandbox.MARK: mark} if mark else {}
-        return render(
-            tokenizer, messages[:stop], add_generation_prompt=prompt, template=source, tools=tools, **more
-        )
+        return render(tokenizer, messages[:stop], add_generation_prompt=prompt, template=source, tools=tools, **more)
 
     whole = text(len(messages))
     if _GENERATION.search(source):

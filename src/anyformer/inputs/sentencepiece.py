@@ -135,9 +135,7 @@ def build(pieces: SentencePieces, *, extra: list[str] | None = None, first_only:
         vocabulary = {text: i for i, text in enumerate([*texts, *extra])}
         unknown = texts[pieces.unk_id]
         core = tokenizers.Tokenizer(
-            models.BPE(
-                vocabulary, merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=pieces.byte_fallback
-            )
+            models.BPE(vocabulary, merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=pieces.byte_fallback)
         )
     steps: list[Any] = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     if pieces.squeeze and pieces.dummy_prefix:

@@ -52,9 +52,7 @@ def attend(
 
 
 @triton.jit
-def merge(
-    parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl.constexpr
-):
+def merge(parts, tops, out, splits, SPLITS: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
     """The parts of one head put together by how high their scores were."""
     head = tl.program_id(0)
     pair, r = head // R, head % R

@@ -293,6 +293,7 @@ def funnel(size: Size) -> Changes:
 
 def weighted(size: Size) -> Changes:
     """Every attention has branches with a feed-forward step behind them, so that a decoder's layer has two of these."""
+
     def branched(op: Attention) -> Sublayer:
         return step(BranchedAttention(**dict(op.items()), feedforward=feedforward(size)))
 

@@ -209,6 +209,7 @@ def dealt(
 
 def processes(trials: Trials, jobs: int, until: float) -> Iterator[Trial]:
     """A process that is killed takes the others with it: what they were at is begun anew."""
+
     def begin(trial: Trial) -> Any:
         return pool.submit(one, trials.work, trial.values, trials.place(trial))
 

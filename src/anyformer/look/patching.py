@@ -1,8 +1,8 @@
 """Change something inside a run and see what becomes of the prediction: activation patching.
 
-    patch(run, at="decoder.layers.3.attention", heads=[2]) # that head is silent
-    patch(run, other, at="decoder.layers.3", positions=[4]) # the stream there, of another text
-    patch_table(run, other, by="position").values # every layer and place, one at a time
+patch(run, at="decoder.layers.3.attention", heads=[2]) # that head is silent
+patch(run, other, at="decoder.layers.3", positions=[4]) # the stream there, of another text
+patch_table(run, other, by="position").values # every layer and place, one at a time
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ def last_scores(run: Trace, position: int) -> Tensor:
     return (said[0] if said.dim() == 2 else said[0, position]).float()
 
 
-def grid(
-    run: Trace, by: str, positions: Sequence[int] | None
-) -> tuple[list[str], list[int], list[list[_Cell | None]]]:
+def grid(run: Trace, by: str, positions: Sequence[int] | None) -> tuple[list[str], list[int], list[list[_Cell | None]]]:
     stack = body(run.model).last
     if by == "position":
         names = [f"{stack.address}.input", *(f"{stack.address}.layers.{i}" for i in range(stack.part.depth))]

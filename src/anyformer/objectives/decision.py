@@ -60,9 +60,7 @@ class Act(Objective):
     def vary(self, record: Record, random: np.random.Generator, *partners: Record) -> Record:
         N = len(record["times"])
         start = int(random.integers(max(N - self.steps, 0) + 1))
-        return {
-            name: values.reshape(N, -1)[start : start + self.steps].reshape(-1) for name, values in record.items()
-        }
+        return {name: values.reshape(N, -1)[start : start + self.steps].reshape(-1) for name, values in record.items()}
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         lengths = torch.tensor([len(record["times"]) for record in records])

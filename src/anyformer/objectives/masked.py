@@ -128,7 +128,7 @@ class Masked(Knowing, called=("MLM",)):
 
 
 def flat(records: Sequence[Record], width: int, multiple: int = 64) -> Batch:
-    """"places" (M,) of the labels in the flattened (B * width) batch and the "labels" there. M is a multiple, so that a
+    """The "places" (M,) of labels in the flattened (B * width) batch, and the "labels" there. M is a multiple, so a
     compiled step sees few sizes; what is left over is not asked about."""
     places = np.concatenate([record["places"].astype(np.int64) + i * width for i, record in enumerate(records)])
     labels = np.concatenate([record["labels"].astype(np.int64) for record in records])

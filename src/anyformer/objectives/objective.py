@@ -181,7 +181,7 @@ def padded(rows: Sequence[np.ndarray], value: int | float) -> Tensor:
 
 
 def padded_texts(records: Sequence[Record], pad: int) -> Batch:
-    """"input_ids" with "attention_mask" where rows differ in length, and "token_type_ids" where records have them."""
+    """ "input_ids" with "attention_mask" where rows differ in length, and "token_type_ids" where records have them."""
     rows = [record["input_ids"] for record in records]
     batch = {"input_ids": padded(rows, pad)}
     T = batch["input_ids"].shape[1]

@@ -121,9 +121,7 @@ class MaskedAndNext(Masked):
         return {"masked": masked_loss(model, batch, seen), "next": class_loss(related, batch["next"]).sum}
 
 
-def cut(
-    first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def cut(first: np.ndarray, second: np.ndarray, room: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Both so short that they fit together: the longer loses a token at its front or back, as a coin says."""
     sides, lost = [first, second], [[0, 0], [0, 0]]
     sizes = [len(first), len(second)]

@@ -1,8 +1,8 @@
 """Span corruption [Raffel et al. 2020]: spans of a text give way to sentinels, and are written after them.
 
-    Thank you for inviting me to your party last week.
-    reads:   Thank you <extra_id_0> me to your party <extra_id_1> week.
-    writes:  <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
+Thank you for inviting me to your party last week.
+reads:   Thank you <extra_id_0> me to your party <extra_id_1> week.
+writes:  <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
 """
 
 from __future__ import annotations

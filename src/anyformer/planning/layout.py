@@ -190,7 +190,7 @@ def _largest(number: int, most: int) -> int:
 
 
 def way_of(text: str, devices: int) -> Way:
-    """"shard=4,tensor=2" as a Way over so many devices; copies are as many as there are devices for."""
+    """ "shard=4,tensor=2" as a Way over so many devices; copies are as many as there are devices for."""
     sizes: dict[str, Any] = {}
     for piece in text.split(","):
         name, equals, value = piece.strip().partition("=")

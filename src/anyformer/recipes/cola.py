@@ -15,9 +15,7 @@ def run(data: str = "data") -> Run:
     home = f"{data}/glue_cola"
     return Run(
         name="cola",
-        model=Pretrained(
-            path=f"{data}/all-MiniLM-L6-v2", architecture="BertForSequenceClassification", labels=LABELS
-        ),
+        model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForSequenceClassification", labels=LABELS),
         data=Data(
             train=TSV(path=f"{home}/train.tsv.gz", names=NAMES),
             valid=TSV(path=(f"{home}/in_domain_dev.tsv.gz", f"{home}/out_of_domain_dev.tsv.gz"), names=NAMES),

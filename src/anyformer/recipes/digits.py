@@ -21,8 +21,9 @@ RECIPES = {
 }
 
 # Conformer S [Gulati et al. 2020] with fewer layers: 4 heads over 144, taps of 31 frames, a frame every 40 ms
-CHANNELS, AUGMENT = 40, SpecAugment(
-    time=0.1, time_span=8, time_least=1, channels=0.2, channel_span=6, channel_least=1, learned=False
+CHANNELS, AUGMENT = (
+    40,
+    SpecAugment(time=0.1, time_span=8, time_least=1, channels=0.2, channel_span=6, channel_least=1, learned=False),
 )
 CONFIG = {
     "architectures": ["ParakeetForCTC"], "vocab_size": SIZE, "pad_token_id": 0,

@@ -22,9 +22,7 @@ def tables(data: str) -> Data:
 def run(data: str = "data") -> Run:
     return Run(
         name="sst2",
-        model=Pretrained(
-            path=f"{data}/all-MiniLM-L6-v2", architecture="BertForSequenceClassification", labels=LABELS
-        ),
+        model=Pretrained(path=f"{data}/all-MiniLM-L6-v2", architecture="BertForSequenceClassification", labels=LABELS),
         data=tables(data),
         objective=Classify(labels=LABELS),
         optimizer=AdamW(lr=5e-5, betas=(0.9, 0.999), weight_decay=0.01),

@@ -24,9 +24,7 @@ def _bad(value: Any) -> bool:
 
 
 @torch.no_grad()
-def first_nonfinite(
-    model: nn.Module, inputs: dict[str, Any], run: Callable[[], object] | None = None
-) -> str | None:
+def first_nonfinite(model: nn.Module, inputs: dict[str, Any], run: Callable[[], object] | None = None) -> str | None:
     """The address of the first module whose output is not finite, in the order they run; None if all are. `run` is
     another way to run it than on its inputs."""
     found: list[str] = []

@@ -36,9 +36,9 @@ def _find(node: Any, steps: Sequence[str], path: Path) -> Iterator[tuple[Path, A
     name, _, kind = steps[0].removesuffix("]").partition("[")
     if name == "**":
         yield from _find(node, steps[1:], path)
-        for inner, value in children(node).items():
+        for each, value in children(node).items():
             if isinstance(value, (Part, Table, tuple)):
-                yield from _find(value, steps, (*path, inner))
+                yield from _find(value, steps, (*path, each))
         return
     for inner, value in _inside(node, name):
         if inner is None:  # one of several kinds of layers: the step is inside of it

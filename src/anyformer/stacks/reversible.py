@@ -59,9 +59,7 @@ class ReversibleModule(BlockModule):
         steps = (step for step in self.children() if isinstance(step, SublayerModule))
         return [step for step in steps if not step.passed_over(ctx)]
 
-    def rewind(
-        self, y: Tensor, slope: Tensor, ctx: Context, dice: list[Dice], found: Slopes
-    ) -> tuple[Tensor, Tensor]:
+    def rewind(self, y: Tensor, slope: Tensor, ctx: Context, dice: list[Dice], found: Slopes) -> tuple[Tensor, Tensor]:
         for step, thrown in zip(reversed(self.taken(ctx)), reversed(dice), strict=True):
             read, made = y.chunk(2, -1)
             slope_read, slope_made = slope.chunk(2, -1)

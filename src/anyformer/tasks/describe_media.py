@@ -58,9 +58,7 @@ def question_of(given: Any, what: str) -> str:
     return given
 
 
-def write_about(
-    asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None
-) -> Any:
+def write_about(asked: TaskRun, name: str, template: str, options: dict[str, Any], question: str | None = None) -> Any:
     """What is written after the template with the picture or the sound of each row in it, and its question where the
     template has a place for one; of a folder's with "file"."""
     tower = tower_of(asked, name)

@@ -371,4 +371,3 @@ def cut(tokens: list[int], first: int, real: int, stride: int) -> tuple[list[tup
         begin = end
     advance = real if closed else (tokens[begin - 2] - first) * stride
     return found, advance if 0 < advance <= real else real
-

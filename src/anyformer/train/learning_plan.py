@@ -49,9 +49,7 @@ class Course:
         with contextlib.ExitStack() as stack:
             left = [phase for phase in self.phases if phase.stop is None or step < phase.stop]
             # each is begun when the one before is over
-            yield chain.from_iterable(
-                stack.enter_context(loader(phase, max(step, phase.start))) for phase in left
-            )
+            yield chain.from_iterable(stack.enter_context(loader(phase, max(step, phase.start))) for phase in left)
 
     def epochs(self, steps: int) -> dict[str, float]:
         """How often the first `steps` go through each source of a mixture."""

@@ -198,7 +198,9 @@ class Layout:
         if world_size() == 1:
             return step.to(self.device)
         self.statistics = [
-            (module, name) for module in step.modules() for name, value in module.named_buffers(recurse=False)
+            (module, name)
+            for module in step.modules()
+            for name, value in module.named_buffers(recurse=False)
             if name not in module._non_persistent_buffers_set and value.is_floating_point()
         ]
         if not self.sharded:

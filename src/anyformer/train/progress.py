@@ -104,9 +104,7 @@ class Screen(Callback):
         self.speed.add(trainer, done)
         if self.bar is not None:
             text = f"loss {done.loss:.3f}"
-            self.bar.update(
-                self.task, completed=done.step, total=trainer.steps, loss=text, speed=str(self.speed)
-            )
+            self.bar.update(self.task, completed=done.step, total=trainer.steps, loss=text, speed=str(self.speed))
         elif time.monotonic() - self.told_at > self.every:
             self.told_at = time.monotonic()
             self.announced(f"step {done.step:,} of {trainer.steps:,}: loss {done.loss:.3f}, {self.speed}")

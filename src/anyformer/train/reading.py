@@ -42,7 +42,7 @@ def tokens_read(embedding: Any, objective: Objective, split: DataSplit) -> int:
 
 
 def described_data(splits: Splits, labels: Sequence[str], rate: float) -> str:
-    """"data: train 90 (5,400 tokens; 45 happy, 45 sad), valid 10 (600 tokens; 5 happy, 5 sad)": `rate` is the number of
+    """One line: "data: train 90 (5,400 tokens; 45 happy, 45 sad), valid 10 (600 tokens; ...)". `rate` is the number of
     tokens for each number of a record."""
     found = []
     for name, split in splits.items():

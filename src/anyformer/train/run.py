@@ -188,7 +188,7 @@ FREE = (
 
 
 def differences(old: Run, new: Run) -> list[str]:
-    """"path: before, now" of everything that decides what a step learns and is not the same."""
+    """ "path: before, now" of everything that decides what a step learns and is not the same."""
     return [line for path, line in _compare("", encode(old), encode(new)) if not path.startswith(FREE)]
 
 

@@ -1,6 +1,6 @@
 """Parameters that stand still, by address.
 
-    freeze(model, "embedding", "encoder.layers.[0-3]")     # a pattern also means all that is below what it matches
+freeze(model, "embedding", "encoder.layers.[0-3]")     # a pattern also means all that is below what it matches
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ def unpack(model: nn.Module) -> nn.Module:
 
 class PackedLinear(nn.Linear):
     _views: ClassVar[list[Tensor]] = []  # of the weights, by which they may be changed (a joined layer's parts)
+
     def forward(self, x: Tensor) -> Tensor:
         if matvec.fits(x, self.weight):
             return matvec.matvec(x, self.weight, self.bias)

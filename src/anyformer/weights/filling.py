@@ -148,9 +148,7 @@ def fill(
     how = "" if strict else "initialised as its description says"
     known = tuple(name for name in left if name not in unexpected)
     published = {name: published[name] for name in (*missing, *mismatched)}
-    report = Report(
-        dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite)
-    )
+    report = Report(dict.fromkeys(missing, how), tuple(unexpected), mismatched, known, published, tuple(nonfinite))
     if strict and not report.clean:
         raise ValueError(f"{stored.folder}: the checkpoint does not fit its description: {report}")
     lacking = {id(targets[name]): name for name in (*missing, *mismatched, *tables)}.values()

@@ -352,9 +352,7 @@ def _free_names(folder: Path, stem: str, number: int) -> list[str]:
     return names
 
 
-def _group(
-    tensors: Mapping[str, Source] | Iterable[tuple[str, Source]], limit: int
-) -> Iterator[dict[str, Tensor]]:
+def _group(tensors: Mapping[str, Source] | Iterable[tuple[str, Source]], limit: int) -> Iterator[dict[str, Tensor]]:
     """Neighbours that fit one shard together; at least one group, and each is emptied once it was used."""
     seen: set[str] = set()
     group: dict[str, Tensor] = {}

@@ -87,9 +87,7 @@ class Pieces:
 
         wanted = {self._stored[self.prefix + name]: _flat(tensor) for name, tensor in targets.items()}
         with _quiet():
-            checkpoint.load(
-                wanted, storage_reader=HuggingFaceStorageReader(path=str(self.folder)), no_dist=alone
-            )
+            checkpoint.load(wanted, storage_reader=HuggingFaceStorageReader(path=str(self.folder)), no_dist=alone)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.prefix + name in self._stored

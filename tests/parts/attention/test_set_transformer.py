@@ -58,9 +58,7 @@ def mab(seeds: Any, s: Tensor, x: Tensor, pads: Tensor | None = None) -> Tensor:
 
 
 def model(op: Any, depth: int = 3, head: Any = None, **more: Any) -> Any:
-    block = Block(
-        attention=Sublayer(op=op, out_norm=LayerNorm()), feedforward=Sublayer(op=INNER, out_norm=LayerNorm())
-    )
+    block = Block(attention=Sublayer(op=op, out_norm=LayerNorm()), feedforward=Sublayer(op=INNER, out_norm=LayerNorm()))
     embedding, stack = TextEmbedding(tokens=Tokens(vocab_size=40)), Stack(layers=block, depth=depth, **more)
     spec = EncoderModel(width=D, embedding=embedding, encoder=stack, head=head, init={"*": Normal(std=0.3)})
     return filled(af.build(spec))

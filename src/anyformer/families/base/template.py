@@ -296,5 +296,3 @@ def interleave(ours: str) -> Callable[[str, Any], list[Rule]]:
         return [Interleave(f"{theirs}.{p}", [f"{each}.{p}" for each in targets], heads) for p in ("weight", "bias")]
 
     return rules
-
-

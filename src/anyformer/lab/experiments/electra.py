@@ -48,7 +48,14 @@ KINDS = tuple(f"kind {kind}" for kind in range(LANGUAGE.kinds))
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, budgets: int, tuning: int, text: str, data: str | None = None,
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    budgets: int,
+    tuning: int,
+    text: str,
+    data: str | None = None,
     seed: int = 0,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "batch": batch, "tuning": tuning, "text": text, "data": data, "seed": seed}

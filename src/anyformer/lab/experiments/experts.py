@@ -47,7 +47,13 @@ MARKS, MARKED = string.ascii_uppercase + "012345", 1 / 6  # a tongue's own sign,
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, experts: list[int], text: str, data: str | None = None,
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    experts: list[int],
+    text: str,
+    data: str | None = None,
     seeds: int = 1,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "text": text, "data": data}
@@ -118,9 +124,7 @@ def claim(rows: Sequence[Row]) -> Verdict:
     gains = [last[numbers[0], seed]["loss"] - last[numbers[-1], seed]["loss"] for seed in seeds]
     costs = [last[number, seeds[0]]["flops"] for number in numbers]
     dearer = max(costs) / costs[0] - 1
-    found = {
-        f"loss with {number} experts": mean([last[number, seed]["loss"] for seed in seeds]) for number in numbers
-    }
+    found = {f"loss with {number} experts": mean([last[number, seed]["loss"] for seed in seeds]) for number in numbers}
     return Verdict(min(gains) > 0 and dearer < 0.05, {
         **found, "least gain of a seed": min(gains), "a token costs more by": dearer,
         "busiest expert's share": max(row["busiest"] for row in rows if "busiest" in row),

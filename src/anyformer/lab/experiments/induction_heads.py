@@ -53,9 +53,7 @@ CIRCLE, ELSEWHERE = (6, 20), 0.05  # letters of a circle; how often it goes on e
 MIXED = "decoder.layers.*.attention.op.mixed"
 
 
-def trials(
-    steps: int, width: int, points: int, batch: int, texts: int, seeds: int, far: bool = False
-) -> list[Trial]:
+def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: int, far: bool = False) -> list[Trial]:
     same = {"width": width, "steps": steps, "points": points, "batch": batch, "texts": texts, "lr": 0.2 / width}
     kinds = {"one": (1, False), "two": (2, True)} | ({"two-far": (2, False)} if far else {})
     return [
@@ -156,6 +154,7 @@ def ablations(trainer: Trainer) -> list[Row]:
 
 def without(model: TransformerModule, heads: Set[tuple[str, int, float]], ids: Tensor) -> Tensor:
     """The scores of the vocabulary where these heads say nothing."""
+
     def silence(mixed: Tensor, address: str) -> Tensor:
         kept = mixed.clone().unflatten(-1, (HEADS, -1))
         for layer, head, _ in heads:

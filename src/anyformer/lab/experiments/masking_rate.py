@@ -40,7 +40,14 @@ LANGUAGE = Language(topics=6, words=6)
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, text: str, documents: int, data: str | None = None,
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    length: int,
+    text: str,
+    documents: int,
+    data: str | None = None,
     seed: int = 0,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,

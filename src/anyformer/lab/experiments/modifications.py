@@ -32,9 +32,9 @@ FEW = [  # of every group
 FORMS = {
     "tiny": Form(0.1, 0.1, {"width": 24, "depth": 1, "tokens": 320, "steps": 8, "batch": 2, "few": 3, "seeds": 1}),
     "small": Form(4, 1, {"width": 48, "depth": 2, "tokens": 1024, "steps": 120, "batch": 16, "few": 12, "seeds": 1}),
-    "full": Form(99, 8, {
-        "width": 192, "depth": 4, "tokens": 4096, "steps": 1500, "batch": 64, "few": None, "seeds": 3
-    }),
+    "full": Form(
+        99, 8, {"width": 192, "depth": 4, "tokens": 4096, "steps": 1500, "batch": 64, "few": None, "seeds": 3}
+    ),
 }
 DIVERGES = True  # a training that does is a result here
 LENGTH, SENTINELS, LEADING = 128, 32, 1.825  # rows whose final loss is at most this in the paper have several seeds

@@ -42,7 +42,13 @@ PLACEMENTS = ("post", "pre", "sandwich", "deepnorm")
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, rates: list[float], text: str, data: str | None = None,
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    rates: list[float],
+    text: str,
+    data: str | None = None,
     seed: int = 0,
 ) -> list[Trial]:
     """The gradients of every placement, and its trainings."""

@@ -49,7 +49,14 @@ JUDGED = ("sinusoidal", "alibi")  # what they lose is claimed: more seeds than o
 
 
 def trials(
-    depth: int, width: int, steps: int, batch: int, length: int, text: str, data: str | None = None, seeds: int = 1,
+    depth: int,
+    width: int,
+    steps: int,
+    batch: int,
+    length: int,
+    text: str,
+    data: str | None = None,
+    seeds: int = 1,
 ) -> list[Trial]:
     same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
             "data": data}  # fmt: skip

@@ -75,7 +75,7 @@ class SpectrogramEmbedding(Embedding, sees="all"):
         return {"input_features": (self.channels, self.frames or length)}
 
     def vectors(self, length: int) -> int:
-        (_, frames), = self.row(length, 0).values()
+        ((_, frames),) = self.row(length, 0).values()
         for stride in self.strides:
             frames = -(-frames // stride)
         return frames

@@ -206,7 +206,7 @@ class SegmentEmbedding(Embedding, sees="all", called=("waveform patches", "VATT"
         return {"input_values": (max(length, self.size) if most is None else most * self.size,)}
 
     def vectors(self, length: int) -> int:
-        (samples,), = self.row(length, 0).values()
+        ((samples,),) = self.row(length, 0).values()
         return self.frames(samples)
 
     def build(self, site: Site) -> nn.Module:

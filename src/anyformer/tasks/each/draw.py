@@ -134,5 +134,6 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
 
 # what a model must be, and what draws with it: (count, H, W, C) bytes of each text
 PAINTERS: tuple[tuple[Callable[[TransformerModule], bool], Callable[[Reader, Wish], list[np.ndarray]]], ...] = (
-    (can_denoise, out_of_noise), (can_write, by_tokens),
+    (can_denoise, out_of_noise),
+    (can_write, by_tokens),
 )
