@@ -132,7 +132,8 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     from anyformer.families.base.fields import Field, Fixed
 
     spec: Any = family.named(sizes[0]["name"]) if sizes else family.read({})
-    module = sys.modules[family.describe.__module__]
+    names = [name for name in sys.modules if name.startswith("anyformer.families.")]
+    module = next(sys.modules[name] for name in names if family in getattr(sys.modules[name], "FAMILIES", ()))
     home = " ".join((module.__doc__ or "").split())
     lines = [f"# {family.name}", f"{plain(home)}\n\nFor: {family.about}. In `{module.__name__}`."]
     if drawn:
@@ -147,7 +148,8 @@ def family_page(family: Any, sizes: list[dict[str, Any]], drawn: bool) -> str:
     for name, field in family.known.items():
         if name in family.fields:  # the others are every family's
             if isinstance(field, Field):
-                place = f"`{field.path}`" if isinstance(field.path, str) else "worked out from the description"
+                addresses = getattr(field, "addresses", ()) or ((field.path,) if isinstance(field.path, str) else ())
+                place = ", ".join(f"`{address}`" for address in addresses) or "worked out from the description"
             else:
                 place = f"no other value: {field.why}" if isinstance(field, Fixed) else field.why
             fields.append((f"`{name}`", f"`{field.default!r}`", place))
