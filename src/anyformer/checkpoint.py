@@ -111,33 +111,61 @@ def blaming(path: Path) -> Iterator[None]:
 
 @overload
 def load(
-    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
-    strict: Literal[True] = True, offline: bool = False, revision: str | None = None, architecture: str | None = None,
-    weights: Path | None = None, base: str | Path | None = None,
-) -> TransformerModule: ...  # fmt: skip
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    strict: Literal[True] = True,
+    offline: bool = False,
+    revision: str | None = None,
+    architecture: str | None = None,
+    weights: Path | None = None,
+    base: str | Path | None = None,
+) -> TransformerModule: ...
 
 
 @overload
 def load(
-    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu",
-    strict: Literal[False], offline: bool = False, revision: str | None = None, architecture: str | None = None,
-    weights: Path | None = None, base: str | Path | None = None,
-) -> tuple[TransformerModule, Report]: ...  # fmt: skip
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    strict: Literal[False],
+    offline: bool = False,
+    revision: str | None = None,
+    architecture: str | None = None,
+    weights: Path | None = None,
+    base: str | Path | None = None,
+) -> tuple[TransformerModule, Report]: ...
 
 
 @overload
 def load(
-    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool,
-    offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    strict: bool,
+    offline: bool = False,
+    revision: str | None = None,
+    architecture: str | None = None,
+    weights: Path | None = None,
     base: str | Path | None = None,
-) -> TransformerModule | tuple[TransformerModule, Report]: ...  # fmt: skip
+) -> TransformerModule | tuple[TransformerModule, Report]: ...
 
 
 def load(
-    name: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", strict: bool = True,
-    offline: bool = False, revision: str | None = None, architecture: str | None = None, weights: Path | None = None,
+    name: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    strict: bool = True,
+    offline: bool = False,
+    revision: str | None = None,
+    architecture: str | None = None,
+    weights: Path | None = None,
     base: str | Path | None = None,
-) -> TransformerModule | tuple[TransformerModule, Report]:  # fmt: skip
+) -> TransformerModule | tuple[TransformerModule, Report]:
     """The model in a folder or behind a hub id, in eval mode. With strict=False, (model, Report) instead of an error.
 
     dtype "auto" is the one the config names, or else the checkpoint's own; device "auto" a GPU where there is one.
@@ -160,9 +188,15 @@ def load(
 
 
 def load_as(
-    spec: Model, folder: Path, *, dtype: str | torch.dtype = "auto", device: torch.device | str = "cpu",
-    strict: bool = True, seed: int = 0, weights: Path | None = None,
-) -> tuple[TransformerModule, Report]:  # fmt: skip
+    spec: Model,
+    folder: Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    seed: int = 0,
+    weights: Path | None = None,
+) -> tuple[TransformerModule, Report]:
     """A model of this description with the weights of a folder, which may have been saved as another of its family:
     what is not stored starts as described, and is named in `model.fresh`. Every load ends here."""
     with opened(weights or body(folder)) as checkpoint:

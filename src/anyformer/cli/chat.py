@@ -99,9 +99,13 @@ class Chat:
     """A conversation, and what can be done with it."""
 
     def __init__(
-        self, model: TransformerModule, tokenizer: Tokenizer, plain: bool, options: argparse.Namespace,
+        self,
+        model: TransformerModule,
+        tokenizer: Tokenizer,
+        plain: bool,
+        options: argparse.Namespace,
         messages: list[Message],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.tokenizer, self.plain, self.options = model, tokenizer, plain, options
         self.messages = messages
         self.commands: dict[str, tuple[Callable[[str], None], str]] = {

@@ -51,10 +51,20 @@ def run(options: argparse.Namespace) -> None:
             elif part is not None:
                 reports.append(check(part))
     if options.json:
-        print(as_json([
-            {"part": type(each.part).__name__, "address": each.address, "passed": each.passed,
-             "checks": [dataclasses.asdict(check) for check in each.checks]} for each in reports
-        ], indent=1))  # fmt: skip
+        print(
+            as_json(
+                [
+                    {
+                        "part": type(each.part).__name__,
+                        "address": each.address,
+                        "passed": each.passed,
+                        "checks": [dataclasses.asdict(check) for check in each.checks],
+                    }
+                    for each in reports
+                ],
+                indent=1,
+            )
+        )
     else:
         for number, each in enumerate(reports):
             print(f"{'' if number == 0 else chr(10)}{each.title}")
@@ -106,9 +116,7 @@ def chosen_kinds(module: str, options: argparse.Namespace) -> list[type[Part]]:
     return [found[options.part]]
 
 
-def parts_of(
-    chosen: list[type[Part]], fields: dict[str, Any], asked: bool
-) -> Iterator[tuple[Part | None, str]]:  # fmt: skip
+def parts_of(chosen: list[type[Part]], fields: dict[str, Any], asked: bool) -> Iterator[tuple[Part | None, str]]:
     """A Part of each kind, or why there is none; an error where it was asked for by name."""
     from anyformer.evaluate.part_checks import addresses_for
     from anyformer.specs.codec import decode

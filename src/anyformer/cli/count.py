@@ -93,12 +93,19 @@ def run(options: argparse.Namespace) -> None:
         by_part(Path(options.picture), options.name, parts, used.get("flops_parts", {}))
     if options.json:
         result: dict[str, Any] = {
-            "name": options.name, "family": spec.family, "architecture": spec.architecture,
-            "parameters": counted.parameters, "active": counted.active, "dtype": dtype,
-            "fixed": counted.fixed, "bytes": (counted.parameters + counted.fixed) * BYTES[dtype], "parts": parts,
-            "tied": dict(spec.ties), "note": spec.note,
+            "name": options.name,
+            "family": spec.family,
+            "architecture": spec.architecture,
+            "parameters": counted.parameters,
+            "active": counted.active,
+            "dtype": dtype,
+            "fixed": counted.fixed,
+            "bytes": (counted.parameters + counted.fixed) * BYTES[dtype],
+            "parts": parts,
+            "tied": dict(spec.ties),
+            "note": spec.note,
             **used,
-        }  # fmt: skip
+        }
         print(as_json(result, indent=1))
         return
     show(counted, parts, used, options, dtype)
@@ -114,8 +121,10 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
     kind = getattr(torch, dtype)
     trained = kind if kind.is_floating_point else torch.bfloat16
     positions = counted.positions(length)
-    passes_of = {"flops": counted.flops(length, 1, causal, source),
-                 "flops_needed": counted.needed_flops(length, 1, source)}  # fmt: skip
+    passes_of = {
+        "flops": counted.flops(length, 1, causal, source),
+        "flops_needed": counted.needed_flops(length, 1, source),
+    }
     memory = {
         "training": counted.memory(trained, batch, length, source, training=True),
         "training, recomputed": counted.memory(trained, batch, length, source, training=True, recompute=True),
@@ -128,22 +137,29 @@ def at_length(counted: Any, length: int, options: argparse.Namespace, dtype: str
     if "input_ids" in counted.spec.embedding.inputs:
         formulas = [*parameter_formulas(counted), *token_formulas(counted, length, causal, source)]
     return {
-        "length": length, "positions": positions, "source_length": source, "batch": batch, "causal": causal,
+        "length": length,
+        "positions": positions,
+        "source_length": source,
+        "batch": batch,
+        "causal": causal,
         **{name: by_pass(counted.spec, forward, positions, batch) for name, forward in passes_of.items()},
         "flops_parts": counted.flops_table(length, options.depth, causal, source),
         "memory": {name: {**dataclasses.asdict(each), "total": each.total} for name, each in memory.items()},
         "passes": {name: {**dataclasses.asdict(each), "intensity": each.intensity} for name, each in passes.items()},
         "lecture": [{**dataclasses.asdict(each), "ratio": each.ratio if each.lecture else None} for each in formulas],
-    }  # fmt: skip
+    }
 
 
 def by_pass(spec: Any, forward: int, positions: int, batch: int) -> dict[str, int]:
     """FLOPs of one position, one input, a batch of them and its training, where one input takes `forward`."""
     position, whole = units(spec)
     return {
-        position: forward // positions, whole: forward, "batch": batch * forward,
-        "training": 3 * batch * forward, "training, recomputed": 4 * batch * forward,
-    }  # fmt: skip
+        position: forward // positions,
+        whole: forward,
+        "batch": batch * forward,
+        "training": 3 * batch * forward,
+        "training, recomputed": 4 * batch * forward,
+    }
 
 
 def units(spec: Any) -> tuple[str, str]:
@@ -193,16 +209,24 @@ def show(counted: Any, parts: dict[str, int], used: dict[str, Any], options: arg
     kinds = [(kind, *(bytes_of(value[name]) for name in names)) for kind, value in used["memory"].items()]
     table(("for", *names), kinds, right=range(1, 8))
     print("\nFLOPs for each byte of weights and state that is read or written")
-    busy = [(kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
-            for kind, each in used["passes"].items()]  # fmt: skip
+    busy = [
+        (kind, f"{each['flops']:.4g}", bytes_of(each["bytes"]), f"{each['intensity']:.1f}")
+        for kind, each in used["passes"].items()
+    ]
     table(("pass", "FLOPs", "bytes", "FLOPs a byte"), busy, right=(1, 2, 3))
     if not used["lecture"]:
         return
     print("\nthe lectures' formulas: parameters, then FLOPs a token")
     formulas = [
-        (row["about"], row["formula"], rounded(row["lecture"]), rounded(row["exact"]),
-         "" if row["ratio"] is None else f"{row['ratio']:.3f}") for row in used["lecture"]
-    ]  # fmt: skip
+        (
+            row["about"],
+            row["formula"],
+            rounded(row["lecture"]),
+            rounded(row["exact"]),
+            "" if row["ratio"] is None else f"{row['ratio']:.3f}",
+        )
+        for row in used["lecture"]
+    ]
     table(("of", "formula", "gives", "exact", "ratio"), formulas, right=(2, 3, 4))
 
 
@@ -211,8 +235,10 @@ def amount(spec: Any, length: int, source_length: int | None = None) -> str:
     read = source_length if spec.pair and source_length is not None else length
     parts = [(dict(part.items())["embedding"], part.width) for part in spec.readers]
     first = [next(iter(embedding.row(read, width).items())) for embedding, width in parts]
-    said = [f"{shape[-1]:,} tokens" if name == "input_ids" else f"{name} of {' x '.join(map(str, shape))}"
-            for name, shape in first]  # fmt: skip
+    said = [
+        f"{shape[-1]:,} tokens" if name == "input_ids" else f"{name} of {' x '.join(map(str, shape))}"
+        for name, shape in first
+    ]
     return (f"{length:,} tokens from " if spec.pair else "") + " and ".join(dict.fromkeys(said))
 
 
@@ -249,19 +275,30 @@ def by_size(options: argparse.Namespace) -> None:
 
         draw(Path(options.picture), [(size, flops) for _, size, flops in found], read[0] if alike else "")
     sizes: list[dict[str, Any]] = [
-        {"name": name, "parameters": size, "reads": reads, "flops": sum(flops.values()),
-         "shares": {kind: value / sum(flops.values()) for kind, value in flops.items()},
-         "outside": 1 - flops["products"] / sum(flops.values())}
+        {
+            "name": name,
+            "parameters": size,
+            "reads": reads,
+            "flops": sum(flops.values()),
+            "shares": {kind: value / sum(flops.values()) for kind, value in flops.items()},
+            "outside": 1 - flops["products"] / sum(flops.values()),
+        }
         for (name, size, flops), reads in zip(found, read, strict=True)
-    ]  # fmt: skip
+    ]
     if options.json:
         print(as_json({"length": length, "causal": options.causal, "sizes": sizes}, indent=1))
         return
     kinds = list(found[0][2])
     rows = [
-        (each["name"], rounded(each["parameters"]), *(f"{each['shares'][kind]:.1%}" for kind in kinds),
-         f"{each['outside']:.1%}", *([] if alike else [each["reads"]])) for each in sizes
-    ]  # fmt: skip
+        (
+            each["name"],
+            rounded(each["parameters"]),
+            *(f"{each['shares'][kind]:.1%}" for kind in kinds),
+            f"{each['outside']:.1%}",
+            *([] if alike else [each["reads"]]),
+        )
+        for each in sizes
+    ]
     print(f"FLOPs of {read[0] if alike else 'what each reads'}; the products are q k^T and weights v")
     header = ("name", "parameters", *kinds, "outside the products", *(() if alike else ("reads",)))
     table(header, rows, right=range(1, len(kinds) + 3))

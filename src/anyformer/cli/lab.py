@@ -26,9 +26,11 @@ def main(given: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
         actions = "\n".join(f"  {action:6} {about}" for action, about in ACTIONS.items())
         parser = Parser(
-            prog="anyformer lab", usage="anyformer lab [--help] ACTION ...", description=__doc__,
+            prog="anyformer lab",
+            usage="anyformer lab [--help] ACTION ...",
+            description=__doc__,
             epilog=f"actions:\n{actions}\n\n`anyformer lab ACTION --help` says more.",
-        )  # fmt: skip
+        )
         parser.parse(given)
         raise Mistake(f"give an action: {', '.join(ACTIONS)}")
     action, *rest = given
@@ -106,9 +108,16 @@ def run(options: argparse.Namespace) -> None:
     form = options.form or chosen(options.name, kind, options.budget)
     folder = Path(options.out or f"runs/lab/{options.name}/{form}")
     outcome = perform(
-        options.name, form, folder, device=options.device, jobs=options.jobs, on=options.on, budget=options.budget,
-        data=options.data, tell=tell,
-    )  # fmt: skip
+        options.name,
+        form,
+        folder,
+        device=options.device,
+        jobs=options.jobs,
+        on=options.on,
+        budget=options.budget,
+        data=options.data,
+        tell=tell,
+    )
     print(f"{outcome.name}, {form} form on {outcome.device}: {outcome.done} of {outcome.trials} trials done")
     if outcome.holds is None:
         print("the time is over: the same command goes on with the rest")

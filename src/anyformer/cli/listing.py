@@ -24,12 +24,16 @@ def counted() -> list[dict[str, Any]]:
 
     return [
         {
-            "name": name, "family": family.name, "parameters": count(family.named(name)).parameters,
-            "published": size.published, "about": family.about, "note": size.note,
+            "name": name,
+            "family": family.name,
+            "parameters": count(family.named(name)).parameters,
+            "published": size.published,
+            "about": family.about,
+            "note": size.note,
         }
         for family in families.catalogue().values()
         for name, size in family.sizes.items()
-    ]  # fmt: skip
+    ]
 
 
 def write() -> None:

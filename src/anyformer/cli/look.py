@@ -65,9 +65,15 @@ def run(options: argparse.Namespace) -> None:
         if options.picture is not None and PICTURES[options.picture].bare:
             shown = blueprint(options.model, options.input, offline=options.offline)
         else:
-            shown = scene(options.model, options.input, other=options.other, target=options.target,
-                          device=hardware.device(options.device), dtype=options.dtype,
-                          offline=options.offline)  # fmt: skip
+            shown = scene(
+                options.model,
+                options.input,
+                other=options.other,
+                target=options.target,
+                device=hardware.device(options.device),
+                dtype=options.dtype,
+                offline=options.offline,
+            )
     if options.picture is not None:
         needs = PICTURES[options.picture].needs
         if needs != shown.reads and not (needs == "text" and shown.model.spec.pair):

@@ -74,8 +74,13 @@ def show(each: About) -> None:
     from anyformer.cli.terminal import table
 
     print(f"{each.name}: {each.text}")
-    lines = (("a kind of", each.group if each.group != each.name else ""), ("fits", ", ".join(each.fits)),
-             ("also called", ", ".join(each.called)), ("paper", each.paper), ("in", each.module))  # fmt: skip
+    lines = (
+        ("a kind of", each.group if each.group != each.name else ""),
+        ("fits", ", ".join(each.fits)),
+        ("also called", ", ".join(each.called)),
+        ("paper", each.paper),
+        ("in", each.module),
+    )
     for label, value in lines:
         if value:
             print(f"{label}: {value}")

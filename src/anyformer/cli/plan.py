@@ -83,12 +83,21 @@ def run(options: argparse.Namespace) -> None:
         if chosen is None and not needs:
             raise ValueError(f"no layout of {options.devices} devices divides this: {next(iter(refused.values()))}")
     result = {
-        "name": options.name, "parameters": counted.parameters, "active": counted.active, "tokens": tokens,
-        "length": length, "batch": job.batch, "steps": steps, **compute(options, counted, tokens, token),
-        "device": dataclasses.asdict(device), "devices": options.devices, "utilisation": options.utilisation,
-        "layouts": [row(job, each, device, options.utilisation) for each in needs], "refused": refused,
+        "name": options.name,
+        "parameters": counted.parameters,
+        "active": counted.active,
+        "tokens": tokens,
+        "length": length,
+        "batch": job.batch,
+        "steps": steps,
+        **compute(options, counted, tokens, token),
+        "device": dataclasses.asdict(device),
+        "devices": options.devices,
+        "utilisation": options.utilisation,
+        "layouts": [row(job, each, device, options.utilisation) for each in needs],
+        "refused": refused,
         "chosen": None if chosen is None else spent(job, chosen, device, options, steps),
-    }  # fmt: skip
+    }
     if options.out is not None:
         if chosen is None:
             raise ValueError(f"nothing is written to {options.out}: this fits no layout of up to 65,536 devices")
@@ -101,8 +110,20 @@ def run(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    for name in ("tokens", "compute", "corpus", "length", "batch", "micro", "devices", "flops", "memory", "bandwidth",
-                 "link", "price"):  # fmt: skip
+    for name in (
+        "tokens",
+        "compute",
+        "corpus",
+        "length",
+        "batch",
+        "micro",
+        "devices",
+        "flops",
+        "memory",
+        "bandwidth",
+        "link",
+        "price",
+    ):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{name} is {value:g}; there is nothing to plan unless it is some number above 0")
@@ -148,10 +169,13 @@ def layouts(job: Any, devices: int, asked: Any) -> tuple[list[Any], dict[str, st
 def row(job: Any, need: Any, device: Any, utilisation: float) -> dict[str, Any]:
     """One layout as it goes into JSON."""
     return {
-        "layout": str(need.way), **dataclasses.asdict(need), "total": need.total, "fits": need.fits(device),
+        "layout": str(need.way),
+        **dataclasses.asdict(need),
+        "total": need.total,
+        "fits": need.fits(device),
         "seconds": job.seconds(need.way, device, utilisation),
         "sending": 2 * need.sent / device.link if device.link else None,  # a link is both directions
-    }  # fmt: skip
+    }
 
 
 def spent(job: Any, need: Any, device: Any, options: argparse.Namespace, steps: int) -> dict[str, Any]:
@@ -198,10 +222,15 @@ def show(result: dict[str, Any], options: argparse.Namespace, kind: str) -> None
     )
     names = ("weights", "gradients", "optimizer", "activations", "buffers", "total", "sent")
     rows = [
-        (each["layout"], *(bytes_of(round(each[name])) for name in names), f"{each['seconds']:.3g} s",
-         "" if each["sending"] is None else f"{each['sending']:.2g} s", "yes" if each["fits"] else "no")
+        (
+            each["layout"],
+            *(bytes_of(round(each[name])) for name in names),
+            f"{each['seconds']:.3g} s",
+            "" if each["sending"] is None else f"{each['sending']:.2g} s",
+            "yes" if each["fits"] else "no",
+        )
         for each in result["layouts"]
-    ]  # fmt: skip
+    ]
     table(("layout, a device", *names, "a step", "sending", "fits"), rows, right=range(1, 10))
     for way, why in result["refused"].items():
         print(f"{way}: {why}")

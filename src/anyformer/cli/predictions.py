@@ -68,9 +68,10 @@ def media_paths(about: About, values: Mapping[str, Any], folder: Path) -> dict[s
     """The files of pictures and recordings that are not found from here, but from the table's own folder."""
     given = {name: value for name, value in values.items() if name in about.raw and isinstance(value, str) and value}
     return {
-        name: str(folder / value) for name, value in given.items()
+        name: str(folder / value)
+        for name, value in given.items()
         if not Path(value).expanduser().exists() and (folder / value).exists()
-    }  # fmt: skip
+    }
 
 
 # -- the results ------------------------------------------------------------------------------------------------------

@@ -74,8 +74,9 @@ def fitting(device: str, start: float, seconds: float) -> tuple[Any, Any]:
     tokens = batch.examples * batch.length / pace
     print(
         f"this machine learns from {tokens:,.0f} tokens/s in the {chosen.name} size: about {steps:,} steps until "
-        f"{seconds / 60:g} minutes are over\n", flush=True,
-    )  # fmt: skip
+        f"{seconds / 60:g} minutes are over\n",
+        flush=True,
+    )
     every = max(steps // 3, 1)
     changes = {"steps": steps, "evaluate.every": every, "keep.every": every, "schedule.warmup": min(20, steps // 10)}
     return af.override(chosen.run, changes), Deadline(end, tail)

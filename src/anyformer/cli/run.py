@@ -38,9 +38,11 @@ def listing(given: Sequence[str]) -> None:
     width = max(map(len, TASKS))
     tasks = "\n".join(f"  {task:{width}}  {about.line}" for task, about in TASKS.items())
     parser = Parser(
-        prog="anyformer run", usage="anyformer run [--help] [--list] TASK MODEL [INPUT ...] [flags]",
-        description=__doc__, epilog=f"tasks:\n{tasks}\n\n`anyformer run TASK --help` says more.",
-    )  # fmt: skip
+        prog="anyformer run",
+        usage="anyformer run [--help] [--list] TASK MODEL [INPUT ...] [flags]",
+        description=__doc__,
+        epilog=f"tasks:\n{tasks}\n\n`anyformer run TASK --help` says more.",
+    )
     parser.add_argument("--list", action="store_true", help="list every task and what it does")
     if not parser.parse(given).list:
         raise Mistake(f"give a task: {', '.join(TASKS)}")
@@ -51,10 +53,11 @@ def parser_of(task: str) -> Parser:
     about = TASKS[task]
     fields = " ".join(name.upper() for name in about.fields) + (" ..." if len(about.fields) == 1 else "")
     parser = Parser(
-        prog=f"anyformer run {task}", usage=f"anyformer run {task} MODEL [{fields}] [flags]",
+        prog=f"anyformer run {task}",
+        usage=f"anyformer run {task} MODEL [{fields}] [flags]",
         description=f"{about.line}\n\nWithout {fields}: --file or a pipe, of lines or of JSON objects with"
-                    f" {', '.join(about.all_fields)}; or a table.",
-    )  # fmt: skip
+        f" {', '.join(about.all_fields)}; or a table.",
+    )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("input", metavar="INPUT", nargs="*", default=[], help=fields)
     parser.add_argument("--file", metavar="PATH", help="an input in each line: a text, or a JSON object")

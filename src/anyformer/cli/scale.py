@@ -49,10 +49,17 @@ def show_plan(trials: Any, minutes: float, jobs: int, kind: str) -> None:
     from anyformer.cli.terminal import rounded, table
 
     rows = [
-        (str(values["width"]), rounded(values["parameters"]), rounded(values["tokens"]), f"{values['steps']:,}",
-         rounded(values["flops"]), "to do" if trial in trials.left else "done")
-        for trial in trials.trials for values in (trial.values,)
-    ]  # fmt: skip
+        (
+            str(values["width"]),
+            rounded(values["parameters"]),
+            rounded(values["tokens"]),
+            f"{values['steps']:,}",
+            rounded(values["flops"]),
+            "to do" if trial in trials.left else "done",
+        )
+        for trial in trials.trials
+        for values in (trial.values,)
+    ]
     table(("width", "parameters", "tokens", "steps", "FLOPs", ""), rows, right=range(5))
     duration = f"{minutes / 60:.1f} hours" if minutes >= 120 else f"{max(minutes, 2):.0f} minutes"
     where = "a GPU" if kind == "cuda" else f"{jobs} core{'s' if jobs > 1 else ''}"
@@ -71,8 +78,11 @@ def run(options: argparse.Namespace) -> None:
     check(options)
     if options.batch is not None and options.batch < 1:
         raise ValueError(f"--batch is {options.batch}; it must be at least 1")
-    given = {name: numbers(name, text) for name in ("widths", "tokens", "largest")
-             if (text := getattr(options, name)) is not None}  # fmt: skip
+    given = {
+        name: numbers(name, text)
+        for name in ("widths", "tokens", "largest")
+        if (text := getattr(options, name)) is not None
+    }
     if len(given.get("largest", (1, 1))) != 2:
         raise ValueError("--largest takes a width and a number of tokens: --largest 512,24000000")
 

@@ -23,9 +23,12 @@ from anyformer.cli.settings import device_flag, setting
 LOGS = ("tensorboard", "wandb")
 OWN = ("text", "csv", "jsonl", "images", "tags")  # data of your own
 GO_WITH = {  # a flag -> the kinds of data that it is about
-    "label": ("csv", "jsonl", "tags"), "column": ("csv", "jsonl", "tags"), "model": OWN, "delimiter": ("csv",),
+    "label": ("csv", "jsonl", "tags"),
+    "column": ("csv", "jsonl", "tags"),
+    "model": OWN,
+    "delimiter": ("csv",),
     "encoding": ("csv", "jsonl", "tags"),
-}  # fmt: skip
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tags", metavar="FILE", help="train a tagger of words: CoNLL columns, or JSON lines")
     parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --tags a name, or a number from 1")
     parser.add_argument(
-        "--column", metavar="COLUMN", action="append", default=[],
+        "--column",
+        metavar="COLUMN",
+        action="append",
+        default=[],
         help="column of the texts (twice for pairs); with --tags of the words",
-    )  # fmt: skip
+    )
     parser.add_argument("--delimiter", metavar="CHAR", help="between the values of --csv; default: detected")
     parser.add_argument("--encoding", metavar="NAME", help="of --csv, --jsonl, --tags; default: detected")
     parser.add_argument("--model", metavar="NAME|FOLDER", help="with such data: a name of the zoo, or train it on")
@@ -134,9 +140,15 @@ def own_run(options: argparse.Namespace) -> Any:
         return from_text(options.text, options.model)
     delimiter = {"tab": "\t", "\\t": "\t"}.get(options.delimiter, options.delimiter)
     return from_table(
-        options.csv or options.jsonl, options.label, options.column, options.model, delimiter=delimiter,
-        encoding=options.encoding, jsonl=options.jsonl is not None, tell=tell,
-    )  # fmt: skip
+        options.csv or options.jsonl,
+        options.label,
+        options.column,
+        options.model,
+        delimiter=delimiter,
+        encoding=options.encoding,
+        jsonl=options.jsonl is not None,
+        tell=tell,
+    )
 
 
 def named(name: str, data: str, changes: Sequence[str], resume: bool = False) -> tuple[Any, str]:
@@ -173,9 +185,13 @@ def look_for(name: str, data: str) -> None:
 
 
 def train(
-    description: Any, folder: Path, resume: bool, device: str = "auto", logs: Sequence[str] = (),
+    description: Any,
+    folder: Path,
+    resume: bool,
+    device: str = "auto",
+    logs: Sequence[str] = (),
     watch: list[Any] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """One training with everything that is seen of it: what the verb and the quickstart do. `watch` are callbacks that
     act on it in every process."""
     from anyformer.train import parallel

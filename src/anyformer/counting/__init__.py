@@ -89,9 +89,7 @@ class Count:
             places = self.work(1, source_length).places
         return sum(each.nbytes(batch, tokens, dtype, places) for each in self.remembered)
 
-    def flops(
-        self, length: int, batch: int = 1, causal: bool = False, source_length: int | None = None
-    ) -> int:  # fmt: skip
+    def flops(self, length: int, batch: int = 1, causal: bool = False, source_length: int | None = None) -> int:
         """Of a forward pass over `batch` texts of `length` tokens; an encoder before them reads `source_length`."""
         return batch * sum(self.work(length, source_length).by_address(causal).values())
 
@@ -110,16 +108,26 @@ class Count:
         return embedding.vectors(length)
 
     def training_flops(
-        self, length: int, batch: int = 1, causal: bool = False, recompute: bool = False,
+        self,
+        length: int,
+        batch: int = 1,
+        causal: bool = False,
+        recompute: bool = False,
         source_length: int | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Forward, and backward, which takes two products for each; with `recompute`, forward once more."""
         return (4 if recompute else 3) * self.flops(length, batch, causal, source_length)
 
     def memory(
-        self, dtype: torch.dtype = torch.float32, batch: int = 1, length: int = 0, source_length: int | None = None,
-        training: bool = False, recompute: bool = False, moments: int = 2,
-    ) -> Memory:  # fmt: skip
+        self,
+        dtype: torch.dtype = torch.float32,
+        batch: int = 1,
+        length: int = 0,
+        source_length: int | None = None,
+        training: bool = False,
+        recompute: bool = False,
+        moments: int = 2,
+    ) -> Memory:
         """To write texts of `length` tokens: weights and state, in `dtype`. In training, weights, gradients and the
         optimiser's `moments` (AdamW's two) are fp32, and in half precision the weights have a copy in it; activations
         are what `anyformer train` keeps of a batch on a CUDA device, with `recompute` the inputs of layers alone."""
@@ -140,14 +148,14 @@ class Count:
 
     def prefill(
         self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
-    ) -> Traffic:  # fmt: skip
+    ) -> Traffic:
         """Reading `length` tokens at once."""
         state = self.memory(dtype, batch, length, source_length).state
         return Traffic(self.flops(length, batch, True, source_length), self._read(batch * length, dtype) + state)
 
     def decode(
         self, length: int, batch: int = 1, dtype: torch.dtype = torch.float32, source_length: int | None = None
-    ) -> Traffic:  # fmt: skip
+    ) -> Traffic:
         """Writing the last of `length` tokens, the others remembered."""
         step = sum(self.work(length, source_length, step=True).products.values())
         state = self.memory(dtype, batch, length, source_length).state
@@ -160,7 +168,7 @@ class Count:
 
     def work(
         self, length: int, source_length: int | None = None, half: torch.dtype | None = None, step: bool = False
-    ) -> Work:  # fmt: skip
+    ) -> Work:
         """One text of `length` tokens through the model, or with `step` its last one alone; with `half`, as it is
         trained in that precision."""
         assert self.spec is not None
@@ -172,7 +180,7 @@ class Count:
 
     def flops_table(
         self, length: int, depth: int = 2, causal: bool = False, source_length: int | None = None
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """FLOPs of a text, in the same rows."""
         return rows(self.work(length, source_length).by_address(causal).items(), depth)
 

@@ -50,7 +50,7 @@ def parameter_formulas(counted: Count) -> list[Formula]:
 
 def token_formulas(
     counted: Count, length: int, causal: bool = False, source_length: int | None = None
-) -> list[Formula]:  # fmt: skip
+) -> list[Formula]:
     """FLOPs of a token in a text of `length`."""
     spec, found = _spec(counted), shares(counted, length, causal, source_length)
     d, mixers, feeds = spec.width, *_numbers(spec)

@@ -87,6 +87,10 @@ def offsets_of(given: dict[str, np.ndarray], steps: int) -> np.ndarray:
 
 def follow(offsets: np.ndarray, total: int) -> bool:
     """Whether what begins at these places, and ends where the next begins, is all of `total` and nothing twice."""
-    return offsets.ndim == 1 and len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == total and bool(
-        (np.diff(offsets) > 0).all()
-    )  # fmt: skip
+    return (
+        offsets.ndim == 1
+        and len(offsets) > 1
+        and offsets[0] == 0
+        and offsets[-1] == total
+        and bool((np.diff(offsets) > 0).all())
+    )

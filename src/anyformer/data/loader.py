@@ -38,10 +38,20 @@ class Loader:
     """
 
     def __init__(
-        self, plan: Plan | MixedPlan, objective: Objective, *, rank: int = 0, world_size: int = 1,
-        micro: int | None = None, pad: int = 0, start_step: int = 0, stop_step: int | None = None, ahead: int = 4,
-        pin: bool | None = None, rate: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan | MixedPlan,
+        objective: Objective,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        micro: int | None = None,
+        pad: int = 0,
+        start_step: int = 0,
+        stop_step: int | None = None,
+        ahead: int = 4,
+        pin: bool | None = None,
+        rate: float = 1.0,
+    ) -> None:
         self.plan, self.objective, self.rank, self.world_size = plan, objective, rank, world_size
         self.micro, self.pad, self.rate = micro, pad, rate
         self.start, self.stop = start_step, plan.last if stop_step is None else stop_step

@@ -122,8 +122,10 @@ class Recordings(Files):
                     raise ValueError(f"no array {quote(name)}, of {', '.join(dict.fromkeys(needed))}")
             audio, offsets, rate = (found[name] for name in needed[:3])
             if audio.ndim != 1 or offsets.dtype.kind not in "iu" or rate.ndim or rate.dtype.kind not in "iu":
-                raise ValueError(f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"
-                                 " samples, whole numbers and one number")  # fmt: skip
+                raise ValueError(
+                    f"audio {audio.shape}, offsets of {offsets.dtype}, rate {rate.shape}: not a row of"
+                    " samples, whole numbers and one number"
+                )
             if not follow(offsets, len(audio)):
                 raise ValueError(f"the recordings do not follow each other from 0 to {len(audio)}")
             for name in needed[3:]:

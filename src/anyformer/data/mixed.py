@@ -94,9 +94,15 @@ class MixedPlan:
 
 
 def plan_of(
-    source: Source, split: DataSplit, *, seed: int = 0, examples: int | None = None, tokens: int | None = None,
-    length: int | None = None, packs: bool = False,
-) -> Plan | MixedPlan:  # fmt: skip
+    source: Source,
+    split: DataSplit,
+    *,
+    seed: int = 0,
+    examples: int | None = None,
+    tokens: int | None = None,
+    length: int | None = None,
+    packs: bool = False,
+) -> Plan | MixedPlan:
     """The endless steps over what a source was prepared as: by weight, where it is a mixture."""
 
     def plan(split: DataSplit, seed: int) -> Plan:

@@ -63,9 +63,16 @@ class Plan:
     """
 
     def __init__(
-        self, split: DataSplit, *, seed: int = 0, examples: int | None = None, tokens: int | None = None,
-        length: int | None = None, packs: bool = False, once: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        split: DataSplit,
+        *,
+        seed: int = 0,
+        examples: int | None = None,
+        tokens: int | None = None,
+        length: int | None = None,
+        packs: bool = False,
+        once: bool = False,
+    ) -> None:
         if (examples is None) == (tokens is None):
             raise ValueError("a plan needs examples or tokens, one of them")
         if packs and length is None:

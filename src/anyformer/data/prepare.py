@@ -89,9 +89,13 @@ def report_skipped(splits: Mapping[str, DataSplit]) -> list[str]:
 
 
 def prepare(
-    data: Data, objective: Objective, tokenizer: Any, folder: Path | str, length: int | None = None,
+    data: Data,
+    objective: Objective,
+    tokenizer: Any,
+    folder: Path | str,
+    length: int | None = None,
     progress: Progress | None = None,
-) -> Splits:  # fmt: skip
+) -> Splits:
     """The records of all splits, from `folder` where they are already.
 
     `length` is the longest record that can be used; texts that are packed may have any length. Several processes may
@@ -107,9 +111,15 @@ def prepare(
 
 
 def prepare_split(
-    name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, folder: Path,
-    length: int | None, progress: Progress | None,
-) -> DataSplit:  # fmt: skip
+    name: str,
+    source: Source,
+    unfit: str,
+    objective: Objective,
+    tokenizer: Any,
+    folder: Path,
+    length: int | None,
+    progress: Progress | None,
+) -> DataSplit:
     """The records of one split alone; the objective is ready."""
     limit = None if objective.packs else length
     place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
@@ -121,9 +131,15 @@ def prepare_split(
 
 
 def _write(
-    name: str, source: Source, unfit: str, objective: Objective, tokenizer: Any, place: Path,
-    limit: int | None, progress: Progress | None,
-) -> None:  # fmt: skip
+    name: str,
+    source: Source,
+    unfit: str,
+    objective: Objective,
+    tokenizer: Any,
+    place: Path,
+    limit: int | None,
+    progress: Progress | None,
+) -> None:
     with Writer(place) as writer:
         for part, one in (source.parts() or {"": source}).items():
             what = f"{name}/{part}" if part else name
@@ -135,9 +151,14 @@ def _write(
 
 
 def _write_rows(
-    rows: Iterable[Encoded], what: str, unfit: str, objective: Objective, writer: Writer, limit: int | None,
+    rows: Iterable[Encoded],
+    what: str,
+    unfit: str,
+    objective: Objective,
+    writer: Writer,
+    limit: int | None,
     progress: Progress | None,
-) -> None:  # fmt: skip
+) -> None:
     count, bad = 0, writer.bad
     for where, records, problem, unread, more, truncated in rows:
         size = max(map(objective.size, records), default=0)
@@ -164,9 +185,15 @@ def _write_rows(
 def fingerprint(source: Source, objective: Objective, tokenizer: Any, limit: int | None, unfit: str) -> str:
     """Of all that decides the records: the content, the vocabulary, the objective and its code."""
     parts = [
-        FORMAT, encode(source), source.digest(), encode(objective), _code(objective), tokenizer_digest(tokenizer),
-        limit, unfit,
-    ]  # fmt: skip
+        FORMAT,
+        encode(source),
+        source.digest(),
+        encode(objective),
+        _code(objective),
+        tokenizer_digest(tokenizer),
+        limit,
+        unfit,
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -268,11 +268,19 @@ class Writer:
         for path in self.work.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        write_json(self.work / "index.json", {
-            "format": FORMAT, "digest": self.hash.hexdigest(), "shards": self.counts, "fields": self.kinds,
-            "bad": self.bad, "problems": self.problems, "truncated": self.truncated,
-            **({"parts": self.parts} if self.parts else {}),
-        })  # fmt: skip
+        write_json(
+            self.work / "index.json",
+            {
+                "format": FORMAT,
+                "digest": self.hash.hexdigest(),
+                "shards": self.counts,
+                "fields": self.kinds,
+                "bad": self.bad,
+                "problems": self.problems,
+                "truncated": self.truncated,
+                **({"parts": self.parts} if self.parts else {}),
+            },
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.work.rename(self.folder)
 

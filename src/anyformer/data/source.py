@@ -355,8 +355,13 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[Line]:
 
 TOO_LONG = f"longer than {LONGEST_LINE:,} characters"
 UNDECODABLE = "\udc80"  # stands for bytes that are not text; no encoding gives it
-BOMS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF8: "utf-8",
-        codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
+BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 codecs.register_error("anyformer.mark", lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 

@@ -118,9 +118,12 @@ class CSV(Files):
 
             while True:
                 reader = csv.reader(
-                    feed(), delimiter=self.delimiter, quotechar=self.quote, strict=True,
+                    feed(),
+                    delimiter=self.delimiter,
+                    quotechar=self.quote,
+                    strict=True,
                     quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-                )  # fmt: skip
+                )
                 try:
                     for cells in reader:
                         if cells:  # an empty line is no example
@@ -158,9 +161,13 @@ class TSV(CSV):
 
 
 def open_table(
-    path: str, wanted: Sequence[str] = (), *, delimiter: str | None = None, encoding: str | None = None,
+    path: str,
+    wanted: Sequence[str] = (),
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     jsonl: bool = False,
-) -> CSV | JSONLines:  # fmt: skip
+) -> CSV | JSONLines:
     """A table as people have it. JSON lines are known by the file's ending (or `jsonl`), its encoding and delimiter by
     its content, unless they are given; `wanted` columns are expected in the header."""
     plain: CSV | JSONLines = JSONLines(path=path) if jsonl else CSV(path=path)
@@ -311,9 +318,16 @@ class SQuAD(Files):
                     number += 1
                     try:
                         answers = entry.get("answers", [])
-                        yield Row(f"{file}:{number}", {
-                            "id": entry["id"], "question": entry["question"], "context": paragraph["context"],
-                            "answers": {key: [answer[key] for answer in answers] for key in ("text", "answer_start")},
-                        })  # fmt: skip
+                        yield Row(
+                            f"{file}:{number}",
+                            {
+                                "id": entry["id"],
+                                "question": entry["question"],
+                                "context": paragraph["context"],
+                                "answers": {
+                                    key: [answer[key] for answer in answers] for key in ("text", "answer_start")
+                                },
+                            },
+                        )
                     except (KeyError, TypeError) as error:
                         yield Row(f"{file}:{number}", None, f"question {number} lacks {error}")

@@ -73,9 +73,10 @@ class Made(Vocabulary):
         end = [self.special[self.end]] if self.end else []
         if begin or end:
             core.post_processor = processors.TemplateProcessing(
-                single=[*begin, "$A", *end], pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
+                single=[*begin, "$A", *end],
+                pair=[*begin, "$A", *end, "$B:1", *(f"{token}:1" for token in end)],
                 special_tokens=[(token, core.token_to_id(token)) for token in dict.fromkeys(begin + end)],
-            )  # fmt: skip
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "tokenizer.json", json.loads(core.to_str()))

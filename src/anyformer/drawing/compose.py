@@ -186,8 +186,10 @@ def zoom(figure: Figure, address: str) -> list[Line]:
     """Thin lines from a folded stack to its layers."""
     boxes = [mark for mark in figure.marks if isinstance(mark, Box) and mark.tip == address]
     small, large = (next(box for box in boxes if box.kind.split()[0] == kind) for kind in ("stack", "frame"))
-    return [Line(((small.x + small.width, a), (large.x, b)), "zoom") for a, b in
-            ((small.y + 4, large.y + 12), (small.y + small.height - 4, large.y + large.height - 12))]  # fmt: skip
+    return [
+        Line(((small.x + small.width, a), (large.x, b)), "zoom")
+        for a, b in ((small.y + 4, large.y + 12), (small.y + small.height - 4, large.y + large.height - 12))
+    ]
 
 
 def titled(figure: Figure, title: str) -> Figure:

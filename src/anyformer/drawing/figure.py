@@ -198,8 +198,10 @@ def split(branches: Sequence[Figure], kind: str = "wire", gap: float = 24, arrow
 def framed(inner: Figure, kind: str, pad: float = 16, tip: str = "") -> Figure:
     """In a frame that the stream passes at its bottom and at its top."""
     figure = inner.padded(pad, pad, pad, pad)
-    ends = (Line(((figure.axis, figure.height), (figure.axis, figure.height - pad))),
-            Line(((figure.axis, pad), (figure.axis, 0))))  # fmt: skip
+    ends = (
+        Line(((figure.axis, figure.height), (figure.axis, figure.height - pad))),
+        Line(((figure.axis, pad), (figure.axis, 0))),
+    )
     frame = Box(0, 0, figure.width, figure.height, kind, (), tip, 12)
     return dataclasses.replace(figure, marks=(frame, *ends, *figure.marks))
 

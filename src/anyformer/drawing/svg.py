@@ -141,8 +141,11 @@ def line(mark: Line, radius: float = 8) -> Iterator[str]:
         length = max(abs(x - px), abs(y - py), 1e-6)
         dx, dy = (x - px) / length, (y - py) / length
         points[-1] = (x - dx * ARROW * 0.8, y - dy * ARROW * 0.8)
-        ends = [(x, y), (x - dx * ARROW - dy * 4.6, y - dy * ARROW + dx * 4.6),
-                (x - dx * ARROW + dy * 4.6, y - dy * ARROW - dx * 4.6)]  # fmt: skip
+        ends = [
+            (x, y),
+            (x - dx * ARROW - dy * 4.6, y - dy * ARROW + dx * 4.6),
+            (x - dx * ARROW + dy * 4.6, y - dy * ARROW - dx * 4.6),
+        ]
         kind = mark.kind if mark.kind in COLORED else "wire"
         yield f'<path class="head-{kind}" d="M{"L".join(pair(p) for p in ends)}z"/>'
     path = f"M{pair(points[0])}"

@@ -29,9 +29,13 @@ from anyformer.objectives.translate import Translate
 
 
 def mean_losses(
-    call: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]], objective: Objective, batches: Iterable[Ready],
-    device: torch.device, most: int | None = None, summed: Callable[[Tensor], Tensor] = lambda own: own,
-) -> dict[str, float]:  # fmt: skip
+    call: Callable[[Any, dict[str, Tensor]], dict[str, Tensor]],
+    objective: Objective,
+    batches: Iterable[Ready],
+    device: torch.device,
+    most: int | None = None,
+    summed: Callable[[Tensor], Tensor] = lambda own: own,
+) -> dict[str, float]:
     """Each term's mean over the batches (at most so many); call(batch, divisors) gives sums, which with their weights
     are `summed` over processes."""
     sums: dict[str, Any] = {}
@@ -57,9 +61,16 @@ class Evaluation:
     """The metrics `names` of one source. `split` are its records where it was prepared; `most` examples at most."""
 
     def __init__(
-        self, source: Source, objective: Objective, tokenizer: Any, names: Sequence[str] | None = None, *,
-        split: DataSplit | None = None, most: int | None = None, skip: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        objective: Objective,
+        tokenizer: Any,
+        names: Sequence[str] | None = None,
+        *,
+        split: DataSplit | None = None,
+        most: int | None = None,
+        skip: bool = False,
+    ) -> None:
         self.source, self.tokenizer, self.split, self.most, self.skip = source, tokenizer, split, most, skip
         self.task = task_of(objective)
         self.kind = kind_of(self.task)

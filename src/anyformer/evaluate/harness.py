@@ -43,8 +43,17 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-ARGUMENTS = ("path", "device", "dtype", "offline", "batch_size", "max_length", "max_gen_toks", "add_bos_token",
-             "prefix_token_id")  # fmt: skip
+ARGUMENTS = (
+    "path",
+    "device",
+    "dtype",
+    "offline",
+    "batch_size",
+    "max_length",
+    "max_gen_toks",
+    "add_bos_token",
+    "prefix_token_id",
+)
 
 
 class AnyformerLM(TemplateLM):
@@ -54,11 +63,20 @@ class AnyformerLM(TemplateLM):
     max_gen_toks = 256
 
     def __init__(
-        self, path: str = "", *, device: str | None = None, dtype: str = "auto", offline: bool = False,
-        batch_size: int | str = 1, max_batch_size: int | None = None, max_length: int | None = None,
-        max_gen_toks: int | None = None, add_bos_token: bool | None = None, prefix_token_id: int | None = None,
+        self,
+        path: str = "",
+        *,
+        device: str | None = None,
+        dtype: str = "auto",
+        offline: bool = False,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
         **unknown: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         for name in unknown:
             raise ValueError(f"anyformer has no argument {quote(name)}; {nearest(name, ARGUMENTS)}")
@@ -140,9 +158,11 @@ class AnyformerLM(TemplateLM):
         owners: list[int] = []
         for number, request in enumerate(requests):
             pieces = get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]), prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length, context_len=1,
-            )  # fmt: skip
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
             own = [(None, *make_disjoint_window(piece)) for piece in pieces]
             windows += own
             owners += [number] * len(own)
@@ -157,9 +177,11 @@ class AnyformerLM(TemplateLM):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         order = Collator(
-            [request.args for request in requests], group_by="gen_kwargs", group_fn=lambda args: args[1],
+            [request.args for request in requests],
+            group_by="gen_kwargs",
+            group_fn=lambda args: args[1],
             sort_fn=lambda args: (-len(self.tok_encode(args[0])), args[0]),
-        )  # fmt: skip
+        )
         written: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm or None, desc="generate_until") as bar:
             for chunk in order.get_batched(n=self.batch_size):

@@ -25,9 +25,12 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    model: TransformerModule, pairs: Sequence[Pair], *, size: int = 32,
+    model: TransformerModule,
+    pairs: Sequence[Pair],
+    *,
+    size: int = 32,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> list[Likelihood]:  # fmt: skip
+) -> list[Likelihood]:
     """Of what follows in each pair. An encoder-decoder reads the context and writes the rest; a decoder has one text.
 
     The longest come first: what does not fit is told at once. What a decoder would read twice, as it does where choices

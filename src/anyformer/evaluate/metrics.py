@@ -165,31 +165,41 @@ def _errors(name: str) -> Metric:
 
 METRICS: dict[str, dict[str, Metric]] = {
     "labels": {
-        "accuracy": _sklearn("accuracy_score"), "f1": _binary_f1,
-        "macro_f1": _sklearn("f1_score", average="macro", zero_division=0), "matthews": _sklearn("matthews_corrcoef"),
+        "accuracy": _sklearn("accuracy_score"),
+        "f1": _binary_f1,
+        "macro_f1": _sklearn("f1_score", average="macro", zero_division=0),
+        "matthews": _sklearn("matthews_corrcoef"),
     },
     "numbers": {"pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr")},
     "tags": {
-        "f1": _entities("f1_score"), "precision": _entities("precision_score"), "recall": _entities("recall_score"),
+        "f1": _entities("f1_score"),
+        "precision": _entities("precision_score"),
+        "recall": _entities("recall_score"),
         "accuracy": _words,
     },
     "answers": {"exact_match": _answers(same_answer), "f1": _answers(shared_words)},
     "texts": {
-        "bleu": _sacrebleu("BLEU"), "bleu_lower": _sacrebleu("BLEU", lowercase=True), "bleu_tokenized": _moses,
-        "chrf": _sacrebleu("CHRF"), **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
+        "bleu": _sacrebleu("BLEU"),
+        "bleu_lower": _sacrebleu("BLEU", lowercase=True),
+        "bleu_tokenized": _moses,
+        "chrf": _sacrebleu("CHRF"),
+        **{name: _rouge(name) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     },
     "transcripts": {"wer": _errors("wer"), "cer": _errors("cer")},
-}  # fmt: skip
+}
 # what the mean loss of a token says alone
 LOSSES = ("perplexity", "bits_per_byte")
 # lower is better
 FALLING = ("loss", *LOSSES, "wer", "cer")
 # what is told unless asked for; the others need one more library, or two labels
 USUAL = {
-    "labels": ("accuracy", "macro_f1", "matthews"), "numbers": ("pearson", "spearman"),
-    "tags": ("f1", "precision", "recall", "accuracy"), "answers": ("exact_match", "f1"),
-    "texts": ("bleu", "bleu_lower", "chrf"), "transcripts": ("wer", "cer"),
-}  # fmt: skip
+    "labels": ("accuracy", "macro_f1", "matthews"),
+    "numbers": ("pearson", "spearman"),
+    "tags": ("f1", "precision", "recall", "accuracy"),
+    "answers": ("exact_match", "f1"),
+    "texts": ("bleu", "bleu_lower", "chrf"),
+    "transcripts": ("wer", "cer"),
+}
 
 
 def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None:
@@ -205,6 +215,10 @@ def check(names: Sequence[str], kind: str | None, losses: Sequence[str]) -> None
 
 # predictions of each kind that every metric can score: a library that is missing is told at once
 _TRIED: dict[str, tuple[Values, Values]] = {
-    "labels": ((0, 1), (0, 1)), "numbers": ((0.0, 1.0), (0.0, 1.0)), "tags": ((("B-a", "O"),), (("B-a", "O"),)),
-    "answers": (("a",), (("a",),)), "texts": (("a",), ("a",)), "transcripts": (("a",), ("a",)),
-}  # fmt: skip
+    "labels": ((0, 1), (0, 1)),
+    "numbers": ((0.0, 1.0), (0.0, 1.0)),
+    "tags": ((("B-a", "O"),), (("B-a", "O"),)),
+    "answers": (("a",), (("a",),)),
+    "texts": (("a",), ("a",)),
+    "transcripts": (("a",), ("a",)),
+}

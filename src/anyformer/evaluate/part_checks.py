@@ -138,10 +138,16 @@ def small_model(**changes: Any) -> DecoderModel:
         feedforward=Sublayer(pre_norm=LayerNorm(), op=MLP(width=24)),
     )
     embedding = TextEmbedding(tokens=Tokens(vocab_size=V), position=Learned(length=4 * (T + PADS)))
-    return DecoderModel(**{
-        "width": 16, "embedding": embedding, "head": LMHead(vocab_size=V),
-        "decoder": Stack(layers=block, depth=2, norm=LayerNorm()), "init": {"*": Normal(std=0.3)}, **changes,
-    })  # fmt: skip
+    return DecoderModel(
+        **{
+            "width": 16,
+            "embedding": embedding,
+            "head": LMHead(vocab_size=V),
+            "decoder": Stack(layers=block, depth=2, norm=LayerNorm()),
+            "init": {"*": Normal(std=0.3)},
+            **changes,
+        }
+    )
 
 
 def as_encoder(spec: DecoderModel) -> EncoderModel:
@@ -476,6 +482,13 @@ def counting(subject: Subject) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
-    "causality": causality, "padding": padding, "packing": packing, "cached decoding": cached_decoding, "rows": rows,
-    "gradients": gradients, "half precision": half_precision, "saving": saving, "counting": counting,
-}  # fmt: skip
+    "causality": causality,
+    "padding": padding,
+    "packing": packing,
+    "cached decoding": cached_decoding,
+    "rows": rows,
+    "gradients": gradients,
+    "half precision": half_precision,
+    "saving": saving,
+    "counting": counting,
+}

@@ -77,8 +77,15 @@ def kind_of(objective: Objective) -> str | None:
     can be told."""
     if isinstance(objective, Classify):
         return "labels" if objective.labels else "numbers"
-    kinds = {Choose: "labels", ClassifyImage: "labels", Tag: "tags", Answer: "answers", Translate: "texts",
-             CTC: "transcripts", Transcribe: "transcripts"}  # fmt: skip
+    kinds = {
+        Choose: "labels",
+        ClassifyImage: "labels",
+        Tag: "tags",
+        Answer: "answers",
+        Translate: "texts",
+        CTC: "transcripts",
+        Transcribe: "transcripts",
+    }
     return next((kind for cls, kind in kinds.items() if isinstance(objective, cls)), None)
 
 
@@ -203,9 +210,12 @@ def written(objective: Objective, job: Predictor, records: Sequence[Record], **o
         free = usual.max_new_tokens is None and usual.max_length is None
         room = {"max_new_tokens": min(2 * T + 20, limit or 2 * T + 20)} if free else {}
         ids = generate(
-            job.model, batch["input_ids"], attention_mask=batch.get("attention_mask"), tokenizer=job.tokenizer,
+            job.model,
+            batch["input_ids"],
+            attention_mask=batch.get("attention_mask"),
+            tokenizer=job.tokenizer,
             **{"do_sample": False, "compile": False, **room, **options},
-        )  # fmt: skip
+        )
         new = ids if job.model.spec.pair else ids[:, T:]
         for i, text in zip(which, job.tokenizer.batch_decode(new.cpu(), skip_special_tokens=True)):
             for stop in options.get("stop_strings") or ():

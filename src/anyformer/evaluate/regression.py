@@ -60,9 +60,10 @@ def curves(
     device = torch.device("cpu") if model is None else model.device
     weight = objective.width * objective.noise**2
     predictors: dict[str, Predictor] = {
-        "bayes": lambda points, values: ridge(points, values, weight), "least squares": least_squares,
+        "bayes": lambda points, values: ridge(points, values, weight),
+        "least squares": least_squares,
         "neighbours": neighbours,
-    }  # fmt: skip
+    }
     if model is not None:
         was, asked = model.training, model.eval()
         predictors = {"model": lambda x, y: asked(points=x.float(), values=y.float()).predictions, **predictors}

@@ -83,26 +83,30 @@ def rules(spec: Any) -> list[Rule]:
     for k in range(spec.encoder.depth):
         group, j = divmod(k, inner(spec))
         layer, ours = f"~encoder.albert_layer_groups.{group}.albert_layers.{j}", f"encoder.layers.{k}"
-        found += encoder.renames({
-            f"{layer}.attention.query": f"{ours}.attention.op.q",
-            f"{layer}.attention.key": f"{ours}.attention.op.k",
-            f"{layer}.attention.value": f"{ours}.attention.op.v",
-            f"{layer}.attention.dense": f"{ours}.attention.op.o",
-            f"{layer}.attention.LayerNorm": f"{ours}.attention.out_norm",
-            f"{layer}.ffn": f"{ours}.feedforward.op.up",
-            f"{layer}.ffn_output": f"{ours}.feedforward.op.down",
-            f"{layer}.full_layer_layer_norm": f"{ours}.feedforward.out_norm",
-        })  # fmt: skip
+        found += encoder.renames(
+            {
+                f"{layer}.attention.query": f"{ours}.attention.op.q",
+                f"{layer}.attention.key": f"{ours}.attention.op.k",
+                f"{layer}.attention.value": f"{ours}.attention.op.v",
+                f"{layer}.attention.dense": f"{ours}.attention.op.o",
+                f"{layer}.attention.LayerNorm": f"{ours}.attention.out_norm",
+                f"{layer}.ffn": f"{ours}.feedforward.op.up",
+                f"{layer}.ffn_output": f"{ours}.feedforward.op.down",
+                f"{layer}.full_layer_layer_norm": f"{ours}.feedforward.out_norm",
+            }
+        )
     out = {SentenceOrderHead: "sop_classifier.classifier", SpanHead: "qa_outputs"}
     return [
         *found,
-        *encoder.renames({
-            "~encoder.embedding_hidden_mapping_in": "embedding.project",
-            "~pooler": "head.pool.dense",
-            out.get(type(spec.head), "classifier"): "head.out",
-        }),
+        *encoder.renames(
+            {
+                "~encoder.embedding_hidden_mapping_in": "embedding.project",
+                "~pooler": "head.pool.dense",
+                out.get(type(spec.head), "classifier"): "head.out",
+            }
+        ),
         *encoder.layer_rules(spec),
-    ]  # fmt: skip
+    ]
 
 
 def size(width: int, depth: int, num_heads: int, published: float, note: str = "") -> Size:
@@ -118,8 +122,13 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "AlbertForPreTraining", "AlbertForMaskedLM", "AlbertModel", "AlbertForSequenceClassification",
-            "AlbertForTokenClassification", "AlbertForQuestionAnswering", "AlbertForMultipleChoice",
+            "AlbertForPreTraining",
+            "AlbertForMaskedLM",
+            "AlbertModel",
+            "AlbertForSequenceClassification",
+            "AlbertForTokenClassification",
+            "AlbertForQuestionAnswering",
+            "AlbertForMultipleChoice",
         ),
         base=("AlbertModel",),
         prefix="albert.",
@@ -132,4 +141,4 @@ FAMILIES = (
             "albert-xxlarge": size(4096, 12, 64, 223e6, "the paper prints 235M; the released files hold 223M"),
         },
     ),
-)  # fmt: skip
+)

@@ -60,31 +60,42 @@ def describe(c: Any) -> Model:
     sides = (c.sample_size,) * 2 if isinstance(c.sample_size, int) else tuple(c.sample_size)
     factor = 2 ** (stages - 1)
     shared: dict[str, Any] = {
-        "groups": c.norm_num_groups, "activation": ACTIVATIONS[c.act_fn], "attention": c.mid_block_add_attention,
-    }  # fmt: skip
+        "groups": c.norm_num_groups,
+        "activation": ACTIVATIONS[c.act_fn],
+        "attention": c.mid_block_add_attention,
+    }
     return AutoencoderModel(
         width=2 * c.latent_channels,
         embedding=KLEmbedding(
             image_size=tuple(max(each // factor, 1) * factor for each in sides),
-            channels=c.in_channels, widths=widths, blocks=c.layers_per_block, **shared,
+            channels=c.in_channels,
+            widths=widths,
+            blocks=c.layers_per_block,
+            **shared,
         ),
         latent=GaussianLatent(
             width=c.latent_channels, scale=c.scaling_factor, shift=c.shift_factor or 0.0, project=c.use_quant_conv
         ),
         painter=KLPainter(
-            channels=c.out_channels, widths=widths[::-1], blocks=c.layers_per_block + 1, mix=c.use_post_quant_conv,
+            channels=c.out_channels,
+            widths=widths[::-1],
+            blocks=c.layers_per_block + 1,
+            mix=c.use_post_quant_conv,
             **shared,
         ),
-        reads="sample", says="sample", init={"*": Kaiming(gain=1.0)},
-    )  # fmt: skip
+        reads="sample",
+        says="sample",
+        init={"*": Kaiming(gain=1.0)},
+    )
 
 
 def rules(spec: Any) -> list[Rule]:
     found: list[Rule] = []
     step = {"norm1": "first_norm", "conv1": "first", "norm2": "second_norm", "conv2": "second", "conv_shortcut": "skip"}
     for theirs, ours, stages, then in (
-        ("encoder", "embedding", "down_blocks", "downsamplers"), ("decoder", "painter", "up_blocks", "upsamplers")
-    ):  # fmt: skip
+        ("encoder", "embedding", "down_blocks", "downsamplers"),
+        ("decoder", "painter", "up_blocks", "upsamplers"),
+    ):
         middle = f"{theirs}.mid_block"
         modules = {
             f"{theirs}.conv_in": f"{ours}.first",
@@ -121,17 +132,22 @@ FAMILIES = (
         architectures=("AutoencoderKL",),
         legacy={
             f"attentions.0.{old}.{kind}": f"attentions.0.{new}.{kind}"
-            for old, new in OLD.items() for kind in ("weight", "bias")
+            for old, new in OLD.items()
+            for kind in ("weight", "bias")
         },
         library="diffusers",
         sizes={
             "sd-vae": Size(
                 {
-                    "down_block_types": [DOWN] * 4, "up_block_types": [UP] * 4, "layers_per_block": 2,
-                    "block_out_channels": [128, 256, 512, 512], "sample_size": 256,
+                    "down_block_types": [DOWN] * 4,
+                    "up_block_types": [UP] * 4,
+                    "layers_per_block": 2,
+                    "block_out_channels": [128, 256, 512, 512],
+                    "sample_size": 256,
                 },
-                83.65e6, "of Stable Diffusion 1 and of DiT: 8 x 8 pixels become 4 numbers",
+                83.65e6,
+                "of Stable Diffusion 1 and of DiT: 8 x 8 pixels become 4 numbers",
             ),
         },
     ),
-)  # fmt: skip
+)

@@ -155,12 +155,23 @@ def equal_heads(c: Config) -> None:
             raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
 
 
-BASE = {f"{side}_{name}": value for side in ("encoder", "decoder")
-        for name, value in (("layers", 6), ("ffn_dim", 3072), ("attention_heads", 12))}  # fmt: skip
+BASE = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", 6), ("ffn_dim", 3072), ("attention_heads", 12))
+}
 # the same shape with the words of uncased BERT, trained to write a hidden fragment of the text [Song et al. 2019]
-MASS = {"vocab_size": 30522, "max_position_embeddings": 512, "scale_embedding": True, "attention_dropout": 0.1,
-        "activation_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102,
-        "decoder_start_token_id": 102}  # fmt: skip
+MASS = {
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "scale_embedding": True,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": 101,
+    "eos_token_id": 102,
+    "decoder_start_token_id": 102,
+}
 
 BART = Family(
     name="bart",
@@ -173,11 +184,14 @@ BART = Family(
         "BartModel": Class(prefix=""),
         "BartForSequenceClassification": Class(  # read where the source ends
             ClassifyHead(num_labels=3, pool=Pool(take="token", token=2, dense=True, activation="tanh")),
-            "classification_head.out_proj", weights={"classification_head.dense": "head.pool.dense"},
+            "classification_head.out_proj",
+            weights={"classification_head.dense": "head.pool.dense"},
         ),
         "BartForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
         "BartForCausalLM": Class(  # published: whoever calls it moves the labels
-            LMHead(vocab_size=50265, shift=False), "lm_head", template=ONLY_DECODER,
+            LMHead(vocab_size=50265, shift=False),
+            "lm_head",
+            template=ONLY_DECODER,
             weights={"~decoder.{embed_tokens,embed_positions,layernorm_embedding}": "embedding.{tokens,position,norm}"},
         ),
     },
@@ -195,6 +209,6 @@ BART = Family(
             {**MASS, "encoder_layers": 6, "decoder_layers": 6}, 208e6, "objective MASS; uncased, for summaries"
         ),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (BART,)

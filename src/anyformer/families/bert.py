@@ -24,12 +24,15 @@ from anyformer.stacks.stack import Stack
 TEMPLATE = EncoderModel(
     width=768,
     embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=30522, padding_index=0), position=Learned(length=512), segments=2, norm=NORM,
+        tokens=Tokens(vocab_size=30522, padding_index=0),
+        position=Learned(length=512),
+        segments=2,
+        norm=NORM,
         dropout=0.1,
     ),
     encoder=Stack(depth=12, layers=LAYERS),
     init={"*": Normal(std=0.02)},
-)  # fmt: skip
+)
 POOL = Pool(take="first", dense=True, activation="tanh")
 DROPPED = POOL.replace(dropout=0.1)
 LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False)

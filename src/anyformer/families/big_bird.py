@@ -64,9 +64,11 @@ def describe(c: Any) -> Model:
         raise ValueError(f"attention_type {quote(c.attention_type)}; it is 'original_full' or 'block_sparse'")
     sparse = c.attention_type == "block_sparse"
     common: dict[str, Any] = {
-        "num_heads": c.num_attention_heads, "dropout": c.attention_probs_dropout_prob,
-        "bias": "qkvo" if c.use_bias else "o", "mask": seen(c) if c.is_decoder else FULL,
-    }  # fmt: skip
+        "num_heads": c.num_attention_heads,
+        "dropout": c.attention_probs_dropout_prob,
+        "bias": "qkvo" if c.use_bias else "o",
+        "mask": seen(c) if c.is_decoder else FULL,
+    }
     blocks = {"block_size": c.block_size, "random_blocks": c.num_random_blocks}
     length = c.max_position_embeddings
     op = BlockSparseAttention(**common, **blocks, length=length) if sparse else Attention(**common)
@@ -98,9 +100,11 @@ def head(c: Any) -> Head | None:
             return PretrainingHead(lm=lm, pool=POOL, tokens_alone=True)
         case "BigBirdForQuestionAnswering":  # with two labels whatever num_labels is
             return QuestionHead(
-                separator=c.sep_token_id, feedforward=MLP(width=c.intermediate_size, activation=act),
-                norm=LayerNorm(eps=c.layer_norm_eps), dropout=c.hidden_dropout_prob,
-            )  # fmt: skip
+                separator=c.sep_token_id,
+                feedforward=MLP(width=c.intermediate_size, activation=act),
+                norm=LayerNorm(eps=c.layer_norm_eps),
+                dropout=c.hidden_dropout_prob,
+            )
     classify = POOL.replace(activation=act, input_dropout=dropout, dropout=dropout)
     choose = POOL.replace(dropout=c.hidden_dropout_prob)
     return encoder_head(c, lm, classify, choose, PooledOutput(pool=POOL), dropout=dropout)
@@ -111,8 +115,12 @@ def rules(spec: Model) -> list[Rule]:
     if isinstance(spec.head, ClassifyHead):
         names = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
     if isinstance(spec.head, QuestionHead):
-        names = {"intermediate.dense": "feedforward.up", "output.dense": "feedforward.down", "output.LayerNorm": "norm",
-                 "qa_outputs": "out"}  # fmt: skip
+        names = {
+            "intermediate.dense": "feedforward.up",
+            "output.dense": "feedforward.down",
+            "output.LayerNorm": "norm",
+            "qa_outputs": "out",
+        }
         names = {f"qa_classifier.{theirs}": f"head.{ours}" for theirs, ours in names.items()}
     stack = encoder.stack_of(spec)
     pooler: Any = getattr(spec, stack).neck.rest
@@ -132,8 +140,13 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "BigBirdForPreTraining", "BigBirdForMaskedLM", "BigBirdForCausalLM", "BigBirdModel",
-            "BigBirdForSequenceClassification", "BigBirdForTokenClassification", "BigBirdForQuestionAnswering",
+            "BigBirdForPreTraining",
+            "BigBirdForMaskedLM",
+            "BigBirdForCausalLM",
+            "BigBirdModel",
+            "BigBirdForSequenceClassification",
+            "BigBirdForTokenClassification",
+            "BigBirdForQuestionAnswering",
             "BigBirdForMultipleChoice",
         ),
         base=("BigBirdModel",),
@@ -141,4 +154,4 @@ FAMILIES = (
         dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.{p}", "cls.seq_relationship.{p}"),
         sizes={"bigbird-roberta-base": Size({}, 127e6), "bigbird-roberta-large": Size(LARGE)},
     ),
-)  # fmt: skip
+)

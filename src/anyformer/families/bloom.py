@@ -61,7 +61,9 @@ CONFIG: dict[str, Any] = {
     "hidden_dropout": "decoder.layers.*.dropout",
     "attention_dropout": f"{ATTENTION}.dropout",
     "classifier_dropout": Entry(
-        None, classifier_dropout, addresses=("head[TagHead].dropout",),
+        None,
+        classifier_dropout,
+        addresses=("head[TagHead].dropout",),
         read=lambda value, c: c.hidden_dropout if value is None else value,
     ),
     "pretraining_tp": helper(1),
@@ -74,9 +76,17 @@ CONFIG: dict[str, Any] = {
     "seq_length": Ignored(2048, "the length of training texts: ALiBi has no limit, nothing reads it"),
     "n_inner": Removed(None, "the feed-forward is 4 times as wide as the model in the published class"),
     "offset_alibi": Ignored(100, MEGATRON),
-    **{name: Ignored(None, MEGATRON) for name in ("attention_softmax_in_fp32", "masked_softmax_fusion", "skip_bias_add",
-                                                "bias_dropout_fusion", "skip_bias_add_qkv")},
-}  # fmt: skip
+    **{
+        name: Ignored(None, MEGATRON)
+        for name in (
+            "attention_softmax_in_fp32",
+            "masked_softmax_fusion",
+            "skip_bias_add",
+            "bias_dropout_fusion",
+            "skip_bias_add_qkv",
+        )
+    },
+}
 
 WEIGHTS = {
     "~word_embeddings": "embedding.tokens",

@@ -80,12 +80,13 @@ def text(c: Any) -> Model:
     return EncoderModel(
         width=c.hidden_size,
         embedding=TextEmbedding(
-            tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings),
+            tokens=Tokens(vocab_size=c.vocab_size),
+            position=Learned(length=c.max_position_embeddings),
         ),
         encoder=stack(c, Causal(), LayerNorm(eps=c.layer_norm_eps)),
         head=ProjectionHead(pool=pool, width=c.projection_dim) if projected else PooledOutput(pool=pool),
         init=init(c, **{"*": Normal(std=0.02 * c.initializer_factor)}),
-    )  # fmt: skip
+    )
 
 
 def end_of_text(spec: Any) -> int:
@@ -123,9 +124,14 @@ def image(c: Any) -> Model:
     """A first token, that belongs to no patch, speaks for the image."""
     norm, size, patch = LayerNorm(eps=c.layer_norm_eps), c.image_size, c.patch_size
     embedding = PatchEmbedding(
-        image_size=(size, size), patch_size=(patch, patch), channels=c.num_channels, prefix=1, bias=False, pad=False,
+        image_size=(size, size),
+        patch_size=(patch, patch),
+        channels=c.num_channels,
+        prefix=1,
+        bias=False,
+        pad=False,
         out_norm=norm,
-    )  # fmt: skip
+    )
     starts = Normal(std=c.initializer_range * c.initializer_factor)
     first = Normal(std=c.hidden_size**-0.5 * c.initializer_factor)
     return EncoderModel(

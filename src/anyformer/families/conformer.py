@@ -53,10 +53,20 @@ def odd(name: str, taps: int) -> None:
 
 
 FIELDS: dict[str, ConfigField] = {
-    **{name: field for name, field in transformer.FIELDS.items()
-       if name not in ("init_std", "decoder_layerdrop", "is_causal")},
-    **again(transformer.FIELDS, d_model=144, encoder_layers=16, encoder_attention_heads=4, encoder_ffn_dim=576,
-            decoder_attention_heads=4, decoder_ffn_dim=576),
+    **{
+        name: field
+        for name, field in transformer.FIELDS.items()
+        if name not in ("init_std", "decoder_layerdrop", "is_causal")
+    },
+    **again(
+        transformer.FIELDS,
+        d_model=144,
+        encoder_layers=16,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=576,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=576,
+    ),
     "decoder_layers": Field(0, lambda spec: spec.decoder.depth if spec.pair else 0),  # 0: CTC
     "activation_dropout": Field(0.1, "encoder.layers.feedforward.op.dropout"),
     "attention_dropout": Field(0.1, "encoder.layers.attention.op.dropout"),
@@ -68,7 +78,7 @@ FIELDS: dict[str, ConfigField] = {
     "pad_token_id": Field(0, lambda spec: spec.padding_token if spec.pair else spec.head.blank),
     "decoder_start_token_id": Field(1, "start_token"),
     "max_target_positions": Field(512, "decoder_embedding.position.length"),
-}  # fmt: skip
+}
 
 
 def describe(c: Any) -> Model:
@@ -82,13 +92,16 @@ def describe(c: Any) -> Model:
 
     inner = MLP(width=c.encoder_ffn_dim, activation="silu", dropout=c.activation_dropout)
     attention = Attention(
-        num_heads=heads, position=RelativeSinusoids(num_heads=heads), dropout=c.attention_dropout,
-    )  # fmt: skip
+        num_heads=heads,
+        position=RelativeSinusoids(num_heads=heads),
+        dropout=c.attention_dropout,
+    )
     convolution = ConvolutionModule(kernel=c.conv_kernel_size, bias=True, masked=True)
     encoder = Stack(
         layers=macaron(step(inner, residual=Scaled(branch=0.5)), step(attention), step(convolution)),
-        depth=c.encoder_layers, layer_drop=c.encoder_layerdrop,
-    )  # fmt: skip
+        depth=c.encoder_layers,
+        layer_drop=c.encoder_layerdrop,
+    )
     embedding = SubsampledSpectrogram(
         channels=c.num_mel_bins, depth=2, width=c.subsampling_channels, separable=False, dropout=c.dropout
     )
@@ -100,14 +113,15 @@ def describe(c: Any) -> Model:
         **body,
         decoder_embedding=TextEmbedding(
             tokens=Tokens(vocab_size=c.vocab_size, scale=c.d_model**0.5, padding_index=c.pad_token_id),
-            position=Sinusoidal(length=c.max_target_positions), dropout=c.dropout,
+            position=Sinusoidal(length=c.max_target_positions),
+            dropout=c.dropout,
         ),
         decoder=transformer.stack(c, "decoder"),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         head=LMHead(vocab_size=c.vocab_size, shift=False),
         ties=(("head.out.weight", "decoder_embedding.tokens.weight"),),
-    )  # fmt: skip
+    )
 
 
 def unpublished(spec: Model) -> list[Rule]:
@@ -118,9 +132,14 @@ def size(shape: tuple[int, int, int], decoder: int = 0) -> dict[str, Any]:
     """Of the paper's table 1: width, layers, heads."""
     width, layers, heads = shape
     sides = {"attention_heads": heads, "ffn_dim": 4 * width}
-    return {"d_model": width, "encoder_layers": layers, "decoder_layers": decoder, "subsampling_channels": width,
-            **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()},
-            **({"eos_token_id": 1} if decoder else {})}  # fmt: skip
+    return {
+        "d_model": width,
+        "encoder_layers": layers,
+        "decoder_layers": decoder,
+        "subsampling_channels": width,
+        **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()},
+        **({"eos_token_id": 1} if decoder else {}),
+    }
 
 
 SHAPES = {"s": ((144, 16, 4), "10.3 M"), "m": ((256, 16, 4), "30.7 M"), "l": ((512, 17, 8), "118.8 M")}
@@ -153,19 +172,24 @@ def layers(c: Any) -> Model:
     attention = Attention(num_heads=c.num_heads, dropout=c.dropout)
     block = macaron(half, step(attention), step(taps), c.convolution_first)
     return EncoderModel(
-        width=c.input_dim, embedding=Vectors(), encoder=Stack(layers=block, depth=c.num_layers),
+        width=c.input_dim,
+        embedding=Vectors(),
+        encoder=Stack(layers=block, depth=c.num_layers),
         init={"*.op.[qkv].weight": Xavier(gain=2**-0.5), **INIT},
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Any) -> list[Rule]:
     theirs, ours, width = "conformer_layers.{i}", "encoder.layers.{i}", spec.width
     attention, convolution = f"{ours}.attention", f"{ours}.convolution"
     names = {
-        "self_attn_layer_norm": "attention.pre_norm", "self_attn.out_proj": "attention.op.o",
-        "conv_module.layer_norm": "convolution.pre_norm", "conv_module.sequential.2": "convolution.op.taps",
-        "conv_module.sequential.3": "convolution.op.norm", "final_layer_norm": "feedforward.out_norm",
-    }  # fmt: skip
+        "self_attn_layer_norm": "attention.pre_norm",
+        "self_attn.out_proj": "attention.op.o",
+        "conv_module.layer_norm": "convolution.pre_norm",
+        "conv_module.sequential.2": "convolution.op.taps",
+        "conv_module.sequential.3": "convolution.op.norm",
+        "final_layer_norm": "feedforward.out_norm",
+    }
     for half, step in (("ffn1", "half_before"), ("ffn2", "feedforward")):
         places = {0: "pre_norm", 1: "op.up", 4: "op.down"}  # between them stand an activation and a dropout
         names |= {f"{half}.sequential.{place}": f"{step}.{name}" for place, name in places.items()}
@@ -175,11 +199,13 @@ def rules(spec: Any) -> list[Rule]:
         pointwise.append(Reshape(f"{source}.weight", f"{target}.weight", (rows, width, 1)))
         pointwise.append(Rename(f"{source}.bias", f"{target}.bias"))
     return [
-        *[Split(f"{theirs}.self_attn.in_proj_{p}", [f"{attention}.op.{n}.{p}" for n in "qkv"])
-          for p in ("weight", "bias")],
+        *[
+            Split(f"{theirs}.self_attn.in_proj_{p}", [f"{attention}.op.{n}.{p}" for n in "qkv"])
+            for p in ("weight", "bias")
+        ],
         *pointwise,
         *[Rename(f"{theirs}.{a}.{{p}}", f"{ours}.{b}.{{p}}") for a, b in names.items()],
-    ]  # fmt: skip
+    ]
 
 
 FAMILIES = (
@@ -191,10 +217,14 @@ FAMILIES = (
         rules=unpublished,
         architectures=(),
         sizes={
-            **{f"conformer-{name}": Size(size(shape), note=f"CTC; the paper's {count} have an LSTM transducer instead")
-               for name, (shape, count) in SHAPES.items()},
-            **{f"conformer-transformer-{name}": Size(size(shape, decoder=6), note="a Transformer writes")
-               for name, (shape, _) in SHAPES.items()},
+            **{
+                f"conformer-{name}": Size(size(shape), note=f"CTC; the paper's {count} have an LSTM transducer instead")
+                for name, (shape, count) in SHAPES.items()
+            },
+            **{
+                f"conformer-transformer-{name}": Size(size(shape, decoder=6), note="a Transformer writes")
+                for name, (shape, _) in SHAPES.items()
+            },
         },
     ),
     Family(
@@ -206,4 +236,4 @@ FAMILIES = (
         architectures=("Conformer",),
         library="torchaudio",
     ),
-)  # fmt: skip
+)

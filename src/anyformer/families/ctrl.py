@@ -28,7 +28,10 @@ LAYER, NORM = "decoder.layers.{i}", LayerNorm(eps=1e-6)
 TEMPLATE = DecoderModel(
     width=1280,
     embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=246534), scale=1280**0.5, position=Sinusoidal(length=256), token_segments=True,
+        tokens=Tokens(vocab_size=246534),
+        scale=1280**0.5,
+        position=Sinusoidal(length=256),
+        token_segments=True,
         dropout=0.1,
     ),
     decoder=Stack(
@@ -41,7 +44,7 @@ TEMPLATE = DecoderModel(
     ),
     state_offered="always",
     init={"*": Normal(std=0.02)},
-)  # fmt: skip
+)
 
 OLD = "a field of the published file that no class reads"
 
@@ -81,7 +84,8 @@ CTRL = Family(
         "CTRLLMHeadModel": Class(LMHead(vocab_size=246534, bias=True), "lm_head"),
         "CTRLModel": Class(prefix=""),
         "CTRLForSequenceClassification": Class(
-            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False), "classifier",
+            ClassifyHead(num_labels=2, pool=Pool(take="last"), bias=False),
+            "classifier",
             changes={"state_offered": "never"},
         ),
     },
@@ -91,11 +95,13 @@ CTRL = Family(
     prefix="transformer.",
     checks=(divides("n_head", "n_embd"),),
     aliases={
-        "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
     dropped=("~pos_encoding",),
     sizes={"ctrl": Size({}, 1.63e9)},
-)  # fmt: skip
+)
 
 FAMILIES = (CTRL,)

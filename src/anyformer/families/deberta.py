@@ -122,9 +122,12 @@ def model(c: Any, stack: Stack) -> Model:
 def attention(c: Any, terms: int, position: Disentangled | None) -> Attention:
     scale = None if terms == 1 else (terms * c.hidden_size / c.num_attention_heads) ** -0.5
     return Attention(
-        num_heads=c.num_attention_heads, position=position, scale=scale, dropout=c.attention_probs_dropout_prob,
+        num_heads=c.num_attention_heads,
+        position=position,
+        scale=scale,
+        dropout=c.attention_probs_dropout_prob,
         mean_at_pads=True,
-    )  # fmt: skip
+    )
 
 
 def distances(c: Any, **more: Any) -> Disentangled | None:
@@ -133,9 +136,13 @@ def distances(c: Any, **more: Any) -> Disentangled | None:
         return None
     reach = c.max_relative_positions if c.max_relative_positions > 0 else c.max_position_embeddings
     return Disentangled(
-        num_heads=c.num_attention_heads, reach=reach, by_query="c2p" in asked(c), by_key="p2c" in asked(c),
-        dropout=c.hidden_dropout_prob, **more,
-    )  # fmt: skip
+        num_heads=c.num_attention_heads,
+        reach=reach,
+        by_query="c2p" in asked(c),
+        by_key="p2c" in asked(c),
+        dropout=c.hidden_dropout_prob,
+        **more,
+    )
 
 
 def embedding(c: Any) -> TextEmbedding:
@@ -144,9 +151,13 @@ def embedding(c: Any) -> TextEmbedding:
     return TextEmbedding(
         tokens=Tokens(vocab_size=c.vocab_size, width=narrow, padding_index=c.pad_token_id),
         position=Learned(length=c.max_position_embeddings) if c.position_biased_input else None,
-        segments=max(c.type_vocab_size, 0), idle_segments=c.type_vocab_size < 1, norm=LayerNorm(eps=c.layer_norm_eps),
-        dropout=c.hidden_dropout_prob, zero_pads=True, **(order if narrow else {}),
-    )  # fmt: skip
+        segments=max(c.type_vocab_size, 0),
+        idle_segments=c.type_vocab_size < 1,
+        norm=LayerNorm(eps=c.layer_norm_eps),
+        dropout=c.hidden_dropout_prob,
+        zero_pads=True,
+        **(order if narrow else {}),
+    )
 
 
 def head(c: Any) -> Head | None:
@@ -157,9 +168,12 @@ def head(c: Any) -> Head | None:
         raise ValueError(f"legacy=False scores vectors of hidden_size {c.hidden_size}, and embedding_size is {narrow}")
     lm = encoder.lm_head(c, c.hidden_act, narrow if c.legacy else None)
     pool = Pool(
-        take="first", input_dropout=c.pooler_dropout, dense=True, activation=activation_named(c.pooler_hidden_act),
+        take="first",
+        input_dropout=c.pooler_dropout,
+        dense=True,
+        activation=activation_named(c.pooler_hidden_act),
         dropout=c.hidden_dropout_prob if c.cls_dropout is None else c.cls_dropout,
-    )  # fmt: skip
+    )
     found = encoder_head(c, lm, pool, pool, dropout=c.hidden_dropout_prob)
     return found.replace(shares=True) if isinstance(found, ClassifyHead) else found
 
@@ -170,14 +184,16 @@ def rules(spec: Model) -> list[Rule]:
         Rename(f"{THEIRS}.q_bias", f"{OURS}.q.bias"),
         Rename(f"{THEIRS}.v_bias", f"{OURS}.v.bias"),
         Interleave(f"{THEIRS}.in_proj.weight", [f"{OURS}.{name}.weight" for name in "qkv"], heads),
-        *encoder.renames({
-            f"{THEIRS}.pos_proj": f"{OURS}.position.k",
-            f"{THEIRS}.pos_q_proj": f"{OURS}.position.q",
-            f"{THEIRS}.head_logits_proj": f"{OURS}.talk.scores",
-            f"{THEIRS}.head_weights_proj": f"{OURS}.talk.weights",
-        }),
+        *encoder.renames(
+            {
+                f"{THEIRS}.pos_proj": f"{OURS}.position.k",
+                f"{THEIRS}.pos_q_proj": f"{OURS}.position.q",
+                f"{THEIRS}.head_logits_proj": f"{OURS}.talk.scores",
+                f"{THEIRS}.head_weights_proj": f"{OURS}.talk.weights",
+            }
+        ),
         *shared_rules(spec),
-    ]  # fmt: skip
+    ]
 
 
 def shared_rules(spec: Model) -> list[Rule]:
@@ -190,22 +206,30 @@ def shared_rules(spec: Model) -> list[Rule]:
         lm = [Rename(f"{theirs}.bias", "head.out.bias"), *modules]
     return [
         *lm,
-        *encoder.renames({
-            "~encoder.rel_embeddings": f"{POSITION}.table",
-            "~embeddings.embed_proj": "embedding.project",
-            "pooler.dense": "head.pool.dense",
-            "qa_outputs" if isinstance(spec.head, SpanHead) else "classifier": "head.out",
-        }),
+        *encoder.renames(
+            {
+                "~encoder.rel_embeddings": f"{POSITION}.table",
+                "~embeddings.embed_proj": "embedding.project",
+                "pooler.dense": "head.pool.dense",
+                "qa_outputs" if isinstance(spec.head, SpanHead) else "classifier": "head.out",
+            }
+        ),
         *encoder.layer_rules(spec),
-    ]  # fmt: skip
+    ]
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
     """As the authors trained them: with distances both ways, and no other positions."""
     config = {
-        "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, "intermediate_size": 4 * width,
-        "relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False, "legacy": False,
-    }  # fmt: skip
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "relative_attention": True,
+        "pos_att_type": "c2p|p2c",
+        "position_biased_input": False,
+        "legacy": False,
+    }
     return Size({**config, **more}, published)
 
 
@@ -217,7 +241,10 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "DebertaForMaskedLM", "DebertaModel", "DebertaForSequenceClassification", "DebertaForTokenClassification",
+            "DebertaForMaskedLM",
+            "DebertaModel",
+            "DebertaForSequenceClassification",
+            "DebertaForTokenClassification",
             "DebertaForQuestionAnswering",
         ),
         base=("DebertaModel",),
@@ -230,4 +257,4 @@ FAMILIES = (
             "deberta-xlarge": size(1024, 48, 16, 750e6),
         },
     ),
-)  # fmt: skip
+)

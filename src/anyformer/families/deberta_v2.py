@@ -30,8 +30,14 @@ def normed(spec: Model) -> str:
 
 FIELDS: dict[str, ConfigField] = {
     **deberta.FIELDS,
-    **again(deberta.FIELDS, vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,
-            intermediate_size=6144),
+    **again(
+        deberta.FIELDS,
+        vocab_size=128100,
+        hidden_size=1536,
+        num_hidden_layers=24,
+        num_attention_heads=24,
+        intermediate_size=6144,
+    ),
     "attention_head_size": Field(None),  # hidden_size / num_attention_heads, or the heads do not fit
     "position_buckets": undeclared(-1, of_distances(lambda position: position.buckets or -1)),
     "share_att_key": undeclared(False, of_distances(lambda position: not position.own)),
@@ -39,7 +45,7 @@ FIELDS: dict[str, ConfigField] = {
     "conv_kernel_size": Field(0, f"{CONVOLUTION}.op.kernel"),
     "conv_groups": undeclared(1, f"{CONVOLUTION}.op.groups"),
     "conv_act": undeclared("tanh", activation_at(f"{CONVOLUTION}.op.activation")),
-}  # fmt: skip
+}
 
 
 def describe(c: Any) -> Model:
@@ -71,23 +77,27 @@ def convolution(c: Any) -> Sublayer:
     if c.conv_kernel_size % 2 == 0:
         raise ValueError(f"conv_kernel_size {c.conv_kernel_size} is even, and would leave one token less")
     op = TokenConvolution(
-        kernel=c.conv_kernel_size, groups=c.conv_groups, activation=activation_named(c.conv_act),
+        kernel=c.conv_kernel_size,
+        groups=c.conv_groups,
+        activation=activation_named(c.conv_act),
         dropout=c.hidden_dropout_prob,
-    )  # fmt: skip
+    )
     return Sublayer(op=op, out_norm=LayerNorm(eps=c.layer_norm_eps), of_block=True, zero_pads=True)
 
 
 def rules(spec: Model) -> list[Rule]:
-    return encoder.renames({
-        f"{THEIRS}.query_proj": f"{OURS}.q",
-        f"{THEIRS}.key_proj": f"{OURS}.k",
-        f"{THEIRS}.value_proj": f"{OURS}.v",
-        f"{THEIRS}.pos_key_proj": f"{OURS}.position.k",
-        f"{THEIRS}.pos_query_proj": f"{OURS}.position.q",
-        "~encoder.LayerNorm": f"{POSITION}.norm",
-        "~encoder.conv.conv": f"{CONVOLUTION}.op.taps",
-        "~encoder.conv.LayerNorm": f"{CONVOLUTION}.out_norm",
-    }) + deberta.shared_rules(spec)  # fmt: skip
+    return encoder.renames(
+        {
+            f"{THEIRS}.query_proj": f"{OURS}.q",
+            f"{THEIRS}.key_proj": f"{OURS}.k",
+            f"{THEIRS}.value_proj": f"{OURS}.v",
+            f"{THEIRS}.pos_key_proj": f"{OURS}.position.k",
+            f"{THEIRS}.pos_query_proj": f"{OURS}.position.q",
+            "~encoder.LayerNorm": f"{POSITION}.norm",
+            "~encoder.conv.conv": f"{CONVOLUTION}.op.taps",
+            "~encoder.conv.LayerNorm": f"{CONVOLUTION}.out_norm",
+        }
+    ) + deberta.shared_rules(spec)
 
 
 def size(width: int, depth: int, heads: int, published: float, **more: Any) -> Size:
@@ -105,8 +115,12 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "DebertaV2ForMaskedLM", "DebertaV2Model", "DebertaV2ForSequenceClassification",
-            "DebertaV2ForTokenClassification", "DebertaV2ForQuestionAnswering", "DebertaV2ForMultipleChoice",
+            "DebertaV2ForMaskedLM",
+            "DebertaV2Model",
+            "DebertaV2ForSequenceClassification",
+            "DebertaV2ForTokenClassification",
+            "DebertaV2ForQuestionAnswering",
+            "DebertaV2ForMultipleChoice",
         ),
         base=("DebertaV2Model",),
         prefix="deberta.",
@@ -121,4 +135,4 @@ FAMILIES = (
             "deberta-v3-large": size(1024, 24, 16, 435e6),
         },
     ),
-)  # fmt: skip
+)

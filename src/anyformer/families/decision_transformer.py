@@ -13,21 +13,28 @@ from anyformer.specs.addresses import edit
 
 OF_TEXT = ("n_embd", "tie_word_embeddings", "problem_type", "classifier_dropout", "hidden_dropout", "n_ctx")
 
-STACK = edit(TEMPLATE, {
-    "width": 128,
-    "embedding.tokens.vocab_size": 1,
-    "decoder.depth": 3,
-    "decoder.layers.*.op[Attention].num_heads": 1,
-    "decoder.layers.*.op[Attention].head_width": 128,
-    "decoder.layers.feedforward.op.width": 512,
-    "decoder.layers.feedforward.op.activation": "relu",
-})  # fmt: skip
+STACK = edit(
+    TEMPLATE,
+    {
+        "width": 128,
+        "embedding.tokens.vocab_size": 1,
+        "decoder.depth": 3,
+        "decoder.layers.*.op[Attention].num_heads": 1,
+        "decoder.layers.*.op[Attention].head_width": 128,
+        "decoder.layers.feedforward.op.width": 512,
+        "decoder.layers.feedforward.op.activation": "relu",
+    },
+)
 EPISODES = STACK.replace(
     embedding=TrajectoryEmbedding(
-        state_width=17, action_width=4, steps=4096, everywhere=Learned(length=1024), tokens=Tokens(vocab_size=1),
+        state_width=17,
+        action_width=4,
+        steps=4096,
+        everywhere=Learned(length=1024),
+        tokens=Tokens(vocab_size=1),
         dropout=0.1,
     )
-)  # fmt: skip
+)
 
 DECISION_TRANSFORMER = GPT2.but(
     "decision_transformer",
@@ -35,7 +42,8 @@ DECISION_TRANSFORMER = GPT2.but(
     template=STACK,
     classes={
         "DecisionTransformerModel": Class(
-            TrajectoryHead(state_width=17, action_width=4), template=EPISODES,
+            TrajectoryHead(state_width=17, action_width=4),
+            template=EPISODES,
             weights={"~wpe": "embedding.everywhere"},
         ),
         "DecisionTransformerGPT2Model": Class(prefix=""),  # the stack alone, over tokens
@@ -60,6 +68,6 @@ DECISION_TRANSFORMER = GPT2.but(
     checks=(divides("n_head", "hidden_size"),),
     aliases={name: own for name, own in GPT2.aliases.items() if name != "hidden_size"},
     sizes={"decision-transformer-gym": Size({"state_dim": 11, "act_dim": 3, "n_positions": 1024}, None)},
-)  # fmt: skip
+)
 
 FAMILIES = (DECISION_TRANSFORMER,)

@@ -35,10 +35,16 @@ NORM = RMSNorm(eps=1e-6)
 LATENT = Sublayer(
     pre_norm=NORM,
     op=LatentAttention(
-        num_heads=32, rank=512, query_rank=1536, head_width=128, turned_width=64, value_width=128, mask=Causal(),
+        num_heads=32,
+        rank=512,
+        query_rank=1536,
+        head_width=128,
+        turned_width=64,
+        value_width=128,
+        mask=Causal(),
         position=Rope(interleaved=True),
     ),
-)  # fmt: skip
+)
 
 TEMPLATE = DecoderModel(
     width=4096,
@@ -83,9 +89,11 @@ def limited(name: str) -> Entry:
         return at(spec, f"{MOE}.router.{name}")
 
     return entry(
-        f"{MOE}.router.{name}", default=None, path=recover,
+        f"{MOE}.router.{name}",
+        default=None,
+        path=recover,
         read=lambda value, c: value if c.topk_method == METHODS[1] else 1,
-    )  # fmt: skip
+    )
 
 
 CONFIG: dict[str, Any] = {

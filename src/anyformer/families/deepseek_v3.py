@@ -34,15 +34,23 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
         MOE: MoE(
             num_experts=256,
             router=TopK(
-                top_k=8, score="sigmoid", normalize=True, scale=2.5, groups=8, top_groups=4, group_best=2,
-                correction=True, float32=True,
+                top_k=8,
+                score="sigmoid",
+                normalize=True,
+                scale=2.5,
+                groups=8,
+                top_groups=4,
+                group_best=2,
+                correction=True,
+                float32=True,
             ),
             expert=GatedMLP(width=2048, activation="silu", bias=False),
             shared=GatedMLP(width=2048, activation="silu", bias=False),
         ),
     },
     classes={
-        name: each for name, each in decoder_classes("DeepseekV3", 129280).items()
+        name: each
+        for name, each in decoder_classes("DeepseekV3", 129280).items()
         if not name.endswith("ForQuestionAnswering")
     },
     config={
@@ -70,6 +78,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2.but(
             {"max_position_embeddings": 163840, "rope_parameters": yarn(1.0)}, 671e9, "37B parameters active a token"
         ),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (DEEPSEEK_V3,)

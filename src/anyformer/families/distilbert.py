@@ -32,7 +32,10 @@ NORM = LayerNorm(eps=1e-12)
 TEMPLATE = EncoderModel(
     width=768,
     embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=30522, padding_index=0), position=Learned(length=512), norm=NORM, dropout=0.1,
+        tokens=Tokens(vocab_size=30522, padding_index=0),
+        position=Learned(length=512),
+        norm=NORM,
+        dropout=0.1,
         idle_segments=True,  # folders with BertTokenizer give token_type_ids, which the published model ignores
     ),
     encoder=Stack(
@@ -43,7 +46,7 @@ TEMPLATE = EncoderModel(
         ),
     ),
     init={"*": Normal(std=0.02)},
-)  # fmt: skip
+)
 POOL = Pool(take="first", dense=True, activation="relu", dropout=0.2)
 
 

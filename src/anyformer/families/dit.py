@@ -30,8 +30,11 @@ OP = "encoder.layers.attention.op"
 FEEDFORWARD = "encoder.layers.feedforward"
 EPS = 1e-6  # of the norms whose eps no config says
 PLAIN: dict[str, Activation] = {
-    "gelu": "gelu", "gelu-approximate": "gelu_tanh", "geglu-approximate": "quick_gelu", "linear-silu": "silu",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu-approximate": "gelu_tanh",
+    "geglu-approximate": "quick_gelu",
+    "linear-silu": "silu",
+}
 GATED: dict[str, Activation] = {"geglu": "gelu", "swiglu": "silu"}
 OLD = "of the class that this one was once a part of"
 SCHEDULES: dict[str, Any] = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "cosine"}
@@ -123,7 +126,10 @@ def describe(c: Any) -> Model:
         width=width,
         embedding=NoisyEmbedding(
             image=PatchEmbedding(
-                image_size=(c.sample_size,) * 2, patch_size=(c.patch_size,) * 2, channels=c.in_channels, pad=False,
+                image_size=(c.sample_size,) * 2,
+                patch_size=(c.patch_size,) * 2,
+                channels=c.in_channels,
+                pad=False,
                 position=Sinusoidal2D(rows=side, columns=side),
             ),
             condition=StepAndLabel(num_labels=c.num_embeds_ada_norm, per_layer=c.per_layer),
@@ -139,14 +145,19 @@ def describe(c: Any) -> Model:
             norm=AdaptiveNorm(),
         ),
         head=NoiseHead(
-            out_channels=c.out_channels or c.in_channels, patch_size=(c.patch_size,) * 2,
+            out_channels=c.out_channels or c.in_channels,
+            patch_size=(c.patch_size,) * 2,
             schedule=NoiseSchedule(
-                curve=SCHEDULES[c.beta_schedule], start=c.beta_start, end=c.beta_end, steps=c.num_train_timesteps,
-                spacing=c.timestep_spacing, offset=c.steps_offset,
+                curve=SCHEDULES[c.beta_schedule],
+                start=c.beta_start,
+                end=c.beta_end,
+                steps=c.num_train_timesteps,
+                spacing=c.timestep_spacing,
+                offset=c.steps_offset,
             ),
         ),
         init={"embedding.condition.*.weight": Normal(std=0.02), "head.out.weight": Value(value=0.0), "*": Xavier()},
-    )  # fmt: skip
+    )
 
 
 def describe_text(c: Any) -> Model:
@@ -172,14 +183,17 @@ def rules(spec: Any) -> list[Rule]:
         "proj_out_2": "head.out",
     }
     first, inner = f"{layer}.ff.net.0.proj.{{p}}", f"{ours}.feedforward.op"
-    condition = {"timestep_embedder.linear_1": "up", "timestep_embedder.linear_2": "down",
-                 "class_embedder.embedding_table": "label"}  # fmt: skip
+    condition = {
+        "timestep_embedder.linear_1": "up",
+        "timestep_embedder.linear_2": "down",
+        "class_embedder.embedding_table": "label",
+    }
     return [
         *[Rename(f"{theirs}.{{p}}", f"{own}.{{p}}") for theirs, own in modules.items()],
         Split(f"{layer}.norm1.linear.{{p}}", [f"{ours}.{step}.modulate.{{p}}" for step in steps]),
         Split(first, (f"{inner}.up.{{p}}", f"{inner}.gate.{{p}}")) if gated else Rename(first, f"{inner}.up.{{p}}"),
         *[embedder(spec)(f"norm1.emb.{theirs}.{{p}}", f"{own}.{{p}}") for theirs, own in condition.items()],
-    ]  # fmt: skip
+    ]
 
 
 def embedder(spec: Any) -> Callable[[str, str], Rule]:
@@ -193,9 +207,14 @@ def embedder(spec: Any) -> Callable[[str, str], Rule]:
 
 def size(width: int, depth: int, heads: int, patch: int) -> dict[str, Any]:
     return {
-        "num_attention_heads": heads, "attention_head_dim": width // heads, "num_layers": depth, "patch_size": patch,
-        "out_channels": 8, "per_layer": False, "norm_eps": EPS,
-    }  # fmt: skip
+        "num_attention_heads": heads,
+        "attention_head_dim": width // heads,
+        "num_layers": depth,
+        "patch_size": patch,
+        "out_channels": 8,
+        "per_layer": False,
+        "norm_eps": EPS,
+    }
 
 
 SIZES = {

@@ -57,17 +57,23 @@ def head(c: Any) -> Head | None:
 
 
 def rules(spec: Model) -> list[Rule]:
-    out = {LMHead: "generator_lm_head", SpanHead: "qa_outputs", ClassifyHead: "classifier.out_proj",
-           DetectHead: "discriminator_predictions.dense_prediction"}  # fmt: skip
+    out = {
+        LMHead: "generator_lm_head",
+        SpanHead: "qa_outputs",
+        ClassifyHead: "classifier.out_proj",
+        DetectHead: "discriminator_predictions.dense_prediction",
+    }
     pool = "sequence_summary.summary" if spec.architecture == CHOOSE else "classifier.dense"
-    return encoder.renames({
-        "~embeddings_project": "embedding.project",
-        "generator_predictions.dense": "head.transform.dense",
-        "generator_predictions.LayerNorm": "head.transform.norm",
-        "discriminator_predictions.dense": "head.dense",
-        pool: "head.pool.dense",
-        out.get(type(spec.head), "classifier"): "head.out",
-    }) + encoder.layer_rules(spec)  # fmt: skip
+    return encoder.renames(
+        {
+            "~embeddings_project": "embedding.project",
+            "generator_predictions.dense": "head.transform.dense",
+            "generator_predictions.LayerNorm": "head.transform.norm",
+            "discriminator_predictions.dense": "head.dense",
+            pool: "head.pool.dense",
+            out.get(type(spec.head), "classifier"): "head.out",
+        }
+    ) + encoder.layer_rules(spec)
 
 
 def size(embedding: int, width: int, depth: int, heads: int, published: float | None) -> Size:
@@ -86,8 +92,13 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "ElectraForPreTraining", "ElectraForMaskedLM", "ElectraForCausalLM", "ElectraModel",
-            "ElectraForSequenceClassification", "ElectraForTokenClassification", "ElectraForQuestionAnswering",
+            "ElectraForPreTraining",
+            "ElectraForMaskedLM",
+            "ElectraForCausalLM",
+            "ElectraModel",
+            "ElectraForSequenceClassification",
+            "ElectraForTokenClassification",
+            "ElectraForQuestionAnswering",
             "ElectraForMultipleChoice",
         ),
         base=("ElectraModel",),
@@ -102,4 +113,4 @@ FAMILIES = (
             "electra-large-generator": size(1024, 256, 24, 4, None),
         },
     ),
-)  # fmt: skip
+)

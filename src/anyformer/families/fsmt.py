@@ -16,9 +16,12 @@ from anyformer.parts.position.numbering import WithoutToken
 
 OUT, STARTS = "~decoder.output_projection", "labels that are moved begin with their own last token"
 EMBEDDING = TextEmbedding(
-    tokens=Tokens(vocab_size=42024, padding_index=1), scale=32.0, dropout=0.1,
-    position=Sinusoidal(length=1024, offset=2, inclusive=True, stored=True), numbering=WithoutToken(token=1),
-)  # fmt: skip
+    tokens=Tokens(vocab_size=42024, padding_index=1),
+    scale=32.0,
+    dropout=0.1,
+    position=Sinusoidal(length=1024, offset=2, inclusive=True, stored=True),
+    numbering=WithoutToken(token=1),
+)
 
 
 def share_tables(spec: Any, tie: bool, c: Config) -> Any:

@@ -76,9 +76,12 @@ def describe(c: Any) -> Model:
     if c.attention_type not in WAYS:
         raise ValueError(f"attention_type {quote(c.attention_type)} is not valid; {nearest(c.attention_type, WAYS)}")
     position = SegmentedSinusoids(
-        num_heads=c.n_head, width=c.d_model, dropout=c.hidden_dropout, first_apart=c.separate_cls,
+        num_heads=c.n_head,
+        width=c.d_model,
+        dropout=c.hidden_dropout,
+        first_apart=c.separate_cls,
         factorized=c.attention_type == "factorized",
-    )  # fmt: skip
+    )
     attention = Attention(
         num_heads=c.n_head, head_width=c.d_head, bias="kvo", position=position, dropout=c.attention_dropout
     )
@@ -137,23 +140,31 @@ def rules(spec: Any) -> list[Rule]:
         own = {"r_w_bias": "u", "r_r_bias": "v", "r_s_bias": "s", "seg_embed": "kinds"}
         found += [Rename(f"{theirs}.attention.{name}", f"{place}.{mine}") for name, mine in own.items()]
         found.append(Heads(f"{theirs}.attention.r_kernel", f"{place}.project.weight", (op.num_heads, op.head_width)))
-        found += renames({
-            **{f"{theirs}.attention.{n}_head": f"{ours}.attention.op.{n}" for n in "qkv"},
-            f"{theirs}.attention.post_proj": f"{ours}.attention.op.o",
-            f"{theirs}.attention.layer_norm": f"{ours}.attention.out_norm",
-            f"{theirs}.ffn.linear_1": f"{ours}.feedforward.op.up",
-            f"{theirs}.ffn.linear_2": f"{ours}.feedforward.op.down",
-            f"{theirs}.ffn.layer_norm": f"{ours}.feedforward.out_norm",
-        })  # fmt: skip
-    out = {LMHead: "lm_head", SpanHead: "qa_outputs", TagHead: "classifier",
-           DetectHead: "discriminator_predictions.dense_prediction"}  # fmt: skip
-    return found + renames({
-        "~embeddings.word_embeddings": "embedding.tokens",
-        "~embeddings.layer_norm": "embedding.norm",
-        "discriminator_predictions.dense": "head.dense",
-        "classifier.linear_hidden": "head.pool.dense",
-        out.get(type(spec.head), "classifier.linear_out"): "head.out",
-    })  # fmt: skip
+        found += renames(
+            {
+                **{f"{theirs}.attention.{n}_head": f"{ours}.attention.op.{n}" for n in "qkv"},
+                f"{theirs}.attention.post_proj": f"{ours}.attention.op.o",
+                f"{theirs}.attention.layer_norm": f"{ours}.attention.out_norm",
+                f"{theirs}.ffn.linear_1": f"{ours}.feedforward.op.up",
+                f"{theirs}.ffn.linear_2": f"{ours}.feedforward.op.down",
+                f"{theirs}.ffn.layer_norm": f"{ours}.feedforward.out_norm",
+            }
+        )
+    out = {
+        LMHead: "lm_head",
+        SpanHead: "qa_outputs",
+        TagHead: "classifier",
+        DetectHead: "discriminator_predictions.dense_prediction",
+    }
+    return found + renames(
+        {
+            "~embeddings.word_embeddings": "embedding.tokens",
+            "~embeddings.layer_norm": "embedding.norm",
+            "discriminator_predictions.dense": "head.dense",
+            "classifier.linear_hidden": "head.pool.dense",
+            out.get(type(spec.head), "classifier.linear_out"): "head.out",
+        }
+    )
 
 
 def sizes() -> dict[str, Size]:
@@ -181,8 +192,13 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "FunnelForPreTraining", "FunnelForMaskedLM", "FunnelModel", "FunnelBaseModel",
-            "FunnelForSequenceClassification", "FunnelForTokenClassification", "FunnelForQuestionAnswering",
+            "FunnelForPreTraining",
+            "FunnelForMaskedLM",
+            "FunnelModel",
+            "FunnelBaseModel",
+            "FunnelForSequenceClassification",
+            "FunnelForTokenClassification",
+            "FunnelForQuestionAnswering",
             "FunnelForMultipleChoice",
         ),
         base=("FunnelModel", "FunnelBaseModel"),
@@ -190,4 +206,4 @@ FAMILIES = (
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         sizes=sizes(),
     ),
-)  # fmt: skip
+)

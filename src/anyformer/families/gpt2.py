@@ -135,7 +135,9 @@ GPT2 = Family(
     prefix="transformer.",
     checks=(divides("n_head", "n_embd"),),
     aliases={
-        "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
     dropped=("~h.{i}.attn.bias", "~h.{i}.attn.masked_bias", "~h.{i}.crossattention.bias"),
@@ -153,6 +155,6 @@ GPT2 = Family(
         "gpt3-13b": size(40, 5120, 40, 13e9, 2048, B13_NOTE),
         "gpt3-175b": size(96, 12288, 96, 175e9, 2048),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (GPT2,)

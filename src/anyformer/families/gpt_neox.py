@@ -90,7 +90,10 @@ CONFIG: dict[str, Any] = {
     "layer_norm_eps": ("decoder.norm.eps", "decoder.layers.both.*.pre_norm.eps"),
     "use_parallel_residual": entry(default=True, path=is_parallel, build=in_sequence),
     "rope_parameters": entry(
-        f"{ATTENTION}.position", default=None, within=ROPE, read=rotary,
+        f"{ATTENTION}.position",
+        default=None,
+        within=ROPE,
+        read=rotary,
         write=lambda rope: {**write_rope(rope), "partial_rotary_factor": rope.fraction},
     ),
     "rope_scaling": helper(within=ROPE),
@@ -108,7 +111,7 @@ CONFIG: dict[str, Any] = {
     "is_decoder": Ignored(False, "it reads from left to right whatever this says"),
     "attention_probs_dropout_prob": Removed(0.0, OLD),
     "hidden_dropout_prob": Removed(0.0, OLD),
-}  # fmt: skip
+}
 
 
 def weights(spec: Any) -> dict[str, Any]:

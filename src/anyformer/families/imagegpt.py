@@ -12,8 +12,14 @@ from anyformer.parts.head.pool import Pool
 from anyformer.parts.norm import RMSNorm
 
 NOT_HERE = (
-    "pad_token_id", "is_causal", "bos_token_id", "eos_token_id", "classifier_dropout", "hidden_dropout", "n_ctx",
-)  # fmt: skip
+    "pad_token_id",
+    "is_causal",
+    "bos_token_id",
+    "eos_token_id",
+    "classifier_dropout",
+    "hidden_dropout",
+    "n_ctx",
+)
 
 
 def size(n_layer: int, n_embd: int, n_head: int, published: float) -> Size:

@@ -106,12 +106,21 @@ def rules(spec: Model) -> list[Rule]:
 
 
 SMALL = {
-    "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "patch_size": 32, "projection_dim": 384,
-}  # fmt: skip
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_attention_heads": 6,
+    "patch_size": 32,
+    "projection_dim": 384,
+}
 HUGE = {
-    "hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32,
-    "num_expert_layers": 12, "patch_size": 14, "projection_dim": 1280,
-}  # fmt: skip
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+    "num_expert_layers": 12,
+    "patch_size": 14,
+    "projection_dim": 1280,
+}
 EXPERTS_OF = "32 experts in every other layer, one of them a token"
 FAMILIES = (
     Family(

@@ -30,9 +30,12 @@ FIELDS: dict[str, ConfigField] = {
 def describe(c: Any) -> Model:
     embedding: Any = encoder.counted_embedding(c)
     op = LinformerAttention(
-        num_heads=c.num_attention_heads, length=embedding.position.length, projected=c.projected,
-        sharing=c.sharing, dropout=c.attention_probs_dropout_prob,
-    )  # fmt: skip
+        num_heads=c.num_attention_heads,
+        length=embedding.position.length,
+        projected=c.projected,
+        sharing=c.sharing,
+        dropout=c.attention_probs_dropout_prob,
+    )
     stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)
     model = encoder.model(c, embedding, encoder.lm_head(c, "gelu"), stack)
     # variance 1 / k: lengths are kept in the mean [Johnson and Lindenstrauss 1984]

@@ -78,17 +78,28 @@ WEIGHTS = {
 
 def size(width: int, inner: int, depth: int, heads: int, published: float, **more: Any) -> Size:
     config = {
-        "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": depth, "num_attention_heads": heads,
-        "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, **more,
-    }  # fmt: skip
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        **more,
+    }
     return Size(config, published)
 
 
 def llama3_rope(factor: float) -> dict[str, Any]:
     return {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
 
 
 LLAMA = Family(

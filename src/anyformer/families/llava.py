@@ -16,9 +16,14 @@ from anyformer.specs.messages import quote
 from anyformer.weights.rules import Rename, Rule
 
 VISION = {
-    "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "projection_dim": 768,
-}  # fmt: skip
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "projection_dim": 768,
+}
 
 
 def describe(c: Any) -> Model:
@@ -30,10 +35,13 @@ def describe(c: Any) -> Model:
         strategy = quote(c.vision_feature_select_strategy)
         raise ValueError(f"vision_feature_select_strategy={strategy}; valid: default, full")
     tower = Tower(
-        model=image, token=c.image_token_index, layers=(layers,) if isinstance(layers, int) else tuple(layers),
-        skip=int(c.vision_feature_select_strategy == "default"), activation=activation_named(c.projector_hidden_act),
+        model=image,
+        token=c.image_token_index,
+        layers=(layers,) if isinstance(layers, int) else tuple(layers),
+        skip=int(c.vision_feature_select_strategy == "default"),
+        activation=activation_named(c.projector_hidden_act),
         bias=c.multimodal_projector_bias,
-    )  # fmt: skip
+    )
     if c.tie_word_embeddings and whole:
         text = text.replace(ties=(("head.out.weight", "embedding.tokens.weight"),))
     return TowerDecoderModel(**dict(text.items()), image=tower)

@@ -18,8 +18,11 @@ from anyformer.stacks.stack import Stack
 from anyformer.weights.rules import Rule
 
 # the tokens that are global where the caller names none
-GLOBAL = {"LongformerForSequenceClassification": "first", "LongformerForQuestionAnswering": "before",
-          "LongformerForMultipleChoice": "after"}  # fmt: skip
+GLOBAL = {
+    "LongformerForSequenceClassification": "first",
+    "LongformerForQuestionAnswering": "before",
+    "LongformerForMultipleChoice": "after",
+}
 
 
 def windows(spec: Any) -> list[int]:
@@ -56,9 +59,15 @@ def describe(c: Any) -> Model:
         raise ValueError(f"attention_window is an even number, or one for each of {L} layers; got {given}")
 
     def layer(size: int) -> Any:
-        return encoder.block(c, LocalAttention(
-            num_heads=c.num_attention_heads, window=size // 2, dropout=c.attention_probs_dropout_prob, shown=max(each),
-        ))  # fmt: skip
+        return encoder.block(
+            c,
+            LocalAttention(
+                num_heads=c.num_attention_heads,
+                window=size // 2,
+                dropout=c.attention_probs_dropout_prob,
+                shown=max(each),
+            ),
+        )
 
     kinds = {f"window_{size}": layer(size) for size in each}
     one = len(kinds) == 1
@@ -96,8 +105,12 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "LongformerForMaskedLM", "LongformerModel", "LongformerForSequenceClassification",
-            "LongformerForTokenClassification", "LongformerForQuestionAnswering", "LongformerForMultipleChoice",
+            "LongformerForMaskedLM",
+            "LongformerModel",
+            "LongformerForSequenceClassification",
+            "LongformerForTokenClassification",
+            "LongformerForQuestionAnswering",
+            "LongformerForMultipleChoice",
         ),
         base=("LongformerModel",),
         prefix="longformer.",
@@ -107,4 +120,4 @@ FAMILIES = (
             "longformer-large": Size({**BASE, **roberta.LARGE}, 435e6),
         },
     ),
-)  # fmt: skip
+)

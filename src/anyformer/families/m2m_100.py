@@ -14,9 +14,11 @@ from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.parts.position.numbering import ByPlace, WithoutToken
 
 EMBEDDING = TextEmbedding(
-    tokens=Tokens(vocab_size=128112, padding_index=1, scale=32.0), dropout=0.1,
-    position=Sinusoidal(length=1024, offset=2, inclusive=True), numbering=WithoutToken(token=1),
-)  # fmt: skip
+    tokens=Tokens(vocab_size=128112, padding_index=1, scale=32.0),
+    dropout=0.1,
+    position=Sinusoidal(length=1024, offset=2, inclusive=True),
+    numbering=WithoutToken(token=1),
+)
 LARGE = {"encoder_layers": 24, "encoder_ffn_dim": 8192, "decoder_layers": 24, "decoder_ffn_dim": 8192}
 
 
@@ -56,12 +58,15 @@ M2M_100 = BART.but(
     },
     weights={"~shared": shared_table, **weights("pre_norm"), "~{encoder,decoder}.layernorm_embedding": None},
     checks=(has_padding, *BART.checks),
-    dropped=tuple(f"~{side}.{name}" for side in ("encoder", "decoder")
-                  for name in ("version", "embed_positions.weights", "embed_positions._float_tensor")),
+    dropped=tuple(
+        f"~{side}.{name}"
+        for side in ("encoder", "decoder")
+        for name in ("version", "embed_positions.weights", "embed_positions._float_tensor")
+    ),
     sizes={
         "m2m100-418m": Size({}, None, "called 418M; the released weights are 484M"),
         "m2m100-1.2b": Size(LARGE, 1.2e9),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (M2M_100,)

@@ -46,7 +46,13 @@ TEMPLATE = DecoderModel(
             mixer=Sublayer(
                 pre_norm=RMSNorm(eps=1e-5),
                 op=SelectiveState(
-                    width=1536, states=16, taps=4, rank=48, activation="silu", bias=False, conv_bias=True,
+                    width=1536,
+                    states=16,
+                    taps=4,
+                    rank=48,
+                    activation="silu",
+                    bias=False,
+                    conv_bias=True,
                     step_start=StepWeight(scale=1.0, scheme="random"),
                     bias_start=StepBias(low=0.001, high=0.1, floor=1e-4),
                 ),
@@ -58,7 +64,7 @@ TEMPLATE = DecoderModel(
     ),
     state_name="cache_params",
     init={"*.down.weight": Kaiming(gain=TORCH_DEFAULT, normal=False), "*": Normal(std=0.1)},
-)  # fmt: skip
+)
 
 
 def expansion(width: Callable[[Any], int]) -> Entry:

@@ -16,14 +16,25 @@ from anyformer.parts.recurrent.mamba2 import DualState
 from anyformer.specs.addresses import at, edit
 
 FIRST = "of Mamba's first form; the published class does not read it"
-FIRST_ONLY = ("intermediate_size", "use_mambapy", "use_associative_scan", "fused_add_norm", "ssm_cfg", "d_model",
-              "d_inner", "n_layer", "pad_vocab_size_multiple")  # fmt: skip
+FIRST_ONLY = (
+    "intermediate_size",
+    "use_mambapy",
+    "use_associative_scan",
+    "fused_add_norm",
+    "ssm_cfg",
+    "d_model",
+    "d_inner",
+    "n_layer",
+    "pad_vocab_size_multiple",
+)
 
 
 def same_width(c: Config) -> None:
     if c.hidden_size * c.expand != c.num_heads * c.head_dim:
-        raise ValueError(f"expand {c.expand} times hidden_size {c.hidden_size} is not num_heads {c.num_heads} times "
-                         f"head_dim {c.head_dim}")  # fmt: skip
+        raise ValueError(
+            f"expand {c.expand} times hidden_size {c.hidden_size} is not num_heads {c.num_heads} times "
+            f"head_dim {c.head_dim}"
+        )
 
 
 def limit_steps(spec: Any, value: Any, c: Config) -> Any:
@@ -49,8 +60,17 @@ MAMBA2 = MAMBA.but(
         "embedding.tokens.vocab_size": 32768,
         "decoder.depth": 64,
         MIXER: DualState(
-            num_heads=128, head_width=64, groups=8, states=128, taps=4, activation="silu", bias=False, conv_bias=True,
-            step_low=0.0, step_high=None, norm=RMSNorm(eps=1e-5),
+            num_heads=128,
+            head_width=64,
+            groups=8,
+            states=128,
+            taps=4,
+            activation="silu",
+            bias=False,
+            conv_bias=True,
+            step_low=0.0,
+            step_high=None,
+            norm=RMSNorm(eps=1e-5),
             bias_start=StepBias(low=0.001, high=0.1, floor=1e-4),
         ),
     },
@@ -84,6 +104,6 @@ MAMBA2 = MAMBA.but(
         "mamba2-1.3b": size(2048, 48, 1.3e9),
         "mamba2-2.7b": size(2560, 64, 2.7e9),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (MAMBA2,)

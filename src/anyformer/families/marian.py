@@ -73,9 +73,14 @@ def positions(theirs: str, spec: Any) -> list[Rule]:
 
 def size(width: int, inner: int, heads: int, dropout: float, published: float) -> Size:
     config: dict[str, Any] = {
-        "vocab_size": 37000, "d_model": width, "dropout": dropout, "activation_function": "relu",
-        "scale_embedding": True, "pad_token_id": 36999, "decoder_start_token_id": 36999,
-    }  # fmt: skip
+        "vocab_size": 37000,
+        "d_model": width,
+        "dropout": dropout,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "pad_token_id": 36999,
+        "decoder_start_token_id": 36999,
+    }
     for side in ("encoder", "decoder"):
         config |= {f"{side}_layers": 6, f"{side}_ffn_dim": inner, f"{side}_attention_heads": heads}
     return Size(config, published, "37000 byte pairs shared by source and target (English-German)")
@@ -93,12 +98,15 @@ MARIAN = BART.but(
     },
     classes={
         "MarianMTModel": Class(
-            LMHead(vocab_size=58101, shift=False, offset=True), "lm_head",
+            LMHead(vocab_size=58101, shift=False, offset=True),
+            "lm_head",
             weights={"~{encoder,decoder}.embed_positions": positions, **LOGITS_BIAS},
         ),
         "MarianModel": Class(prefix=""),
         "MarianForCausalLM": Class(  # published: whoever calls it moves the labels
-            LMHead(vocab_size=58101, shift=False), "lm_head", template=ONLY_DECODER.replace(embedding=EMBEDDING),
+            LMHead(vocab_size=58101, shift=False),
+            "lm_head",
+            template=ONLY_DECODER.replace(embedding=EMBEDDING),
             weights={"~decoder.embed_{tokens,positions}": "embedding.{tokens,position}"},
         ),
     },
@@ -133,6 +141,6 @@ MARIAN = BART.but(
         "transformer-base": size(512, 2048, 8, 0.1, 65e6),
         "transformer-big": size(1024, 4096, 16, 0.3, 213e6),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (MARIAN,)

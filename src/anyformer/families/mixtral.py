@@ -47,9 +47,7 @@ MIXTRAL = MISTRAL.but(
     },
     classes={
         **decoder_classes("Mixtral", 32000),
-        "MixtralForCausalLM": Class(
-            LMHead(vocab_size=32000, balance=PooledBalance(weight=0.001, top_k=2)), "lm_head"
-        ),
+        "MixtralForCausalLM": Class(LMHead(vocab_size=32000, balance=PooledBalance(weight=0.001, top_k=2)), "lm_head"),
     },
     config={
         "intermediate_size": f"{MLP}.expert.width",
@@ -73,12 +71,17 @@ MIXTRAL = MISTRAL.but(
         "mixtral-8x7b": Size({"max_position_embeddings": 32768}, 46.7e9, "12.9B parameters active a token"),
         "mixtral-8x22b": Size(
             {
-                "hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56, "num_attention_heads": 48,
-                "vocab_size": 32768, "max_position_embeddings": 65536,
+                "hidden_size": 6144,
+                "intermediate_size": 16384,
+                "num_hidden_layers": 56,
+                "num_attention_heads": 48,
+                "vocab_size": 32768,
+                "max_position_embeddings": 65536,
             },
-            141e9, "39B parameters active a token",
+            141e9,
+            "39B parameters active a token",
         ),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (MIXTRAL,)

@@ -41,9 +41,13 @@ def block(attention: PooledAttention, mlp: MLP, norm: LayerNorm, dropout: float,
 
     def step(op: PooledAttention | MLP) -> Sublayer:
         return Sublayer(
-            pre_norm=norm, op=op, skip=Skip() if op.reshapes else None, normed_skip=op.out is not None,
-            dropout=dropout, drop_path=drop_path,
-        )  # fmt: skip
+            pre_norm=norm,
+            op=op,
+            skip=Skip() if op.reshapes else None,
+            normed_skip=op.out is not None,
+            dropout=dropout,
+            drop_path=drop_path,
+        )
 
     return Block(attention=step(attention), feedforward=step(mlp))
 
@@ -57,11 +61,12 @@ def model(width: int, embedding: Embedding, blocks: list[Block], norm: LayerNorm
         names[each] = f"{what}_{sum(name.startswith(what) for name in kinds)}"
         kinds[names[each]] = each
     return EncoderModel(
-        width=width, embedding=embedding,
+        width=width,
+        embedding=embedding,
         encoder=Stack(layers=kinds, pattern=tuple(names[each] for each in blocks), depth=len(blocks), norm=norm),
         head=ClassifyHead(num_labels=labels, pool=pool),
         init={"embedding.patch.weight": Kaiming(gain=3**-0.5, normal=False), "*": Normal(std=0.02)},
-    )  # fmt: skip
+    )
 
 
 def of_blocks(read: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
@@ -136,11 +141,17 @@ def describe(c: Any) -> Model:
     norm = LayerNorm(eps=1e-6)
     grid = [n // step for n, step in zip((c.temporal_size, *c.spatial_size), c.patch_embed_stride, strict=True)]
     embedding = VideoEmbedding(
-        frames=c.temporal_size, image_size=tuple(c.spatial_size), pad=False, prefix=1,
-        frame_step=c.patch_embed_stride[0], patch_size=tuple(c.patch_embed_stride[1:]),
-        frame_kernel=c.patch_embed_kernel[0], kernel=tuple(c.patch_embed_kernel[1:]),
-        frame_edge=c.patch_embed_padding[0], edge=tuple(c.patch_embed_padding[1:]),
-    )  # fmt: skip
+        frames=c.temporal_size,
+        image_size=tuple(c.spatial_size),
+        pad=False,
+        prefix=1,
+        frame_step=c.patch_embed_stride[0],
+        patch_size=tuple(c.patch_embed_stride[1:]),
+        frame_kernel=c.patch_embed_kernel[0],
+        kernel=tuple(c.patch_embed_kernel[1:]),
+        frame_edge=c.patch_embed_padding[0],
+        edge=tuple(c.patch_embed_padding[1:]),
+    )
     if list(embedding.grid) != grid:
         raise ValueError(f"a video of {embedding.sides} is cut into {tuple(embedding.grid)} patches, not {tuple(grid)}")
     if not c.rel_pos_embed:
@@ -154,10 +165,13 @@ def describe(c: Any) -> Model:
             position = GridVectors(size=(grid[0], finest, finest))
         inner = out if c.proj_after_attn else width
         attention = PooledAttention(
-            num_heads=heads, out=inner if inner != width else None, position=position,
-            queries=pool(kernel_q, stride_q, "convolution", norm), keys=pool(kernel_kv, stride_kv, "convolution", norm),
+            num_heads=heads,
+            out=inner if inner != width else None,
+            position=position,
+            queries=pool(kernel_q, stride_q, "convolution", norm),
+            keys=pool(kernel_kv, stride_kv, "convolution", norm),
             add_queries="none" if not c.residual_pool else "all" if c.residual_with_cls_embed else "rest",
-        )  # fmt: skip
+        )
         mlp = MLP(width=4 * inner, out=out if out != inner else None, dropout=c.attention_dropout)
         blocks.append(block(attention, mlp, norm, c.attention_dropout, c.stochastic_depth_prob))
         grid = [n // step for n, step in zip(grid, stride_q or (1, 1, 1), strict=True)]
@@ -197,11 +211,14 @@ def size(wider: tuple[int, ...], v2: bool, published: float) -> Size:
     pooled = [i in (1, 3, 14) for i in range(16)]
     flags = {"residual_pool": v2, "rel_pos_embed": v2, "proj_after_attn": v2, "residual_with_cls_embed": False}
     lists = {
-        "num_heads": heads[:16], "input_channels": out[:16], "output_channels": out[1:],
-        "kernel_q": [every if v2 or here else [] for here in pooled], "kernel_kv": [every] * 16,
+        "num_heads": heads[:16],
+        "input_channels": out[:16],
+        "output_channels": out[1:],
+        "kernel_q": [every if v2 or here else [] for here in pooled],
+        "kernel_kv": [every] * 16,
         "stride_q": [[1, 2, 2] if here else [1, 1, 1] if v2 else [] for here in pooled],
         "stride_kv": [[1, step, step] for step in stride_kv[:16]],
-    }  # fmt: skip
+    }
     return Size({**lists, **flags, "stochastic_depth_prob": 0.2}, published, "for Kinetics-400, 16 frames of 224 x 224")
 
 

@@ -50,8 +50,10 @@ def of_stages(read: Callable[[Any, int], Any]) -> Callable[[Any], list[Any]]:
 
 def ratio(spec: Any) -> float:
     """Of the widest layer: the others follow, rounded down."""
-    return max((mlp.width, mlp.width / attention.out_width(width)) for (attention, mlp), width in
-               zip(layers(spec), channels(spec), strict=False))[1]  # fmt: skip
+    return max(
+        (mlp.width, mlp.width / attention.out_width(width))
+        for (attention, mlp), width in zip(layers(spec), channels(spec), strict=False)
+    )[1]
 
 
 def first_pool(spec: Any) -> GridPool:
@@ -130,9 +132,14 @@ def describe(c: Any) -> Model:
     first = c.use_cls_token if c.global_pool is None else c.global_pool == "token"
     take: Any = "first" if first else "rest" if c.use_cls_token else "mean"
     embedding = PatchEmbedding(
-        image_size=tuple(c.img_size), patch_size=tuple(c.patch_stride), kernel=tuple(c.patch_kernel),
-        edge=tuple(c.patch_padding), channels=c.in_chans, pad=False, prefix=int(c.use_cls_token),
-    )  # fmt: skip
+        image_size=tuple(c.img_size),
+        patch_size=tuple(c.patch_stride),
+        kernel=tuple(c.patch_kernel),
+        edge=tuple(c.patch_padding),
+        channels=c.in_chans,
+        pad=False,
+        prefix=int(c.use_cls_token),
+    )
     if c.use_abs_pos:
         length = math.prod(embedding.grid)
         embedding = embedding.replace(position=Learned(length=length, offset=embedding.prefix))
@@ -146,12 +153,14 @@ def describe(c: Any) -> Model:
             stride_q, inner = c.stride_q[stage] if i == 0 else (1, 1), out if c.expand_attn else width
             finest = max(grid[0] // stride[1] for stride in (stride_q, stride_kv[stage]))
             attention = PooledAttention(
-                num_heads=all_heads[stage], out=inner if inner != width else None,
-                bias="qkvo" if c.qkv_bias else "o", add_queries="all" if c.residual_pooling else "none",
+                num_heads=all_heads[stage],
+                out=inner if inner != width else None,
+                bias="qkvo" if c.qkv_bias else "o",
+                add_queries="all" if c.residual_pooling else "none",
                 queries=pool(c.kernel_qkv, stride_q, MODES[c.mode], norm),
                 keys=pool(c.kernel_qkv, stride_kv[stage], MODES[c.mode], norm),
                 position=GridVectors(size=(finest, finest)) if c.rel_pos_type == "spatial" else None,
-            )  # fmt: skip
+            )
             mlp = MLP(width=int(inner * c.mlp_ratio), out=out if out != inner else None)
             blocks.append(block(attention, mlp, norm, 0.0, c.drop_path_rate))
             grid = [n // step for n, step in zip(grid, stride_q, strict=True)]
@@ -202,8 +211,9 @@ FAMILIES = (
             "mvitv2-large": size(218e6, 2, 6, 36, 4, **LARGE, expand_attn=False),
             "mvitv2-base-cls": size(65.4e6, 2, 3, 16, 3, use_cls_token=True, num_labels=19168),
             "mvitv2-large-cls": size(234.6e6, 2, 6, 36, 4, **LARGE, use_cls_token=True, num_labels=19168),
-            "mvitv2-huge-cls": size(694.8e6, 4, 8, 60, 8, embed_dim=192, num_heads=3, use_cls_token=True,
-                                          num_labels=19168),
+            "mvitv2-huge-cls": size(
+                694.8e6, 4, 8, 60, 8, embed_dim=192, num_heads=3, use_cls_token=True, num_labels=19168
+            ),
         },
     ),
-)  # fmt: skip
+)

@@ -43,9 +43,11 @@ FIELDS: dict[str, ConfigField] = {
 
 def describe(c: Any) -> Model:
     op = NystromAttention(
-        num_heads=c.num_attention_heads, length=c.segment_means_seq_len, landmarks=c.num_landmarks,
+        num_heads=c.num_attention_heads,
+        length=c.segment_means_seq_len,
+        landmarks=c.num_landmarks,
         taps=c.conv_kernel_size,
-    )  # fmt: skip
+    )
     # two rows of the table stand before the first position, and a caller's position_ids count them
     position = Learned(length=c.max_position_embeddings, offset=2)
     stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)
@@ -84,8 +86,11 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "NystromformerForMaskedLM", "NystromformerModel", "NystromformerForSequenceClassification",
-            "NystromformerForTokenClassification", "NystromformerForQuestionAnswering",
+            "NystromformerForMaskedLM",
+            "NystromformerModel",
+            "NystromformerForSequenceClassification",
+            "NystromformerForTokenClassification",
+            "NystromformerForQuestionAnswering",
             "NystromformerForMultipleChoice",
         ),
         base=("NystromformerModel",),
@@ -93,4 +98,4 @@ FAMILIES = (
         dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
         sizes={"nystromformer-512": Size({})},
     ),
-)  # fmt: skip
+)

@@ -77,7 +77,9 @@ CONFIG: dict[str, Any] = {
     "do_layer_norm_before": Entry(True, is_pre_norm, build=place_norms),
     "_remove_final_layer_norm": Entry(False, has_no_last_norm),
     "word_embed_proj_dim": Entry(
-        None, lambda spec: spec.decoder.project or spec.width, addresses=("embedding.tokens.width", "decoder.project"),
+        None,
+        lambda spec: spec.decoder.project or spec.width,
+        addresses=("embedding.tokens.width", "decoder.project"),
         read=lambda value, c: None if value == c.hidden_size else value,
     ),
     "dropout": "decoder.layers.*.dropout",
@@ -88,7 +90,9 @@ CONFIG: dict[str, Any] = {
     "init_std": "init.*.std",
     "enable_bias": f"{INNER}.bias",
     "layer_norm_elementwise_affine": (
-        "decoder.layers.*.pre_norm.affine", "decoder.layers.*.out_norm.affine", "decoder.norm.affine",
+        "decoder.layers.*.pre_norm.affine",
+        "decoder.layers.*.out_norm.affine",
+        "decoder.norm.affine",
     ),
     "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "pad_token_id": ("embedding.tokens.padding_index", "head.pool.padding_token"),
@@ -96,7 +100,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": Ignored(2, "used by generation"),
     "eos_token_id": Ignored(2, "used by generation"),
     "activation_dropout": Removed(0.0, "a field of old configs that the published class does not honour"),
-}  # fmt: skip
+}
 
 
 def weights(spec: Any) -> dict[str, str]:
@@ -140,7 +144,12 @@ OPT = Family(
     sizes={
         "opt-125m": size(12, 12, 768, 125e6),
         "opt-350m": size(
-            24, 16, 1024, None, "called 350M; the released weights are 331M", word_embed_proj_dim=512,
+            24,
+            16,
+            1024,
+            None,
+            "called 350M; the released weights are 331M",
+            word_embed_proj_dim=512,
             do_layer_norm_before=False,
         ),
         "opt-1.3b": size(24, 32, 2048, 1.3e9),
@@ -151,6 +160,6 @@ OPT = Family(
         "opt-66b": size(64, 72, 9216, 66e9),
         "opt-175b": size(96, 96, 12288, 175e9),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (OPT,)

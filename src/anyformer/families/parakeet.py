@@ -64,36 +64,49 @@ def encoder(c: Any) -> Model:
     odd("conv_kernel_size", c.conv_kernel_size)
     norm, activation = LayerNorm(), activation_named(c.hidden_act)
     half = Sublayer(
-        pre_norm=norm, residual=Scaled(branch=0.5), op=MLP(
-            width=c.intermediate_size, activation=activation, bias=c.attention_bias, dropout=c.activation_dropout,
+        pre_norm=norm,
+        residual=Scaled(branch=0.5),
+        op=MLP(
+            width=c.intermediate_size,
+            activation=activation,
+            bias=c.attention_bias,
+            dropout=c.activation_dropout,
         ),
-    )  # fmt: skip
+    )
     attention = Attention(
-        num_heads=heads, num_kv_heads=None if fewer == heads else fewer, bias="qkvo" if c.attention_bias else "",
+        num_heads=heads,
+        num_kv_heads=None if fewer == heads else fewer,
+        bias="qkvo" if c.attention_bias else "",
         position=RelativeSinusoids(
             num_heads=heads, width=c.hidden_size if width else None, dropout=c.dropout_positions
         ),
-        head_width=width, dropout=c.attention_dropout,
-    )  # fmt: skip
+        head_width=width,
+        dropout=c.attention_dropout,
+    )
     convolution = ConvolutionModule(
         kernel=c.conv_kernel_size, activation=activation, bias=c.convolution_bias, masked=True
     )
     embedding = SubsampledSpectrogram(
-        channels=c.num_mel_bins, depth=int(math.log2(c.subsampling_factor)), width=c.subsampling_conv_channels,
-        kernel=c.subsampling_conv_kernel_size, stride=c.subsampling_conv_stride,
-        scale=math.sqrt(c.hidden_size) if c.scale_input else None, dropout=c.dropout,
-    )  # fmt: skip
+        channels=c.num_mel_bins,
+        depth=int(math.log2(c.subsampling_factor)),
+        width=c.subsampling_conv_channels,
+        kernel=c.subsampling_conv_kernel_size,
+        stride=c.subsampling_conv_stride,
+        scale=math.sqrt(c.hidden_size) if c.scale_input else None,
+        dropout=c.dropout,
+    )
     start = Normal(std=c.initializer_range)
     return EncoderModel(
         width=c.hidden_size,
         embedding=embedding,
         encoder=Stack(
             layers=macaron(half, Sublayer(pre_norm=norm, op=attention), Sublayer(pre_norm=norm, op=convolution)),
-            depth=c.num_hidden_layers, layer_drop=c.layerdrop,
+            depth=c.num_hidden_layers,
+            layer_drop=c.layerdrop,
         ),
         head=RealOutput(),
         init={**{f"embedding.{place}.weight": start for place in embedding.places}, "*": start},
-    )  # fmt: skip
+    )
 
 
 def describe(c: Any) -> Model:
@@ -128,7 +141,8 @@ def rules(spec: Any) -> list[Rule]:
         Rename("~subsampling.layers.0.{p}", "embedding.first.{p}"),
         *[  # between them stand activations
             Rename(f"~subsampling.layers.{3 * i + place}.{{p}}", f"embedding.{kind}.{i}.{{p}}")
-            for i in range(spec.embedding.depth - 1) for place, kind in ((2, "depthwise"), (3, "pointwise"))
+            for i in range(spec.embedding.depth - 1)
+            for place, kind in ((2, "depthwise"), (3, "pointwise"))
         ],
         Rename("~subsampling.linear.{p}", "embedding.project.{p}"),
         *half("feed_forward1", "half_before"),
@@ -143,9 +157,15 @@ def rules(spec: Any) -> list[Rule]:
         *pointwise(2, "out", width),
         *half("feed_forward2", "feedforward"),
         Rename(f"{layer}.norm_out.{{p}}", f"{ours}.feedforward.out_norm.{{p}}"),
-        *([Reshape("ctc_head.weight", "head.out.weight", (spec.head.vocab_size, width, 1)),
-           Rename("ctc_head.bias", "head.out.bias")] if isinstance(spec.head, CTCHead) else []),
-    ]  # fmt: skip
+        *(
+            [
+                Reshape("ctc_head.weight", "head.out.weight", (spec.head.vocab_size, width, 1)),
+                Rename("ctc_head.bias", "head.out.bias"),
+            ]
+            if isinstance(spec.head, CTCHead)
+            else []
+        ),
+    ]
 
 
 ENCODER = Family(

@@ -97,49 +97,71 @@ def describe(c: Any) -> Model:
     across, own = c.num_cross_attention_heads, c.num_self_attention_heads
     keys = c.qk_channels or (c.d_model if c.cross_attention_shape_for_attention == "kv" else None)
     attention = Attention(
-        num_heads=own, head_width=a_head(c.qk_channels, own, "qk_channels"),
-        value_width=a_head(c.v_channels, own, "v_channels"), **shape,
-    )  # fmt: skip
+        num_heads=own,
+        head_width=a_head(c.qk_channels, own, "qk_channels"),
+        value_width=a_head(c.v_channels, own, "v_channels"),
+        **shape,
+    )
     layer = Block(
         attention=Sublayer(pre_norm=norm, op=attention),
         feedforward=Sublayer(pre_norm=norm, op=inner(c.self_attention_widening_factor * W)),
     )
     read = Look(
-        num_heads=across, head_width=a_head(keys, across, "qk_channels"),
-        value_width=a_head(c.v_channels, across, "v_channels"), add=c.use_query_residual, norm=norm, source_norm=norm,
-        feedforward=inner(c.cross_attention_widening_factor * W), **shape,
-    )  # fmt: skip
+        num_heads=across,
+        head_width=a_head(keys, across, "qk_channels"),
+        value_width=a_head(c.v_channels, across, "v_channels"),
+        add=c.use_query_residual,
+        norm=norm,
+        source_norm=norm,
+        feedforward=inner(c.cross_attention_widening_factor * W),
+        **shape,
+    )
     width, count = (c.d_model, c.max_position_embeddings) if writes else (W, 1)
     look = Look(
-        num_heads=HEADS if writes else 1, head_width=KEYS if writes else None, add=not writes, norm=norm,
-        value_width=a_head(width, HEADS, "d_model") if writes else None, source_norm=norm, feedforward=inner(width),
+        num_heads=HEADS if writes else 1,
+        head_width=KEYS if writes else None,
+        add=not writes,
+        norm=norm,
+        value_width=a_head(width, HEADS, "d_model") if writes else None,
+        source_norm=norm,
+        feedforward=inner(width),
         **shape,
-    )  # fmt: skip
+    )
     return EncoderModel(
         width=c.d_model,
         embedding=TextEmbedding(
             tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings)
         ),
         encoder=Perceiver(
-            latents=c.num_latents, width=W, read=read, rounds=c.num_blocks,
+            latents=c.num_latents,
+            width=W,
+            read=read,
+            rounds=c.num_blocks,
             stack=Stack(layers=layer, depth=c.num_self_attends_per_block, shows="stream"),
             write=Write(look=look, position=Learned(length=count), count=count, width=width),
         ),
-        head=LMHead(vocab_size=c.vocab_size, bias=True, shift=False) if writes else ClassifyHead(
-            num_labels=c.num_labels, pool=Pool(take="first"), problem=c.problem_type
-        ),
+        head=LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
+        if writes
+        else ClassifyHead(num_labels=c.num_labels, pool=Pool(take="first"), problem=c.problem_type),
         ties=(("head.out.weight", TOKENS),) if writes else (),
         init={"*": Normal(std=c.initializer_range)},
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Any) -> list[Rule]:
     lm = isinstance(spec.head, LMHead)
     write = "~decoder" if lm else "~decoder.decoder"
-    named = {"attention.self.layernorm1": "pre_norm", "attention.self.layernorm2": "source_norm",
-             "attention.self.query": "attention.q", "attention.self.key": "attention.k",
-             "attention.self.value": "attention.v", "attention.output.dense": "attention.o", "layernorm": "norm",
-             "mlp.dense1": "feedforward.up", "mlp.dense2": "feedforward.down"}  # fmt: skip
+    named = {
+        "attention.self.layernorm1": "pre_norm",
+        "attention.self.layernorm2": "source_norm",
+        "attention.self.query": "attention.q",
+        "attention.self.key": "attention.k",
+        "attention.self.value": "attention.v",
+        "attention.output.dense": "attention.o",
+        "layernorm": "norm",
+        "mlp.dense1": "feedforward.up",
+        "mlp.dense2": "feedforward.down",
+    }
     own = {"pre_norm": "attention.pre_norm", "norm": "feedforward.pre_norm"}
     places = {"~encoder.cross_attention": "encoder.read", f"{write}.decoding_cross_attention": "encoder.write.look"}
     found: dict[str, str] = {}
@@ -151,13 +173,15 @@ def rules(spec: Any) -> list[Rule]:
     return [
         Rename("~embeddings.latents", "encoder.latents"),
         Rename(f"{write}.output_position_encodings.position_embeddings", "encoder.write.position.weight"),
-        *renames({
-            "~input_preprocessor.embeddings": "embedding.tokens",
-            "~input_preprocessor.position_embeddings": "embedding.position",
-            ("embedding_decoder" if lm else f"{write}.final_layer"): "head.out",
-            **found,
-        }),
-    ]  # fmt: skip
+        *renames(
+            {
+                "~input_preprocessor.embeddings": "embedding.tokens",
+                "~input_preprocessor.position_embeddings": "embedding.position",
+                ("embedding_decoder" if lm else f"{write}.final_layer"): "head.out",
+                **found,
+            }
+        ),
+    ]
 
 
 FAMILIES = (

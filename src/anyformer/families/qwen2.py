@@ -33,7 +33,9 @@ QWEN2 = LLAMA.but(
     config={
         "num_key_value_heads": derived(f"{ATTENTION}.num_kv_heads", of=lambda c: c.num_attention_heads, default=32),
         "head_dim": Entry(
-            None, head_dim, addresses=(f"{ATTENTION}.head_width",),
+            None,
+            head_dim,
+            addresses=(f"{ATTENTION}.head_width",),
             read=lambda value, c: value or c.hidden_size // c.num_attention_heads,
         ),
         **layer_types.entries(max_window_layers=28),
@@ -45,13 +47,18 @@ QWEN2 = LLAMA.but(
     sizes={
         "qwen2-7b": Size(
             {
-                "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-                "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 131072,
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "vocab_size": 152064,
+                "max_position_embeddings": 131072,
                 "rope_parameters": {"rope_theta": 1e6},
             },
             7.62e9,
         ),
     },
-)  # fmt: skip
+)
 
 FAMILIES = (QWEN2,)

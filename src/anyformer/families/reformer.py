@@ -157,19 +157,31 @@ def describe(c: Any) -> Model:
         before, after = c.local_num_chunks_before, c.local_num_chunks_after
         ring = not c.is_decoder or before > 1 or after > 0  # else it changes nothing
         return ChunkAttention(
-            chunk=lengths["local"], before=before, after=after, dropout=c.local_attention_probs_dropout_prob, ring=ring,
-            multiple=multiple if ring else None, loose=ring and writes, **shared,
-        )  # fmt: skip
+            chunk=lengths["local"],
+            before=before,
+            after=after,
+            dropout=c.local_attention_probs_dropout_prob,
+            ring=ring,
+            multiple=multiple if ring else None,
+            loose=ring and writes,
+            **shared,
+        )
 
     def lsh() -> LSHAttention:
         given = c.num_buckets
         return LSHAttention(
-            chunk=lengths["lsh"], before=c.lsh_num_chunks_before, after=c.lsh_num_chunks_after, rounds=c.num_hashes,
+            chunk=lengths["lsh"],
+            before=c.lsh_num_chunks_before,
+            after=c.lsh_num_chunks_after,
+            rounds=c.num_hashes,
             buckets=(given,) if isinstance(given, int) else given and tuple(given),
-            longest=None if given else c.max_position_embeddings, multiple=multiple, loose=writes,
-            rotations="fresh" if c.hash_seed is None else c.hash_seed, dropout=c.lsh_attention_probs_dropout_prob,
+            longest=None if given else c.max_position_embeddings,
+            multiple=multiple,
+            loose=writes,
+            rotations="fresh" if c.hash_seed is None else c.hash_seed,
+            dropout=c.lsh_attention_probs_dropout_prob,
             **shared,
-        )  # fmt: skip
+        )
 
     def step(op: Op) -> Sublayer:
         return Sublayer(op=op, pre_norm=LayerNorm(eps=c.layer_norm_eps), dropout=dropout)
@@ -180,13 +192,20 @@ def describe(c: Any) -> Model:
     kinds = {name: Reversible(attention=step(makers[name]()), feedforward=step(inner)) for name in sorted({*layers})}
     one = len(kinds) == 1
     built = Stack(
-        layers=kinds[layers[0]] if one else kinds, pattern=() if one else tuple(layers), depth=len(layers),
-        norm=LayerNorm(eps=c.layer_norm_eps), dropout=dropout, shows="last",
-    )  # fmt: skip
+        layers=kinds[layers[0]] if one else kinds,
+        pattern=() if one else tuple(layers),
+        depth=len(layers),
+        norm=LayerNorm(eps=c.layer_norm_eps),
+        dropout=dropout,
+        shows="last",
+    )
     rest: dict[str, Any] = {
-        "width": c.hidden_size, "embedding": embedding(c), "head": head, "state_name": "past_buckets_states",
+        "width": c.hidden_size,
+        "embedding": embedding(c),
+        "head": head,
+        "state_name": "past_buckets_states",
         "init": {"*": Normal(std=c.initializer_range)},
-    }  # fmt: skip
+    }
     return DecoderModel(decoder=built, **rest) if c.is_decoder else EncoderModel(encoder=built, **rest)
 
 
@@ -196,15 +215,20 @@ def embedding(c: Any) -> TextEmbedding:
     position: AxialLearned | Learned = Learned(length=length, dropout=dropout)
     if c.axial_pos_embds:
         position = AxialLearned(
-            shape=c.axial_pos_shape, widths=c.axial_pos_embds_dim, std=c.axial_norm_std, dropout=dropout,
+            shape=c.axial_pos_shape,
+            widths=c.axial_pos_embds_dim,
+            std=c.axial_norm_std,
+            dropout=dropout,
             length=length if length < math.prod(c.axial_pos_shape) else None,
-        )  # fmt: skip
+        )
         if sum(position.widths) != c.hidden_size:
             raise ValueError(f"axial_pos_embds_dim {position.widths} do not add up to hidden_size {c.hidden_size}")
     return TextEmbedding(
-        tokens=Tokens(vocab_size=c.vocab_size), position=position, dropout=dropout,
+        tokens=Tokens(vocab_size=c.vocab_size),
+        position=position,
+        dropout=dropout,
         order=("segments", "dropout", "position", "norm", "project"),
-    )  # fmt: skip
+    )
 
 
 def head_of(c: Any) -> Head | None:
@@ -233,26 +257,30 @@ def rules(spec: Any) -> list[Rule]:
     for i in range(len(position.shape) if isinstance(position, AxialLearned) else 0):
         sides = [position.shape[i] if side == i else 1 for side in range(len(position.shape))]
         found.append(Reshape(f"{place}.weights.{i}", f"embedding.position.side{i}", (*sides, position.widths[i])))
-    return found + encoder.renames({
-        "~embeddings.word_embeddings": "embedding.tokens",
-        f"{place}.embedding": "embedding.position",
-        **{f"{layer}.attention.self_attention.{n}": f"{ours}.attention.op.{mine}" for n, mine in mixer.items()},
-        f"{layer}.attention.output.dense": f"{ours}.attention.op.o",
-        f"{layer}.attention.layer_norm": f"{ours}.attention.pre_norm",
-        f"{layer}.feed_forward.layer_norm": f"{ours}.feedforward.pre_norm",
-        f"{layer}.feed_forward.dense.dense": f"{ours}.feedforward.op.up",
-        f"{layer}.feed_forward.output.dense": f"{ours}.feedforward.op.down",
-        "~encoder.layer_norm": f"{name}.norm",
-        "classifier.dense": "head.pool.dense",
-        OUT.get(type(spec.head), ""): "head.out",
-    })  # fmt: skip
+    return found + encoder.renames(
+        {
+            "~embeddings.word_embeddings": "embedding.tokens",
+            f"{place}.embedding": "embedding.position",
+            **{f"{layer}.attention.self_attention.{n}": f"{ours}.attention.op.{mine}" for n, mine in mixer.items()},
+            f"{layer}.attention.output.dense": f"{ours}.attention.op.o",
+            f"{layer}.attention.layer_norm": f"{ours}.attention.pre_norm",
+            f"{layer}.feed_forward.layer_norm": f"{ours}.feedforward.pre_norm",
+            f"{layer}.feed_forward.dense.dense": f"{ours}.feedforward.op.up",
+            f"{layer}.feed_forward.output.dense": f"{ours}.feedforward.op.down",
+            "~encoder.layer_norm": f"{name}.norm",
+            "classifier.dense": "head.pool.dense",
+            OUT.get(type(spec.head), ""): "head.out",
+        }
+    )
 
 
 WRITER = {"architectures": ["ReformerModelWithLMHead"], "is_decoder": True}
 CRIME = {
-    "num_attention_heads": 2, "axial_pos_shape": [512, 1024], "max_position_embeddings": 524288,
+    "num_attention_heads": 2,
+    "axial_pos_shape": [512, 1024],
+    "max_position_embeddings": 524288,
     "num_buckets": [64, 128],
-}  # fmt: skip
+}
 ENWIK8 = {
     "vocab_size": 258, "hidden_size": 1024, "num_attention_heads": 8, "attention_head_size": 128,
     "attn_layers": ["local", "local", "lsh", "local"] * 3, "feed_forward_size": 4096, "hidden_dropout_prob": 0.2,
@@ -273,15 +301,19 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "ReformerForMaskedLM", "ReformerModel", "ReformerModelWithLMHead", "ReformerForSequenceClassification",
+            "ReformerForMaskedLM",
+            "ReformerModel",
+            "ReformerModelWithLMHead",
+            "ReformerForSequenceClassification",
             "ReformerForQuestionAnswering",
         ),
         base=("ReformerModel",),
         prefix="reformer.",
         dropped=tuple(
             f"~encoder.layers.{{i}}.attention.self_attention.{kind}mask_value_float{bits}"
-            for kind in ("", "self_") for bits in (16, 32)
+            for kind in ("", "self_")
+            for bits in (16, 32)
         ),
         sizes=SIZES,
     ),
-)  # fmt: skip
+)

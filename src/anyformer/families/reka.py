@@ -16,11 +16,13 @@ from anyformer.weights.rules import Rule
 LLAVA, WHISPER = llava.FAMILIES[0], whisper.FAMILIES[0]
 STACK = "audio.model.encoder"
 HEARS: dict[str, Any] = {  # published field -> where it stands
-    "d_model": "audio.model.width", "num_mel_bins": "audio.model.embedding.channels",
-    "max_source_positions": "audio.model.embedding.position.length", "encoder_layers": f"{STACK}.depth",
+    "d_model": "audio.model.width",
+    "num_mel_bins": "audio.model.embedding.channels",
+    "max_source_positions": "audio.model.embedding.position.length",
+    "encoder_layers": f"{STACK}.depth",
     "encoder_attention_heads": f"{STACK}.layers.attention.op.num_heads",
     "encoder_ffn_dim": f"{STACK}.layers.feedforward.op.width",
-}  # fmt: skip
+}
 
 
 def heard(spec: Model) -> dict[str, Any]:

@@ -113,13 +113,14 @@ def describe(c: Any) -> Model:
     return EncoderModel(
         width=c.embedding_size,
         embedding=ConvolutionEmbedding(
-            layers=(Convolution(kernel=7, stride=2, activation=activation),), channels=c.num_channels,
+            layers=(Convolution(kernel=7, stride=2, activation=activation),),
+            channels=c.num_channels,
             image_size=pair(c.image_size),
         ),
         encoder=Stages(stages=tuple(stages), down=tuple(down), shows="images"),
         head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem=c.problem_type) if classifies else ImageOutput(),
         init={"head.out.bias": Uniform(low=-bound, high=bound), "*": Kaiming(gain=1 / math.sqrt(3), normal=False)},
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Any) -> list[Rule]:

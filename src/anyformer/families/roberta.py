@@ -36,10 +36,18 @@ FIELDS: dict[str, ConfigField] = {
 OTHER_WORDS = {**FIELDS, **again(FIELDS, vocab_size=30522)}
 XL = {
     **FIELDS,
-    **again(FIELDS, vocab_size=250880, hidden_size=2560, num_hidden_layers=36, num_attention_heads=32,
-            intermediate_size=10240, max_position_embeddings=514, type_vocab_size=1),
+    **again(
+        FIELDS,
+        vocab_size=250880,
+        hidden_size=2560,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        intermediate_size=10240,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+    ),
     "layer_norm_eps": Field(1e-5, encoder.inside("norm.eps")),  # the embedding has no norm
-}  # fmt: skip
+}
 
 
 def describe(c: Any) -> Model:
@@ -93,28 +101,41 @@ def pre_norm_rules(attention: str, feedforward: str, last: str) -> Callable[[Mod
     def named(spec: Model) -> list[Rule]:
         stack, theirs = encoder.stack_of(spec), "~encoder.layer.{i}"
         ours = f"{stack}.layers.{{i}}"
-        return encoder.renames({
-            f"{theirs}.attention.{attention}": f"{ours}.attention.pre_norm",
-            f"{theirs}.crossattention.{attention}": f"{ours}.cross.pre_norm",
-            f"{theirs}.{feedforward}": f"{ours}.feedforward.pre_norm",
-            last: f"{stack}.norm",
-        }) + rules(spec)  # fmt: skip
+        return encoder.renames(
+            {
+                f"{theirs}.attention.{attention}": f"{ours}.attention.pre_norm",
+                f"{theirs}.crossattention.{attention}": f"{ours}.cross.pre_norm",
+                f"{theirs}.{feedforward}": f"{ours}.feedforward.pre_norm",
+                last: f"{stack}.norm",
+            }
+        ) + rules(spec)
 
     return named
 
 
-ENDINGS = ("ForMaskedLM", "ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification",
-           "ForQuestionAnswering", "ForMultipleChoice")  # fmt: skip
+ENDINGS = (
+    "ForMaskedLM",
+    "ForCausalLM",
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
 
 
 def family(name: str, classes: str, about: str, sizes: Mapping[str, Size], **own: Any) -> Family:
     """RoBERTa's classes under other names; `own` is what differs beside them."""
     usual = {"fields": FIELDS, "describe": describe, "rules": rules, "prefix": "roberta."}
     return Family(
-        name=name, about=about, sizes=sizes, base=(f"{classes}Model",),
+        name=name,
+        about=about,
+        sizes=sizes,
+        base=(f"{classes}Model",),
         architectures=tuple(classes + ending for ending in ENDINGS),
-        dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"), **{**usual, **own},
-    )  # fmt: skip
+        dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"),
+        **{**usual, **own},
+    )
 
 
 BASE = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}

@@ -74,14 +74,17 @@ def build_stages(spec: Any, depths: Any, c: Config) -> Any:
     """As many stages as there are depths, each twice as wide as the one before."""
     first, down = spec.encoder.stages[0], spec.encoder.down[0]
     stages = [
-        edit(first, {
-            "depth": depth,
-            "layers.attention.op.mixer.num_heads": heads,
-            "layers.attention.op.mixer.position.num_heads": heads,
-            "layers.feedforward.op.width": int(c.mlp_ratio * c.embed_dim * 2**i),
-        })
+        edit(
+            first,
+            {
+                "depth": depth,
+                "layers.attention.op.mixer.num_heads": heads,
+                "layers.attention.op.mixer.position.num_heads": heads,
+                "layers.feedforward.op.width": int(c.mlp_ratio * c.embed_dim * 2**i),
+            },
+        )
         for i, (depth, heads) in enumerate(zip(depths, c.num_heads, strict=False))
-    ]  # fmt: skip
+    ]
     return spec.replace(encoder=spec.encoder.replace(stages=tuple(stages), down=(down,) * (len(stages) - 1)))
 
 
@@ -110,7 +113,8 @@ CONFIG: dict[str, Any] = {
     "drop_path_rate": f"{LAYERS}.attention.drop_path",
     "hidden_act": activation(f"{INNER}.activation"),
     "use_absolute_embeddings": entry(
-        "embedding.position", path=lambda spec: spec.embedding.position is not None,
+        "embedding.position",
+        path=lambda spec: spec.embedding.position is not None,
         read=lambda value, c: Learned(length=patches(c)) if value else None,
     ),
     "initializer_range": entry("init.*.std", read=lambda std, c: std or 0.02),  # published: zero means the default
@@ -120,7 +124,7 @@ CONFIG: dict[str, Any] = {
     "hidden_size": Ignored(None, "follows from embed_dim and depths, and published classes do not read it"),
     "path_norm": Ignored(True, "written by old versions; nothing ever read it"),
     **dict.fromkeys(("out_features", "out_indices", "_out_features", "_out_indices", "stage_names"), BACKBONE),
-}  # fmt: skip
+}
 
 THEIRS, OURS = "~encoder.layers.{s}.blocks.{i}", "encoder.stages.{s}.layers.{i}"
 

@@ -104,9 +104,13 @@ def describe(c: Any) -> Model:
         bias = BucketedBias(num_heads=c.num_heads, num_buckets=buckets, max_distance=farthest, both_ways=both_ways)
         kinds = {name: Block(**steps, feedforward=step(op)) for name, op in (("dense", mlp), ("sparse", experts))}
         return Stack(
-            layers=kinds, pattern=pattern(every), depth=depth, norm=norm, dropout=c.dropout_rate,
+            layers=kinds,
+            pattern=pattern(every),
+            depth=depth,
+            norm=norm,
+            dropout=c.dropout_rate,
             position=bias if depth else None,
-        )  # fmt: skip
+        )
 
     def sparse_step(given: int | None, layers: int, sparse: int) -> int:
         return given if given is not None else layers // sparse if sparse > 0 else layers
@@ -179,18 +183,36 @@ def rules(spec: Model) -> list[Rule]:
 def size(experts: int, published: float | None = None, **more: Any) -> Size:
     return Size(
         {
-            "d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "num_experts": experts,
-            "decoder_start_token_id": 0, **more,
+            "d_ff": 3072,
+            "num_sparse_encoder_layers": 6,
+            "num_sparse_decoder_layers": 6,
+            "num_experts": experts,
+            "decoder_start_token_id": 0,
+            **more,
         },
         published,
-    )  # fmt: skip
+    )
 
 
-LARGE = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 24, "num_decoder_layers": 24,
-         "num_sparse_encoder_layers": 12, "num_sparse_decoder_layers": 12}  # fmt: skip
+LARGE = {
+    "d_model": 1024,
+    "d_ff": 4096,
+    "num_heads": 16,
+    "num_layers": 24,
+    "num_decoder_layers": 24,
+    "num_sparse_encoder_layers": 12,
+    "num_sparse_decoder_layers": 12,
+}
 
-C = {"d_model": 2080, "d_ff": 6144, "num_heads": 32, "num_layers": 15, "num_decoder_layers": 15,
-     "num_sparse_encoder_layers": 15, "num_sparse_decoder_layers": 15}  # fmt: skip
+C = {
+    "d_model": 2080,
+    "d_ff": 6144,
+    "num_heads": 32,
+    "num_layers": 15,
+    "num_decoder_layers": 15,
+    "num_sparse_encoder_layers": 15,
+    "num_sparse_decoder_layers": 15,
+}
 
 FAMILIES = (
     Family(
@@ -200,7 +222,9 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
+            "SwitchTransformersForConditionalGeneration",
+            "SwitchTransformersModel",
+            "SwitchTransformersEncoderModel",
         ),
         aliases={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         sizes={
@@ -214,4 +238,4 @@ FAMILIES = (
             "switch-c-2048": size(2048, 1571e9, **C),
         },
     ),
-)  # fmt: skip
+)

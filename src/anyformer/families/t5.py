@@ -109,15 +109,17 @@ def describe(c: Any) -> Model:
         **shared,
         decoder_embedding=embedding,
         decoder=stack(
-            decoder_depth(c), False,
-            attention=attention(mask=seen(c)), cross=attention(memory=True),
+            decoder_depth(c),
+            False,
+            attention=attention(mask=seen(c)),
+            cross=attention(memory=True),
         ),
         start_token=c.decoder_start_token_id,
         padding_token=c.pad_token_id,
         state_offered="without labels" if isinstance(shared["head"], (ClassifyHead, SpanHead)) else "always",
         reads_source=c.architecture in READS_SOURCE,
         ties=tuple(ties),
-    )  # fmt: skip
+    )
 
 
 def decoder_depth(c: Any) -> int:
@@ -182,8 +184,11 @@ def rules(spec: Model) -> list[Rule]:
         "cross": {n: f"EncDecAttention.{n}" for n in "qkvo"},
         "feedforward": {ours: f"DenseReluDense.{theirs}" for ours, theirs in inner.items()},
     }
-    heads = {"T5ForTokenClassification": "classifier", "T5ForQuestionAnswering": "qa_outputs",
-             "T5ForSequenceClassification": "classification_head.out_proj"}  # fmt: skip
+    heads = {
+        "T5ForTokenClassification": "classifier",
+        "T5ForQuestionAnswering": "qa_outputs",
+        "T5ForSequenceClassification": "classification_head.out_proj",
+    }
     found: list[Rule] = [
         Copies(["~shared.weight", "~encoder.embed_tokens.weight"], "embedding.tokens.weight"),
         Rename("~decoder.embed_tokens.weight", "decoder_embedding.tokens.weight"),
@@ -217,13 +222,19 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "T5ForConditionalGeneration", "T5Model", "T5EncoderModel", "T5ForTokenClassification",
-            "T5ForQuestionAnswering", "T5ForSequenceClassification",
+            "T5ForConditionalGeneration",
+            "T5Model",
+            "T5EncoderModel",
+            "T5ForTokenClassification",
+            "T5ForQuestionAnswering",
+            "T5ForSequenceClassification",
         ),
         prefixes={name: "transformer." for name in ("T5ForTokenClassification", "T5ForSequenceClassification")},
         renamed={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
         aliases={
-            "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+            "hidden_size": "d_model",
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",
         },
         dropped=("~decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # was never used
@@ -240,4 +251,4 @@ FAMILIES = (
             "t5-v1.1-xxl": size(4096, 10240, 64, 64, 24, 11.1e9, **V11),
         },
     ),
-)  # fmt: skip
+)

@@ -70,10 +70,12 @@ def block(layer: Any, mask: Any) -> Block:
         "attention": attention(layer.self_attn, mask=mask),
         "cross": attention(layer.multihead_attn, memory=True) if "cross" in names else None,
         "feedforward": MLP(
-            width=layer.linear1.out_features, activation=activation(layer.activation),
-            bias=layer.linear1.bias is not None, dropout=layer.dropout.p,
+            width=layer.linear1.out_features,
+            activation=activation(layer.activation),
+            bias=layer.linear1.bias is not None,
+            dropout=layer.dropout.p,
         ),
-    }  # fmt: skip
+    }
     steps = {}
     for n, name in enumerate(names, 1):
         norm, dropout = layer_norm(getattr(layer, f"norm{n}")), getattr(layer, f"dropout{n}").p
@@ -112,8 +114,10 @@ def init(module: nn.Module, width: int) -> dict[str, Initializer]:
     inner = next(layers).linear1.out_features
     of_width, of_inner = (Uniform(low=-(n**-0.5), high=n**-0.5) for n in (width, inner))
     rules: dict[str, Initializer] = {
-        "*.op.[qkv].weight": Xavier(gain=2**-0.5), "*.up.bias": of_width, "*.down.bias": of_inner,
-    }  # fmt: skip
+        "*.op.[qkv].weight": Xavier(gain=2**-0.5),
+        "*.up.bias": of_width,
+        "*.down.bias": of_inner,
+    }
     if isinstance(module, nn.Transformer):
         return {**rules, "*": Xavier()}
     return {**rules, "*.down.weight": of_inner, "*": of_width}
@@ -174,6 +178,7 @@ def export(model: TransformerModule) -> dict[str, Tensor]:
     if orphans:
         raise ValueError(f"torch.nn.{model.spec.architecture or 'Transformer'} has no place for {', '.join(orphans)}")
     return {
-        name: tensor for step in steps
+        name: tensor
+        for step in steps
         for name, tensor in zip(step.sources, step.rule.save([ours[target] for target in step.targets]), strict=True)
-    }  # fmt: skip
+    }

@@ -65,9 +65,14 @@ def describe(c: Any) -> Model:
     )
     stack = Stack(layers=block, depth=c.num_hidden_layers, norm=norm)
     video = VideoEmbedding(
-        frames=c.num_frames, frame_step=c.frame_step, image_size=(c.image_size,) * 2, patch_size=(c.patch_size,) * 2,
-        channels=c.num_channels, token_drop=c.token_drop, pad=False,
-    )  # fmt: skip
+        frames=c.num_frames,
+        frame_step=c.frame_step,
+        image_size=(c.image_size,) * 2,
+        patch_size=(c.patch_size,) * 2,
+        channels=c.num_channels,
+        token_drop=c.token_drop,
+        pad=False,
+    )
     words = TextEmbedding(tokens=Tokens(vocab_size=c.vocab_size), position=Learned(length=c.max_position_embeddings))
     sound = SegmentEmbedding(size=c.segment_size, position=Learned(length=c.num_segments), token_drop=c.token_drop)
 
@@ -93,9 +98,17 @@ def rules(spec: Model) -> list[Rule]:
 
 
 SMALL = {
-    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4, "num_frames": 8,
-    "image_size": 64, "num_segments": 250, "vocab_size": 8192, "audio_space": 256, "text_space": 128,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_frames": 8,
+    "image_size": 64,
+    "num_segments": 250,
+    "vocab_size": 8192,
+    "audio_space": 256,
+    "text_space": 128,
+}
 MEDIUM = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 FAMILIES = (
     Family(

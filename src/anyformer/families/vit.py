@@ -78,7 +78,9 @@ CONFIG: dict[str, Any] = {
     "qkv_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: "o"}),
     "encoder_stride": "head.stride",
     "pooler_output_size": entry(
-        "head[PooledOutput].pool.width", default=None, path="head.pool.width",
+        "head[PooledOutput].pool.width",
+        default=None,
+        path="head.pool.width",
         read=lambda width, c: None if width in (0, c.hidden_size) else width,
     ),
     "pooler_act": activation("head[PooledOutput].pool.activation"),
@@ -86,7 +88,7 @@ CONFIG: dict[str, Any] = {
     "tie_last_hidden_states": entry(
         "encoder.shows", default=None, path=shows_end, read=lambda value, c: "inputs" if value else "stream"
     ),
-}  # fmt: skip
+}
 
 WEIGHTS = {
     "~embeddings": tokens("cls_token"),
@@ -104,9 +106,13 @@ WEIGHTS = {
 
 def size(width: int, depth: int, heads: int, published: float, patch: int = 16) -> Size:
     config = {
-        "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, "intermediate_size": 4 * width,
-        "patch_size": patch, "num_labels": 1000,
-    }  # fmt: skip
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "patch_size": patch,
+        "num_labels": 1000,
+    }
     return Size(config, published)
 
 

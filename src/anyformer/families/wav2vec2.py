@@ -50,12 +50,14 @@ def describe(c: Any) -> Model:
         width=c.hidden_size,
         embedding=speech.waveform(c, speech.positional(c), None if stable else norm),
         encoder=Stack(
-            layers=Block(**block), depth=c.num_hidden_layers, layer_drop=c.layerdrop,
+            layers=Block(**block),
+            depth=c.num_hidden_layers,
+            layer_drop=c.layerdrop,
             neck=speech.neck(c, norm if stable else None),
         ),
         head=speech.head(c),
         init=speech.init(c, POSITION),
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Any) -> list[Rule]:
@@ -80,9 +82,13 @@ def rules(spec: Any) -> list[Rule]:
 
 
 LARGE = {
-    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-    "codevector_dim": 768, "proj_codevector_dim": 768,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "codevector_dim": 768,
+    "proj_codevector_dim": 768,
+}
 STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
 
 FAMILIES = (

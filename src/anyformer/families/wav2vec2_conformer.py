@@ -59,9 +59,11 @@ def describe(c: Any) -> Model:
     odd("conv_depthwise_kernel_size", c.conv_depthwise_kernel_size)
     norm, activation = LayerNorm(), activation_named(c.hidden_act)
     half = Sublayer(
-        pre_norm=norm, op=MLP(width=c.intermediate_size, activation=activation, dropout=c.activation_dropout),
-        residual=Scaled(branch=0.5), dropout=c.hidden_dropout,
-    )  # fmt: skip
+        pre_norm=norm,
+        op=MLP(width=c.intermediate_size, activation=activation, dropout=c.activation_dropout),
+        residual=Scaled(branch=0.5),
+        dropout=c.hidden_dropout,
+    )
     attention = Attention(num_heads=c.num_attention_heads, position=position(c), dropout=c.attention_dropout)
     convolution = ConvolutionModule(kernel=c.conv_depthwise_kernel_size, activation=activation)
     return EncoderModel(
@@ -134,9 +136,14 @@ def rules(spec: Any) -> list[Rule]:
 
 
 LARGE = {
-    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-    "hidden_act": "swish", "feat_extract_norm": "layer", "conv_bias": True,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "hidden_act": "swish",
+    "feat_extract_norm": "layer",
+    "conv_bias": True,
+}
 
 FAMILIES = (
     Family(

@@ -50,10 +50,16 @@ FIELDS: dict[str, ConfigField] = {
     **transformer.FIELDS,
     "vocab_size": Field(51865, lambda spec: target(spec).tokens.vocab_size),
     "num_mel_bins": Field(80, "embedding.channels"),
-    **again(transformer.FIELDS, d_model=384, dropout=0.0, **{
-        f"{side}_{name}": value for side in ("encoder", "decoder")
-        for name, value in (("layers", 4), ("attention_heads", 6), ("ffn_dim", 1536))
-    }),
+    **again(
+        transformer.FIELDS,
+        d_model=384,
+        dropout=0.0,
+        **{
+            f"{side}_{name}": value
+            for side in ("encoder", "decoder")
+            for name, value in (("layers", 4), ("attention_heads", 6), ("ffn_dim", 1536))
+        },
+    ),
     "attention_dropout": Field(0.0, either("attention.op.dropout")),
     "activation_dropout": Field(0.0, either("feedforward.op.dropout")),
     "activation_function": Field("gelu", lambda spec: published_name(either("feedforward.op.activation")(spec))),
@@ -71,24 +77,29 @@ FIELDS: dict[str, ConfigField] = {
     "eos_token_id": Ignored(50256, "used by generation"),
     "forced_decoder_ids": Ignored(None, "used by generation"),
     "median_filter_width": Ignored(7, "used to find when words are said, from attention weights"),
-}  # fmt: skip
+}
 
 
 def describe(c: Any) -> Model:
     classifies = c.architecture == CLASSIFIER
     encoder, init = stack(c, "encoder", bias="qvo"), {"*": Normal(std=c.init_std)}
     embedding = SpectrogramEmbedding(
-        channels=c.num_mel_bins, whole=True, dropout=c.dropout, augment=None if classifies else augment(c, False),
+        channels=c.num_mel_bins,
+        whole=True,
+        dropout=c.dropout,
+        augment=None if classifies else augment(c, False),
         position=Sinusoidal(length=c.max_source_positions, inclusive=True, stored=True),
-    )  # fmt: skip
+    )
     if classifies:
         mix = LayerMix(tells=True) if c.use_weighted_layer_sum else None
         pool = Pool(take="mean", dense=True, width=c.classifier_proj_size)
         return EncoderModel(
-            width=c.d_model, embedding=embedding, encoder=encoder.replace(neck=mix),
+            width=c.d_model,
+            embedding=embedding,
+            encoder=encoder.replace(neck=mix),
             head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem="single_label_classification"),
             init={"encoder.neck.weight": Value(value=1 / (c.encoder_layers + 1)), **init},
-        )  # fmt: skip
+        )
     check_padding(c, c.vocab_size)
     writes = c.architecture == "WhisperForConditionalGeneration"
     return EncoderDecoderModel(
@@ -96,7 +107,8 @@ def describe(c: Any) -> Model:
         embedding=embedding,
         encoder=encoder,
         decoder_embedding=TextEmbedding(
-            tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id), dropout=c.dropout,
+            tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id),
+            dropout=c.dropout,
             position=Learned(length=c.max_target_positions),
         ),
         decoder=stack(c, "decoder", bias="qvo"),
@@ -105,7 +117,7 @@ def describe(c: Any) -> Model:
         head=LMHead(vocab_size=c.vocab_size, shift=False) if writes else None,
         ties=(TIE,) if writes and c.tie_word_embeddings else (),
         init=init,
-    )  # fmt: skip
+    )
 
 
 def rules(spec: Model) -> list[Rule]:
@@ -122,14 +134,25 @@ def rules(spec: Model) -> list[Rule]:
 def size(width: int, layers: int, **more: Any) -> dict[str, Any]:
     """The sizes that the paper lists: both stacks equally deep, heads 64 wide."""
     sides = {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}
-    return {"d_model": width, **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()},
-            "bos_token_id": 50257, "eos_token_id": 50257, "pad_token_id": 50257, "decoder_start_token_id": 50258,
-            **more}  # fmt: skip
+    return {
+        "d_model": width,
+        **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sides.items()},
+        "bos_token_id": 50257,
+        "eos_token_id": 50257,
+        "pad_token_id": 50257,
+        "decoder_start_token_id": 50258,
+        **more,
+    }
 
 
 # English alone: one token fewer, and the special ones stand one lower
-ENGLISH = {"vocab_size": 51864, "bos_token_id": 50256, "eos_token_id": 50256, "pad_token_id": 50256,
-           "decoder_start_token_id": 50257}  # fmt: skip
+ENGLISH = {
+    "vocab_size": 51864,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "pad_token_id": 50256,
+    "decoder_start_token_id": 50257,
+}
 THIRD = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}  # Cantonese, and finer spectrograms
 SHAPES = {"tiny": (384, 4, 39e6), "base": (512, 6, 74e6), "small": (768, 12, 244e6), "medium": (1024, 24, 769e6)}
 
@@ -146,11 +169,13 @@ FAMILIES = (
         aliases={**transformer.ALIASES, "num_key_value_heads": "encoder_attention_heads"},
         sizes={
             **{f"whisper-{name}": Size(size(width, layers), count) for name, (width, layers, count) in SHAPES.items()},
-            **{f"whisper-{name}.en": Size(size(width, layers, **ENGLISH), count)
-               for name, (width, layers, count) in SHAPES.items()},
+            **{
+                f"whisper-{name}.en": Size(size(width, layers, **ENGLISH), count)
+                for name, (width, layers, count) in SHAPES.items()
+            },
             "whisper-large-v2": Size(size(1280, 32), 1550e6),
             "whisper-large-v3": Size(size(1280, 32, **THIRD), 1550e6),
             "whisper-large-v3-turbo": Size(size(1280, 32, **THIRD, decoder_layers=4), 809e6),
         },
     ),
-)  # fmt: skip
+)

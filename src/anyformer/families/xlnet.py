@@ -79,12 +79,20 @@ def describe(c: Any) -> Model:
         raise ValueError(f"attn_type {quote(c.attn_type)} is not valid; {nearest(str(c.attn_type), WAYS)}")
     back = CAUSAL & SameReach() if c.same_length else CAUSAL
     attention = Attention(
-        num_heads=c.n_head, bias="", dropout=c.dropout, mask=FULL if c.attn_type == "bi" else back,
+        num_heads=c.n_head,
+        bias="",
+        dropout=c.dropout,
+        mask=FULL if c.attn_type == "bi" else back,
         position=SegmentedSinusoids(
-            num_heads=c.n_head, width=c.d_model, dropout=c.dropout, joint=None, first_apart=False,
-            most=c.clamp_len if c.clamp_len > 0 else None, mirrored=c.bi_data,
+            num_heads=c.n_head,
+            width=c.d_model,
+            dropout=c.dropout,
+            joint=None,
+            first_apart=False,
+            most=c.clamp_len if c.clamp_len > 0 else None,
+            mirrored=c.bi_data,
         ),
-    )  # fmt: skip
+    )
     inner = MLP(width=c.d_inner, activation=activation_named(c.ff_activation), dropout=c.dropout)
     norm, dropout = LayerNorm(eps=c.layer_norm_eps), c.dropout
     layer = Block(
@@ -97,13 +105,19 @@ def describe(c: Any) -> Model:
         width=c.d_model,
         embedding=OrderedText(tokens=Tokens(vocab_size=c.vocab_size), dropout=dropout),
         encoder=TwoStreams(
-            layers=layer, depth=c.n_layer, dropout=dropout, shows="stream", kept=c.mem_len or None,
-            reused=c.reuse_len or None, keeps=c.use_mems_eval, keeps_training=c.use_mems_train,
+            layers=layer,
+            depth=c.n_layer,
+            dropout=dropout,
+            shows="stream",
+            kept=c.mem_len or None,
+            reused=c.reuse_len or None,
+            keeps=c.use_mems_eval,
+            keeps_training=c.use_mems_train,
         ),
         head=out,
         ties=(("head.out.weight", TOKENS),) if tie else (),
         init={"*": Normal(std=c.initializer_range)},
-    )  # fmt: skip
+    )
 
 
 def head(c: Any) -> Head | None:
@@ -133,22 +147,24 @@ def rules(spec: Any) -> list[Rule]:
         Reshape(f"{theirs}.o", f"{ours}.o.weight", (-1, *shape)),
         *[Rename(f"{theirs}.r_{a}_bias", f"{ours}.position.{b}") for a, b in zip("wrs", "uvs", strict=True)],
         Flip(f"{theirs}.seg_embed", f"{ours}.position.kinds"),
-        *renames({
-            "~word_embedding": "embedding.tokens",
-            f"{theirs}.layer_norm": "encoder.layers.{i}.attention.out_norm",
-            f"{inner}.layer_1": f"{mine}.op.up",
-            f"{inner}.layer_2": f"{mine}.op.down",
-            f"{inner}.layer_norm": f"{mine}.out_norm",
-            "sequence_summary.summary": "head.pool.dense",
-            "start_logits.dense": "head.begin",
-            "end_logits.dense_0": "head.end_dense",
-            "end_logits.LayerNorm": "head.end_norm",
-            "end_logits.dense_1": "head.end",
-            "answer_class.dense_0": "head.none_dense",
-            "answer_class.dense_1": "head.none",
-            out.get(type(spec.head), "logits_proj"): "head.out",
-        }),
-    ]  # fmt: skip
+        *renames(
+            {
+                "~word_embedding": "embedding.tokens",
+                f"{theirs}.layer_norm": "encoder.layers.{i}.attention.out_norm",
+                f"{inner}.layer_1": f"{mine}.op.up",
+                f"{inner}.layer_2": f"{mine}.op.down",
+                f"{inner}.layer_norm": f"{mine}.out_norm",
+                "sequence_summary.summary": "head.pool.dense",
+                "start_logits.dense": "head.begin",
+                "end_logits.dense_0": "head.end_dense",
+                "end_logits.LayerNorm": "head.end_norm",
+                "end_logits.dense_1": "head.end",
+                "answer_class.dense_0": "head.none_dense",
+                "answer_class.dense_1": "head.none",
+                out.get(type(spec.head), "logits_proj"): "head.out",
+            }
+        ),
+    ]
 
 
 def size(width: int, depth: int, published: float) -> Size:
@@ -164,15 +180,22 @@ FAMILIES = (
         describe=describe,
         rules=rules,
         architectures=(
-            "XLNetLMHeadModel", "XLNetModel", "XLNetForSequenceClassification", "XLNetForTokenClassification",
-            "XLNetForMultipleChoice", "XLNetForQuestionAnsweringSimple", "XLNetForQuestionAnswering",
+            "XLNetLMHeadModel",
+            "XLNetModel",
+            "XLNetForSequenceClassification",
+            "XLNetForTokenClassification",
+            "XLNetForMultipleChoice",
+            "XLNetForQuestionAnsweringSimple",
+            "XLNetForQuestionAnswering",
         ),
         base=("XLNetModel",),
         prefix="transformer.",
         aliases={
-            "n_token": "vocab_size", "hidden_size": "d_model", "num_attention_heads": "n_head",
+            "n_token": "vocab_size",
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
         },
         sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 360e6)},
     ),
-)  # fmt: skip
+)

@@ -24,12 +24,20 @@ __all__ = ["Settings", "check_writer", "generate"]
 
 @torch.no_grad()
 def generate(
-    model: TransformerModule, input_ids: Tensor | None = None, *, attention_mask: Tensor | None = None,
-    inputs_embeds: Tensor | None = None, past_key_values: State | None = None,
-    assistant_model: TransformerModule | None = None, return_dict: bool | None = None,
-    return_dict_in_generate: bool | None = None, stream: Callable[[Tensor], None] | None = None, tokenizer: Any = None,
-    compile: bool | None = None, **options: Any,
-) -> Any:  # fmt: skip
+    model: TransformerModule,
+    input_ids: Tensor | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    past_key_values: State | None = None,
+    assistant_model: TransformerModule | None = None,
+    return_dict: bool | None = None,
+    return_dict_in_generate: bool | None = None,
+    stream: Callable[[Tensor], None] | None = None,
+    tokenizer: Any = None,
+    compile: bool | None = None,
+    **options: Any,
+) -> Any:
     """Sequences of token ids (B, T), prompt included (an encoder's is not). With return_dict, an Output that also has
     scores, log_probs, finish_reasons ("stop" or "length"), past_key_values to go on from, and for beams
     sequences_scores and beam_indices. `stream` is called with the new tokens (B,) of each step.
@@ -51,9 +59,16 @@ def generate(
     detailed = bool(return_dict or return_dict_in_generate)
     named = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     job = begin(
-        model, named, options, state=past_key_values, assistant=assistant_model, detailed=detailed, stream=stream,
-        tokenizer=tokenizer, compiled=compile,
-    )  # fmt: skip
+        model,
+        named,
+        options,
+        state=past_key_values,
+        assistant=assistant_model,
+        detailed=detailed,
+        stream=stream,
+        tokenizer=tokenizer,
+        compiled=compile,
+    )
     fields = write(job)
     job.stepper.check_finite(fields["sequences"])
     return Output(fields) if detailed else fields["sequences"]

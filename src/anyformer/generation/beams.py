@@ -127,8 +127,11 @@ def results(job: Job, groups: list[Beams], kept: list[Tensor], logits: list[Tens
         steps = torch.arange(T - P, device=ids.device)
         chosen = torch.stack(logits[: T - P]).log_softmax(-1)[steps, paths.clamp(min=0), ids[:, P:]]
         out |= {
-            "sequences_scores": best.flatten(), "scores": tuple(kept) if s.output_scores is not False else None,
-            "logits": tuple(logits) if s.output_logits else None, "beam_indices": paths,
-            "log_probs": chosen.masked_fill(paths < 0, 0.0), "finish_reasons": reasons,
-        }  # fmt: skip
+            "sequences_scores": best.flatten(),
+            "scores": tuple(kept) if s.output_scores is not False else None,
+            "logits": tuple(logits) if s.output_logits else None,
+            "beam_indices": paths,
+            "log_probs": chosen.masked_fill(paths < 0, 0.0),
+            "finish_reasons": reasons,
+        }
     return out

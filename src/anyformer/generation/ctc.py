@@ -50,9 +50,10 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
     longest = max(len(text) for text, _ in texts)
     ids = torch.tensor([text + [fill] * (longest - len(text)) for text, _ in texts], device=x.device).long()
     return {
-        "sequences": ids.view(len(texts), longest), "sequences_scores": torch.tensor([score for _, score in texts]),
+        "sequences": ids.view(len(texts), longest),
+        "sequences_scores": torch.tensor([score for _, score in texts]),
         "finish_reasons": ["stop"] * len(texts),
-    }  # fmt: skip
+    }
 
 
 class Held(NamedTuple):

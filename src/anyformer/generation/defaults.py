@@ -28,9 +28,13 @@ SILENT = {
 }  # fmt: skip
 # those that would, and the values that do nothing
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "guidance_scale": (1, 1.0), "token_healing": (False,), "use_mtp": (False,), "constraints": ([],),
-    "force_words_ids": ([],), "watermarking_config": ({},),
-}  # fmt: skip
+    "guidance_scale": (1, 1.0),
+    "token_healing": (False,),
+    "use_mtp": (False,),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "watermarking_config": ({},),
+}
 INSIDE = ("output_attentions", "output_hidden_states")
 
 

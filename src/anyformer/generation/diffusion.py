@@ -17,9 +17,15 @@ from anyformer.parts.diffusion import NoiseHead
 
 
 def cleaner(
-    x: Tensor, noise: Tensor, left: float, then: float, *, eta: float = 0.0, clip: float | None = None,
+    x: Tensor,
+    noise: Tensor,
+    left: float,
+    then: float,
+    *,
+    eta: float = 0.0,
+    clip: float | None = None,
     chance: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x, of whose variance the share `left` is the picture's, as it is where the share is `then`. With eta 0 all the
     noise that stays is the one that was found (DDIM), with 1 as much of it is new (`chance`) as where it was put in
     (DDPM). What is drawn stays within `clip`."""
@@ -34,10 +40,17 @@ def cleaner(
 
 @torch.no_grad()
 def denoise(
-    model: TransformerModule, asked: Mapping[str, Tensor], otherwise: Mapping[str, Tensor] | None = None, *,
-    seeds: Sequence[int], steps: int = 50, guidance: float = 1.0, eta: float = 0.0, clip: float | None = None,
+    model: TransformerModule,
+    asked: Mapping[str, Tensor],
+    otherwise: Mapping[str, Tensor] | None = None,
+    *,
+    seeds: Sequence[int],
+    steps: int = 50,
+    guidance: float = 1.0,
+    eta: float = 0.0,
+    clip: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(B, C, height, width): a picture a seed, whatever else is in the batch. `asked` are the model's inputs that say
     what to draw, `otherwise` those that ask for nothing. With a guidance above 1 what is asked for counts by so much
     more than what would be drawn otherwise [Ho and Salimans 2022]."""

@@ -85,10 +85,17 @@ def recording_for(stepper: Stepper, capacity: int, compiled: bool) -> Recording:
     assert state is not None
     tensors = [*model.parameters(), *model.buffers()]
     key = (
-        stepper.rows, capacity, compiled, BACKEND, model.kernel, state.holes is None, stepper.segments is None,
-        None if state.memory is None else state.memory.shape, state.memory_padding is None,
+        stepper.rows,
+        capacity,
+        compiled,
+        BACKEND,
+        model.kernel,
+        state.holes is None,
+        stepper.segments is None,
+        None if state.memory is None else state.memory.shape,
+        state.memory_padding is None,
         tuple((tensor.data_ptr(), tensor.dtype, tensor._version if compiled else 0) for tensor in tensors),
-    )  # fmt: skip
+    )
     kept = model.__dict__.setdefault("recordings", Recordings())
     if key not in kept:
         # the oldest go; what states hold between two texts is never more than the weights, or little
@@ -119,8 +126,9 @@ class Recording:
         self.buffers = Buffers(
             {name: torch.zeros(rows, 1, dtype=torch.long, device=device) for name in names},
             torch.zeros(rows, capacity, dtype=torch.long, device=device),
-            torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.bool, device=device),
-        )  # fmt: skip
+            torch.zeros(1, dtype=torch.long, device=device),
+            torch.zeros((), dtype=torch.bool, device=device),
+        )
         self.begin(stepper)  # gives memory, which has its own size, a place
         step: Callable[[], Tensor] = self.step
         if compiled:

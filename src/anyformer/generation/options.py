@@ -114,9 +114,17 @@ class Settings:
     def check(self, vocab_size: int) -> None:
         """One line naming the parameter, for anything that makes no sense."""
         self.check_kinds()
-        for name in ("max_new_tokens", "max_length", "prompt_lookup_num_tokens", "prefill_chunk_size", "num_beams",
-                     "num_beam_groups", "num_return_sequences", "num_assistant_tokens",
-                     "max_matching_ngram_size"):  # fmt: skip
+        for name in (
+            "max_new_tokens",
+            "max_length",
+            "prompt_lookup_num_tokens",
+            "prefill_chunk_size",
+            "num_beams",
+            "num_beam_groups",
+            "num_return_sequences",
+            "num_assistant_tokens",
+            "max_matching_ngram_size",
+        ):
             value = getattr(self, name)
             self.need(value is None or 1 <= value <= MOST, name, f"a whole number from 1 to {MOST}")
         for name in ("min_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k", "min_new_tokens"):
@@ -181,15 +189,18 @@ class Settings:
     def _check_tokens(self, vocab_size: int) -> None:
         words, first = self.bad_words_ids or [], self.begin_suppress_tokens or []
         self.need(all(words), "bad_words_ids", "lists of at least one token each")
-        tokens = {"suppress_tokens": self.suppress_tokens or [], "begin_suppress_tokens": first,
-                  "bad_words_ids": [t for word in words for t in word],
-                  "sequence_bias": [t for some, _ in self.biases for t in some],
-                  "lang_to_id": list((self.lang_to_id or {}).values()),
-                  "task_to_id": list((self.task_to_id or {}).values()),
-                  "no_timestamps_token_id": as_list(self.no_timestamps_token_id),
-                  "forced_decoder_ids": [t for _, t in self.forced_decoder_ids or () if t is not None],
-                  "forced_bos_token_id": as_list(self.forced_bos_token_id),
-                  "forced_eos_token_id": as_list(self.forced_eos_token_id)}  # fmt: skip
+        tokens = {
+            "suppress_tokens": self.suppress_tokens or [],
+            "begin_suppress_tokens": first,
+            "bad_words_ids": [t for word in words for t in word],
+            "sequence_bias": [t for some, _ in self.biases for t in some],
+            "lang_to_id": list((self.lang_to_id or {}).values()),
+            "task_to_id": list((self.task_to_id or {}).values()),
+            "no_timestamps_token_id": as_list(self.no_timestamps_token_id),
+            "forced_decoder_ids": [t for _, t in self.forced_decoder_ids or () if t is not None],
+            "forced_bos_token_id": as_list(self.forced_bos_token_id),
+            "forced_eos_token_id": as_list(self.forced_eos_token_id),
+        }
         for name, ids in tokens.items():
             self.need(all(0 <= token < vocab_size for token in ids), name, f"outside the vocabulary of {vocab_size}")
         decay = self.exponential_decay_length_penalty
@@ -232,8 +243,10 @@ def _decay(value: Any) -> bool:
 # the type of a field -> what makes a value one, and how that is said
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("int", "int | None"), (whole, "a whole number")),
-    **dict.fromkeys(("int | list[int] | None", "int | Sequence[int] | None"),
-                    (either(whole, are(whole)), "a whole number, or several")),
+    **dict.fromkeys(
+        ("int | list[int] | None", "int | Sequence[int] | None"),
+        (either(whole, are(whole)), "a whole number, or several"),
+    ),
     **dict.fromkeys(("float", "float | None"), (number, f"a finite number of at most {LARGEST:,}")),
     **dict.fromkeys(("bool", "bool | None"), (lambda value: isinstance(value, bool), "True or False")),
     "bool | str": (either(text, lambda value: isinstance(value, bool)), "True, False or a name"),
@@ -244,7 +257,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str | None": (text, "a name"),
     "str | list[str] | None": (either(text, are(text)), "a text, or several"),
     "tuple[int, float] | None": (_decay, "(first token, factor above 0)"),
-}  # fmt: skip
+}
 
 
 def as_list(value: Any) -> list[int]:

@@ -164,9 +164,10 @@ class Details:
         out: dict[str, Any] = {"sequences": self.job.with_prompt(ids)}
         if self.job.detailed:
             out |= {
-                "scores": tuple(self.scores) or None, "logits": tuple(self.logits) or None,
+                "scores": tuple(self.scores) or None,
+                "logits": tuple(self.logits) or None,
                 "log_probs": torch.stack(self.log_probs, 1),
                 "finish_reasons": ["stop" if stop else "length" for stop in self.by_stop.tolist()],
                 "past_key_values": None if self.job.shared else self.job.stepper.result(),
-            }  # fmt: skip
+            }
         return out

@@ -24,10 +24,17 @@ CANNOT_WRITE = "has no language-model head that writes from left to right"
 
 
 def begin(
-    model: TransformerModule, named: dict[str, Any], options: dict[str, Any], *, state: State | None = None,
-    assistant: TransformerModule | None = None, detailed: bool = False, stream: Callable[[Tensor], None] | None = None,
-    tokenizer: Any = None, compiled: bool | None = None,
-) -> Job:  # fmt: skip
+    model: TransformerModule,
+    named: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    state: State | None = None,
+    assistant: TransformerModule | None = None,
+    detailed: bool = False,
+    stream: Callable[[Tensor], None] | None = None,
+    tokenizer: Any = None,
+    compiled: bool | None = None,
+) -> Job:
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
     check_writer(model, asked=True)
     if model.training:
@@ -75,11 +82,19 @@ def begin(
     stepper.repeat(copies)
     fast.quicken(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
     job = Job(
-        settings=s, stepper=stepper, prompt=prompt.ids, ids=ids.repeat_interleave(copies, 0),
-        scores=scores.repeat_interleave(copies, 0), places=prompt.places().repeat_interleave(copies), steps=rules,
-        ended=ended, dice=dice, detailed=detailed, stream=stream,
+        settings=s,
+        stepper=stepper,
+        prompt=prompt.ids,
+        ids=ids.repeat_interleave(copies, 0),
+        scores=scores.repeat_interleave(copies, 0),
+        places=prompt.places().repeat_interleave(copies),
+        steps=rules,
+        ended=ended,
+        dice=dice,
+        detailed=detailed,
+        stream=stream,
         source_ids=None if encoded is None else encoded.repeat_interleave(copies, 0),
-    )  # fmt: skip
+    )
     if assistant is not None:
         job.draft = Stepper(assistant, prompt.source, s.use_cache, s.prefill_chunk_size)
         also = {name: value for name, value in prompt.read.items() if name in assistant.inputs}

@@ -43,9 +43,14 @@ class Writing:
     string. What was written is `text` and `tokens`; once it is whole there are `log_probs` and `finish_reason` too."""
 
     def __init__(
-        self, model: TransformerModule, tokenizer: Tokenizer, ids: Sequence[int], options: Mapping[str, Any],
-        stop: Sequence[str] | None = None, compiled: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: TransformerModule,
+        tokenizer: Tokenizer,
+        ids: Sequence[int],
+        options: Mapping[str, Any],
+        stop: Sequence[str] | None = None,
+        compiled: bool | None = None,
+    ) -> None:
         check_ids(model, ids)
         self.model, self.tokenizer, self.ids, self.compiled = model, tokenizer, list(ids), compiled
         self.options = {**options, **length_for(model, len(ids), options), "output_scores": False, "stop_strings": stop}
@@ -61,10 +66,14 @@ class Writing:
         arrived: list[int] = []
         beams = settings_for(self.model, self.options).num_beams > 1
         job = begin(
-            self.model, {"input_ids": torch.tensor([self.ids], device=self.model.device)}, self.options, detailed=True,
-            stream=None if beams else lambda new: arrived.append(int(new[0])), tokenizer=self.tokenizer,
+            self.model,
+            {"input_ids": torch.tensor([self.ids], device=self.model.device)},
+            self.options,
+            detailed=True,
+            stream=None if beams else lambda new: arrived.append(int(new[0])),
+            tokenizer=self.tokenizer,
             compiled=self.compiled,
-        )  # fmt: skip
+        )
         steps = stepwise(job)
         while True:
             try:

@@ -115,9 +115,15 @@ class AudioProcessor:
     # -- whole recordings ---------------------------------------------------------------------------------------------
 
     def __call__(
-        self, audio: Source | Sequence[Source], sampling_rate: int | None = None, *, padding: str | None = None,
-        max_length: int | None = None, truncation: bool | None = None, return_attention_mask: bool | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        audio: Source | Sequence[Source],
+        sampling_rate: int | None = None,
+        *,
+        padding: str | None = None,
+        max_length: int | None = None,
+        truncation: bool | None = None,
+        return_attention_mask: bool | None = None,
+    ) -> dict[str, Tensor]:
         """The inputs of one or several recordings, padded to the longest or ("max_length") to `max_length` samples,
         which for a spectrogram are its chunk_length unless said, and cut there unless `truncation` is False."""
         several = audio if isinstance(audio, list) else [audio]
@@ -191,9 +197,14 @@ class AudioProcessor:
         real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
         window = torch.hann_window(self.win_length, periodic=False)
         waves = torch.stft(
-            samples.masked_fill(~real, 0.0), self.n_fft, self.hop_length, self.win_length, window, pad_mode="constant",
+            samples.masked_fill(~real, 0.0),
+            self.n_fft,
+            self.hop_length,
+            self.win_length,
+            window,
+            pad_mode="constant",
             return_complex=True,
-        )  # fmt: skip
+        )
         powers = (torch.matmul(self.filters, waves.abs().square()) + QUIET).log().transpose(1, 2)
         mask = torch.arange(powers.shape[1]) < counts[:, None]
         share, number = mask[..., None].float(), counts[:, None, None]

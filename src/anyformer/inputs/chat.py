@@ -38,18 +38,29 @@ DEPTH = 64  # of the data
 
 
 def encode(
-    tokenizer: Speaker, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
-    template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
-) -> list[int]:  # fmt: skip
+    tokenizer: Speaker,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    template: str | None = None,
+    tools: Any = None,
+    documents: Any = None,
+    **more: Any,
+) -> list[int]:
     """The token ids of a conversation, with one beginning-of-text token where the model has one.
 
     The template writes its special tokens itself, so the tokenizer adds none; one that both want, or neither wrote
     though the tokenizer puts it before any text, is there once.
     """
     text = render(
-        tokenizer, messages, add_generation_prompt=add_generation_prompt, template=template, tools=tools,
-        documents=documents, **more,
-    )  # fmt: skip
+        tokenizer,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        template=template,
+        tools=tools,
+        documents=documents,
+        **more,
+    )
     ids = tokenizer.encode(text, add_special_tokens=False)
     begin, count = beginning(tokenizer, ids)
     return begin + ids[count:]
@@ -117,9 +128,15 @@ _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def render(
-    tokenizer: Speaker, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
-    template: str | None = None, tools: Any = None, documents: Any = None, **more: Any,
-) -> str:  # fmt: skip
+    tokenizer: Speaker,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    template: str | None = None,
+    tools: Any = None,
+    documents: Any = None,
+    **more: Any,
+) -> str:
     """The text of a conversation. `template` is a template or the name of one of the folder's; `more` are variables."""
     if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
         raise ValueError("messages must be a list of {'role': ..., 'content': ...}, with one at least")

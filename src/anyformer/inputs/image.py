@@ -98,8 +98,9 @@ class Images(Part):
         if self.crop_pct is not None and not (self.crop_pct > 0 and self.size.get("shortest_edge")):
             raise ValueError(f"crop_pct {self.crop_pct} of the size {quote(dict(self.size))}: it needs shortest_edge")
         for name, wanted, needed in (
-            ("crop_size", self.crop_size, self.do_center_crop), ("pad_size", self.pad_size, self.pad_size is not None),
-        ):  # fmt: skip
+            ("crop_size", self.crop_size, self.do_center_crop),
+            ("pad_size", self.pad_size, self.pad_size is not None),
+        ):
             if needed and not (wanted and wanted.get("height") and wanted.get("width")):
                 raise ValueError(f"{name} needs height and width, got {quote(thaw(wanted))}")
             affordable(*(wanted or {}).values())

@@ -49,9 +49,10 @@ def between(core: tokenizers.Tokenizer, language: int, end: int) -> processors.P
     """Puts the token of its language before a text and the end token after it."""
     before, after = core.id_to_token(language), core.id_to_token(end)
     return processors.TemplateProcessing(
-        single=[before, "$A", after], pair=[before, "$A", "$B", after],
+        single=[before, "$A", after],
+        pair=[before, "$A", "$B", after],
         special_tokens=[(before, language), (after, end)],
-    )  # fmt: skip
+    )
 
 
 def transcribing(core: tokenizers.Tokenizer, config: dict[str, Any]) -> tokenizers.Tokenizer:

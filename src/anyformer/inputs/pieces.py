@@ -82,8 +82,12 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
     source = sentencepiece.read(folder / next(n for n in PIECES if (folder / n).is_file()))
     special = {**CLASSES[kind].special, **special}
     core = sentencepiece.build(dataclasses.replace(source, model=sentencepiece.UNIGRAM, byte_fallback=False))
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD(),
-             normalizers.StripAccents()]  # fmt: skip
+    steps = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+        normalizers.NFKD(),
+        normalizers.StripAccents(),
+    ]
     steps += [normalizers.Lowercase()] if config.get("do_lower_case") else []
     steps += [normalizers.Precompiled(source.charsmap)] if source.charsmap else []
     core.normalizer = normalizers.Sequence(steps)
@@ -98,10 +102,13 @@ def closed(
 ) -> Words:
     """With what stands around texts, whose tokens a file may lack: they come after its pieces. Those that are `greedy`
     take the space before them."""
-    core.add_special_tokens([
-        tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
-        for name, token in special.items() if name in greedy or core.token_to_id(token) is None
-    ])  # fmt: skip
+    core.add_special_tokens(
+        [
+            tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
+            for name, token in special.items()
+            if name in greedy or core.token_to_id(token) is None
+        ]
+    )
     core.post_processor = around(core, CLASSES[kind].ends or SEGMENTS, special)
     return Words(core, config, special)
 
@@ -146,9 +153,12 @@ def source_of(config: dict[str, Any], languages: dict[str, int], usual: str) -> 
 
 
 def renumbered(
-    path: Path, vocabulary: dict[str, int], special: dict[str, str], inside: Iterable[str] = (),
+    path: Path,
+    vocabulary: dict[str, int],
+    special: dict[str, str],
+    inside: Iterable[str] = (),
     tokens: Iterable[str] = (),
-) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:  # fmt: skip
+) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
     """What reads the pieces of a model as the ids of a vocabulary, and what writes them. `inside` are words of the
     vocabulary that may stand in a text, `tokens` are special ones."""
     for name in ("unk_token", "eos_token", "pad_token"):
@@ -161,11 +171,13 @@ def renumbered(
     # Words that are no pieces take no part in reading; pieces without an id do, and stand for the unknown word.
     kinds = {**dict.fromkeys(marked, sentencepiece.CONTROL), **dict.fromkeys(inside, sentencepiece.USER_DEFINED)}
     known = [
-        (word, 0.0, kinds[word]) if word in kinds
-        else (word, scores[word], sentencepiece.NORMAL) if word in scores
+        (word, 0.0, kinds[word])
+        if word in kinds
+        else (word, scores[word], sentencepiece.NORMAL)
+        if word in scores
         else (f"\0{word}", -1e4, sentencepiece.UNUSED)
         for word in sorted(vocabulary, key=vocabulary.__getitem__)
-    ]  # fmt: skip
+    ]
     homeless = [(text, score, sentencepiece.NORMAL) for text, score in scores.items() if text not in vocabulary]
     unknown = vocabulary[special["unk_token"]]
     core = sentencepiece.build(dataclasses.replace(source, pieces=known + homeless, unk_id=unknown))

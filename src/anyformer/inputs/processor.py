@@ -125,11 +125,20 @@ class Processor:
         return self._tokenizer
 
     def __call__(
-        self, text: str | Sequence[str] | None = None, text_pair: str | Sequence[str] | None = None, *,
-        images: Any = None, audio: Any = None, padding: bool | Literal["longest", "max_length"] = True,
-        truncation: bool = False, max_length: int | None = None, padding_side: str | None = None,
-        pad_to_multiple_of: int | None = None, add_special_tokens: bool = True, **settings: Any,
-    ) -> Inputs:  # fmt: skip
+        self,
+        text: str | Sequence[str] | None = None,
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        images: Any = None,
+        audio: Any = None,
+        padding: bool | Literal["longest", "max_length"] = True,
+        truncation: bool = False,
+        max_length: int | None = None,
+        padding_side: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        add_special_tokens: bool = True,
+        **settings: Any,
+    ) -> Inputs:
         """The tensors that the model takes, under transformers' names; one text is a batch of one. Texts are padded to
         the longest (`padding="max_length"`: to max_length; False: they must be of one length), and cut to max_length
         with `truncation`. `settings` go to what reads images or sound (sampling_rate, ...)."""
@@ -163,11 +172,15 @@ class Processor:
                 out.pop("attention_mask", None)  # of the sound: where it is silent is heard
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
-            texts, None if text_pair is None else pairs, padding_side=padding_side,  # type: ignore[arg-type]
-            max_length=longest if truncation else None, add_special_tokens=add_special_tokens,
-            padding=padding is not False, at_least=longest or 0 if padding == "max_length" else 0,
+            texts,
+            None if text_pair is None else pairs,
+            padding_side=padding_side,  # type: ignore[arg-type]
+            max_length=longest if truncation else None,
+            add_special_tokens=add_special_tokens,
+            padding=padding is not False,
+            at_least=longest or 0 if padding == "max_length" else 0,
             multiple=pad_to_multiple_of or 1,
-        )  # fmt: skip
+        )
         if audio is not None and not placed:  # the text is the transcript that the model should learn
             return {**out, "labels": encoded["input_ids"]}
         return {**encoded, **out}

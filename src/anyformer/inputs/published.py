@@ -40,12 +40,26 @@ KINDS = {
 }  # fmt: skip
 
 END = "<|endoftext|>"
-ROBERTA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
-           "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+ROBERTA = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
 BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 DEBERTA = {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}
-FUNNEL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "<sep>", "pad_token": "<pad>",
-          "cls_token": "<cls>", "mask_token": "<mask>"}  # fmt: skip
+FUNNEL = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "<sep>",
+    "pad_token": "<pad>",
+    "cls_token": "<cls>",
+    "mask_token": "<mask>",
+}
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 M2M = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"}
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -57,8 +71,14 @@ BIG_BIRD = {**ALBERT, "bos_token": "<s>", "eos_token": "</s>"}
 QWEN = {"eos_token": END, "pad_token": END, "unk_token": END}
 LETTERS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # a token each before those of the bytes, in this order
-PERCEIVER = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]",
-             "cls_token": "[CLS]", "sep_token": "[SEP]"}  # fmt: skip
+PERCEIVER = {
+    "pad_token": "[PAD]",
+    "bos_token": "[BOS]",
+    "eos_token": "[EOS]",
+    "mask_token": "[MASK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+}
 
 # settings that a class has where a folder does not give them; the base class pads on the right
 INPUT_NAMES = ["input_ids", "attention_mask"]
@@ -76,15 +96,22 @@ AFTER = ("A eos", "A eos B eos")
 CLASSES: dict[str, Published] = {
     "": Published(),
     **dict.fromkeys(("GPT2Tokenizer", "WhisperTokenizer"), Published("byte pairs", GPT2)),
-    "Qwen2Tokenizer": Published("byte pairs", QWEN), "GPTNeoXTokenizer": Published("", NEOX),
-    "AlbertTokenizer": Published("", ALBERT), "BigBirdTokenizer": Published("", BIG_BIRD),
-    "CLIPTokenizer": Published("", CLIP), "OpenAIGPTTokenizer": Published("", {"unk_token": "<unk>"}),
+    "Qwen2Tokenizer": Published("byte pairs", QWEN),
+    "GPTNeoXTokenizer": Published("", NEOX),
+    "AlbertTokenizer": Published("", ALBERT),
+    "BigBirdTokenizer": Published("", BIG_BIRD),
+    "CLIPTokenizer": Published("", CLIP),
+    "OpenAIGPTTokenizer": Published("", {"unk_token": "<unk>"}),
     "ReformerTokenizer": Published("", {"eos_token": "</s>", "unk_token": "<unk>"}),
-    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
-                    Published("byte pairs", ROBERTA, TWO_ENDS)),
+    **dict.fromkeys(
+        ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "LEDTokenizer"),
+        Published("byte pairs", ROBERTA, TWO_ENDS),
+    ),
     "DebertaTokenizer": Published("byte pairs", DEBERTA, TWO_ENDS, WITH_TYPES),
-    **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer",
-                     "LayoutLMTokenizer"), Published("word pieces", BERT, SEGMENTS, WITH_TYPES)),
+    **dict.fromkeys(
+        ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "ConvBertTokenizer", "LayoutLMTokenizer"),
+        Published("word pieces", BERT, SEGMENTS, WITH_TYPES),
+    ),
     "DistilBertTokenizer": Published("word pieces", BERT, SEGMENTS),
     "FunnelTokenizer": Published("word pieces", FUNNEL, ("cls:2 A sep", "cls:2 A sep B:1 sep:1")),
     "PerceiverTokenizer": Published("bytes", PERCEIVER, SEGMENTS, FIRST_LONGER),
@@ -92,16 +119,16 @@ CLASSES: dict[str, Published] = {
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), Published("pieces", LLAMA, None, LEFT)),
     "MistralTokenizer": Published("pieces", LLAMA),
     **dict.fromkeys(("T5Tokenizer", "MT5Tokenizer"), Published("pieces", T5, AFTER)),
-    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"),
-                    Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos"))),
+    **dict.fromkeys(
+        ("XLMRobertaTokenizer", "CamembertTokenizer"),
+        Published("fairseq", ROBERTA, ("bos A eos", "bos A eos eos B eos")),
+    ),
     "NllbTokenizer": Published("", ROBERTA),
     "MarianTokenizer": Published("marian", T5, ("A eos", "A B eos"), FIRST_LONGER),
     "M2M100Tokenizer": Published("m2m", M2M, None, FIRST_LONGER),
     "DebertaV2Tokenizer": Published("DeBERTa's pieces", DEBERTA, SEGMENTS, WITH_TYPES),
-    "XLNetTokenizer": Published(
-        "XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT
-    ),
-}  # fmt: skip
+    "XLNetTokenizer": Published("XLNet's pieces", FUNNEL, ("A sep cls:2", "A sep B:1 sep:1 cls:2"), LEFT),
+}
 
 
 def published(kind: str) -> Published:

@@ -95,9 +95,15 @@ def _parse(raw: bytes) -> SentencePieces:
         raise ValueError("neither a unigram nor a BPE model")
     unknown = next((i for i, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), trainer.get(40, 0))
     return SentencePieces(
-        pieces, model, unknown, bool(trainer.get(35, False)), normalizer.get(2, b""), bool(normalizer.get(3, True)),
-        bool(normalizer.get(4, True)), bool(trainer.get(24, False)),
-    )  # fmt: skip
+        pieces,
+        model,
+        unknown,
+        bool(trainer.get(35, False)),
+        normalizer.get(2, b""),
+        bool(normalizer.get(3, True)),
+        bool(normalizer.get(4, True)),
+        bool(trainer.get(24, False)),
+    )
 
 
 def merges(pieces: SentencePieces) -> list[tuple[str, str]]:

@@ -49,11 +49,18 @@ class Tokenizer:
     mask_token_id: int | None
 
     def __init__(
-        self, core: tokenizers.Tokenizer, *, special: dict[str, str] | None = None,
-        config: dict[str, Any] | None = None, writer: tokenizers.Tokenizer | None = None,
-        unknown_from: int | None = None, doubles_space: bool = False, folder: Path | None = None,
-        languages: dict[str, int] | None = None, target: tokenizers.Tokenizer | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        core: tokenizers.Tokenizer,
+        *,
+        special: dict[str, str] | None = None,
+        config: dict[str, Any] | None = None,
+        writer: tokenizers.Tokenizer | None = None,
+        unknown_from: int | None = None,
+        doubles_space: bool = False,
+        folder: Path | None = None,
+        languages: dict[str, int] | None = None,
+        target: tokenizers.Tokenizer | None = None,
+    ) -> None:
         self._doubles_space = doubles_space
         self.languages, self.target = languages or {}, target
         self._ends: Any = None  # what puts special tokens at the ends, where it is not `core`
@@ -95,10 +102,16 @@ class Tokenizer:
         words = vocabulary.read(folder)
         try:
             return cls(
-                words.core, special=words.special, config=words.config, writer=words.writer,
-                unknown_from=words.unknown_from, doubles_space=words.doubles_space, folder=folder,
-                languages=words.languages, target=words.target,
-            )  # fmt: skip
+                words.core,
+                special=words.special,
+                config=words.config,
+                writer=words.writer,
+                unknown_from=words.unknown_from,
+                doubles_space=words.doubles_space,
+                folder=folder,
+                languages=words.languages,
+                target=words.target,
+            )
         except ValueError as error:
             raise ValueError(f"{folder / 'tokenizer_config.json'}: {error}") from None
 
@@ -193,10 +206,18 @@ class Tokenizer:
         return [place if place < self._unknown_from else unknown for place in ids]
 
     def batch(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, padding_side: str | None = None,
-        max_length: int | None = None, add_special_tokens: bool = True, padding: bool = True, at_least: int = 0,
-        multiple: int = 1, names: Sequence[str] | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        padding_side: str | None = None,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+        padding: bool = True,
+        at_least: int = 0,
+        multiple: int = 1,
+        names: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
         """The tensors (B, T) of `names`, by default `input_names`, padded to the longest, to `at_least` so many tokens
         and to a `multiple`.
 

@@ -79,9 +79,17 @@ def _optional(path: Path) -> dict[str, Any]:
 Make = Callable[[Path, str, dict[str, Any], dict[str, str]], Words]
 # how files hold words -> what reads them
 MAKERS: dict[str, Make] = {
-    "byte pairs": byte_pairs, "word pieces": word_pieces, "letters": letters, "bytes": single_bytes, "pieces": pieces,
-    "fairseq": fairseq, "DeBERTa's pieces": deberta, "XLNet's pieces": xlnet, "m2m": m2m, "marian": marian,
-}  # fmt: skip
+    "byte pairs": byte_pairs,
+    "word pieces": word_pieces,
+    "letters": letters,
+    "bytes": single_bytes,
+    "pieces": pieces,
+    "fairseq": fairseq,
+    "DeBERTa's pieces": deberta,
+    "XLNet's pieces": xlnet,
+    "m2m": m2m,
+    "marian": marian,
+}
 UNNAMED = ("byte pairs", "word pieces", "pieces")  # those that are read where no class is named
 # the file is a SentencePiece model like any other, and the class alone says how to read it
 OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
@@ -176,10 +184,13 @@ def add(core: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], specia
     marked_already = {token.content for token in there.values() if token.special}
     more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     texts = [*special.values(), *filter(None, map(content, more.values() if isinstance(more, dict) else more))]
-    core.add_special_tokens([
-        tokenizers.AddedToken(text, normalized=False, special=True)
-        for text in dict.fromkeys(texts) if text not in marked_already
-    ])  # fmt: skip
+    core.add_special_tokens(
+        [
+            tokenizers.AddedToken(text, normalized=False, special=True)
+            for text in dict.fromkeys(texts)
+            if text not in marked_already
+        ]
+    )
 
 
 def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[str, str]) -> None:
@@ -193,4 +204,4 @@ def _bounds(core: tokenizers.Tokenizer, config: dict[str, Any], special: dict[st
         single=[*start, "$A", *end],
         pair=[*start, "$A", *end, *(f"{t}:1" for t in start), "$B:1", *(f"{t}:1" for t in end)],
         special_tokens=[(token, core.token_to_id(token)) for token in {*start, *end}],
-    )  # fmt: skip
+    )

@@ -46,9 +46,10 @@ def around(core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str,
 
     used = {tokens[name] for name in re.findall("[a-z]+", " ".join(ends))}
     return processors.TemplateProcessing(
-        single=template(ends[0]), pair=template(ends[1]),
+        single=template(ends[0]),
+        pair=template(ends[1]),
         special_tokens=[(token, core.token_to_id(token)) for token in sorted(used)],
-    )  # fmt: skip
+    )
 
 
 def places(folder: Path) -> dict[str, int]:
@@ -159,9 +160,11 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
             raise ValueError(f"{name} {quote(special[name])} is not among its words")
     core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
     core.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-        strip_accents=config.get("strip_accents"), lowercase=bool(config.get("do_lower_case", True)),
-    )  # fmt: skip
+        clean_text=True,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece(prefix="##")
     core.post_processor = around(core, usual.ends or SEGMENTS, special)

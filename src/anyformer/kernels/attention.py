@@ -28,9 +28,15 @@ class Visible:
     """
 
     def __init__(
-        self, allows: Callable[[Tensor, Tensor, Tensor], Tensor], index: Tensor, keys: Tensor, *,
-        batch_size: int = 1, everything: bool = False, causal: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        allows: Callable[[Tensor, Tensor, Tensor], Tensor],
+        index: Tensor,
+        keys: Tensor,
+        *,
+        batch_size: int = 1,
+        everything: bool = False,
+        causal: bool = False,
+    ) -> None:
         self.allows, self.index, self.keys, self.batch_size = allows, index, keys, batch_size
         self.sizes = index.shape[-1], keys.shape[-1]
         self.everything = everything  # no restriction at all
@@ -76,11 +82,20 @@ EVERYTHING = Visible(lambda b, q, k: q >= 0, torch.arange(0), torch.arange(0), e
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible, *,
-    bias: Tensor | None = None, scale: float, dropout: float = 0.0, softcap: float | None = None,
-    kernel: str = "auto", weights: Callable[[Tensor], Tensor] | None = None,
-    values: Callable[[Tensor], Tensor] | None = None, talk: Callable[[Tensor, bool], Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Visible,
+    *,
+    bias: Tensor | None = None,
+    scale: float,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    kernel: str = "auto",
+    weights: Callable[[Tensor], Tensor] | None = None,
+    values: Callable[[Tensor], Tensor] | None = None,
+    talk: Callable[[Tensor, bool], Tensor] | None = None,
+) -> Tensor:
     """softmax(scale * q k^T + bias) v over what is visible. q (B,H,T,K), k and v (B,G,S,K), bias (1 or B, H, T, S).
 
     Returns (B,H,T,K). `weights` is shown the attention weights (B,H,T,S) and gives them back or puts others in their
@@ -115,9 +130,15 @@ def attend(
 
 
 def _weights(
-    q: Tensor, k: Tensor, visible: Visible, bias: Tensor | None, scale: float, softcap: float | None,
-    dtype: torch.dtype, talk: Callable[[Tensor, bool], Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    visible: Visible,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    dtype: torch.dtype,
+    talk: Callable[[Tensor, bool], Tensor] | None = None,
+) -> Tensor:
     """(B, H, T, S), 0 where a key is not visible."""
     # scores of half precision are kept in fp32, as the fused kernels do: they may be beyond fp16's range
     scores = torch.matmul(_wide(q), _wide(_each_head(k, q.shape[1])).transpose(-1, -2)) * scale
@@ -160,9 +181,15 @@ def _sdpa(
     elif not visible.everything and not is_causal:
         mask = visible.dense()
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale,
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scale,
         enable_gqa=k.shape[1] != q.shape[1],
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -180,9 +207,15 @@ def _compiled_flex() -> Any:
 
 
 def _flex(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible, bias: Tensor | None, scale: float, dropout: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Visible,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
     softcap: float | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if dropout:
         raise ValueError("the flex kernel has no dropout on attention weights; use kernel='sdpa' or set it to 0")
 
@@ -195,6 +228,11 @@ def _flex(
 
     run = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     return run(
-        q, k, v, score_mod=None if bias is None and softcap is None else score_mod, scale=scale,
-        block_mask=None if visible.everything else visible.block_mask(), enable_gqa=k.shape[1] != q.shape[1],
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        score_mod=None if bias is None and softcap is None else score_mod,
+        scale=scale,
+        block_mask=None if visible.everything else visible.block_mask(),
+        enable_gqa=k.shape[1] != q.shape[1],
+    )

@@ -50,9 +50,12 @@ def convolve_over_time(
 
 
 def depthwise(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tuple[int, int] = (0, 0),
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    padding: tuple[int, int] = (0, 0),
     documents: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Each channel of (B, T, C) with its own taps (C, 1, k), zeros before and after. Of `documents` (B, T) a tap sees
     its own alone; then as many tokens come out as went in."""
     if documents is not None:

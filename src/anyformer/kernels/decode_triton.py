@@ -10,11 +10,31 @@ LOW = tl.constexpr(-1.0e30)  # a score that counts for nothing and stays finite 
 
 @triton.jit
 def attend(
-    q, k, v, seen, out, tops, scale, q_row, q_head, k_row,
-    k_head, k_place, v_row, v_head, v_place, seen_row,
-    G, S, SPLIT: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    q,
+    k,
+    v,
+    seen,
+    out,
+    tops,
+    scale,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    k_place,
+    v_row,
+    v_head,
+    v_place,
+    seen_row,
+    G,
+    S,
+    SPLIT: tl.constexpr,
+    R: tl.constexpr,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
-):  # fmt: skip
+):
     """One key/value head of one row, over SPLIT of its keys: its R queries as the rows of one small matrix."""
     pair, split = tl.program_id(0), tl.program_id(1)
     b, g = pair // G, pair % G

@@ -105,8 +105,12 @@ def triton() -> bool:
 
 
 ABILITIES: dict[str, Callable[[], bool]] = {
-    "bf16": bf16, "int8": int8, "onednn": onednn, "compiler": compiler, "triton": triton,
-}  # fmt: skip
+    "bf16": bf16,
+    "int8": int8,
+    "onednn": onednn,
+    "compiler": compiler,
+    "triton": triton,
+}
 
 NO_COMPILER = "there is no C++ compiler here that finds Python's headers (install g++ and python3-dev, or set CXX)"
 

@@ -8,9 +8,19 @@ import triton.language as tl
 
 @triton.jit
 def write_and_sum(
-    grad, inner, out, sums, M, size, N, offset, GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad,
+    inner,
+    out,
+    sums,
+    M,
+    size,
+    N,
+    offset,
+    GELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """Columns `offset` to `offset + size` of out (M, N) are grad (M, size), times the GELU's slope at `inner` if asked;
     each program sums its rows of them into its own row of sums (blocks, N)."""
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -25,9 +25,15 @@ ROWS = {"cuda": 64}  # the vocabulary is filled up to a multiple of this: odd wi
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, smoothing: float = 0.0,
-    z_loss: float = 0.0, chunk: int | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> Tensor:
     """The sum (fp32) over labels that are not -100 of -log softmax(x @ weight.T + bias)[label].
 
     x is (..., D), weight (V, D), bias (V,), labels (...). `smoothing` gives so much of the target to all V tokens alike
@@ -68,9 +74,16 @@ def even_rows(N: int, most: int, multiple: int = LEAST) -> int:
 # One operation to whoever records or compiles a training step: what is inside is arranged as well as it can be already.
 @torch.library.custom_op("anyformer::linear_cross_entropy", mutates_args=())
 def _loss(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
-    dtype: torch.dtype, needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    z_loss: float,
+    rows: int,
+    dtype: torch.dtype,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss and its gradients by x, weight and bias; those that `needs` does not name are empty."""
     total, *gradients = _by_chunks(x, weight, bias, labels, smoothing, z_loss, rows, dtype, needs)
     by_x, by_weight, by_bias = (x.new_empty(0) if g is None else g for g in gradients)
@@ -79,9 +92,16 @@ def _loss(
 
 @_loss.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
-    dtype: torch.dtype, needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    z_loss: float,
+    rows: int,
+    dtype: torch.dtype,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     by_x, by_weight, by_bias = (
         x.new_empty(0) if t is None or not need else torch.empty(t.shape, dtype=t.dtype, device=t.device)
         for t, need in zip((x, weight, bias), needs, strict=True)
@@ -103,9 +123,16 @@ _loss.register_autograd(_backward, setup_context=_keep)
 
 
 def _by_chunks(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, z_loss: float, rows: int,
-    dtype: torch.dtype, needs: list[bool],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    z_loss: float,
+    rows: int,
+    dtype: torch.dtype,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The loss and its gradients by x, weight and bias, those that `needs` names."""
     V, D = weight.shape
     w = weight.to(dtype)

@@ -10,9 +10,18 @@ LOW = tl.constexpr(-1e30)  # below any score, and its differences are finite
 
 @triton.jit
 def slopes(
-    scores, labels, losses, stride, smoothing, z_loss, V: tl.constexpr, IGNORED: tl.constexpr, BLOCK: tl.constexpr,
-    WRITE: tl.constexpr, SMOOTH: tl.constexpr,
-):  # fmt: skip
+    scores,
+    labels,
+    losses,
+    stride,
+    smoothing,
+    z_loss,
+    V: tl.constexpr,
+    IGNORED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WRITE: tl.constexpr,
+    SMOOTH: tl.constexpr,
+):
     """The loss of one row of scores, and its gradient in their place. The second reading comes from the cache."""
     row = scores + tl.program_id(0).to(tl.int64) * stride
     label = tl.load(labels + tl.program_id(0))

@@ -11,9 +11,13 @@ from anyformer.kernels.decode import HAS_TRITON
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether this is one row in half precision, on a device that has the program."""
     return (
-        HAS_TRITON and x.is_cuda and x.numel() == x.shape[-1] and x.dtype == weight.dtype
-        and x.dtype in (torch.bfloat16, torch.float16) and not torch.is_grad_enabled()
-    )  # fmt: skip
+        HAS_TRITON
+        and x.is_cuda
+        and x.numel() == x.shape[-1]
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and not torch.is_grad_enabled()
+    )
 
 
 @torch.library.custom_op("anyformer::matvec", mutates_args=())

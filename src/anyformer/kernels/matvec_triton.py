@@ -9,7 +9,7 @@ import triton.language as tl
 @triton.jit
 def multiply(
     x, weight, bias, out, N, stride, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr
-):  # fmt: skip
+):
     """ROWS outputs: their rows of the weight times x, BLOCK columns at once, summed in fp32."""
     n, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     rows = weight + n.to(tl.int64)[:, None] * stride

@@ -189,9 +189,16 @@ def _(x, dt, A, b, c, state, keep, train):
 
 @torch.library.custom_op("anyformer::selective_scan_backward", mutates_args=())
 def _scan_backward(
-    gy: Tensor, glast: Tensor, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, starts: Tensor,
+    gy: Tensor,
+    glast: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    c: Tensor,
+    starts: Tensor,
     keep: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, A, b, c and the first state. With g[t] = C[t] gy[t] + a[t + 1] g[t + 1] the gradient of h[t],
     every other one is a sum over what stands at t."""
     if fused(x):
@@ -272,9 +279,16 @@ def _scan_fused(
 
 
 def _scan_fused_backward(
-    gy: Tensor, glast: Tensor, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, starts: Tensor,
+    gy: Tensor,
+    glast: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    b: Tensor,
+    c: Tensor,
+    starts: Tensor,
     keep: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from anyformer.kernels.scan_triton import backward
 
     (B, T, I), N = x.shape, A.shape[0]

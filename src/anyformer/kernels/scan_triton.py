@@ -13,9 +13,27 @@ import triton.language as tl
 
 @triton.jit
 def forward(
-    x, dt, A, b, c, first, keep, y, last, starts, B, T, I, N, FIRST: tl.constexpr, KEEP: tl.constexpr,
-    TRAIN: tl.constexpr, WINDOW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    x,
+    dt,
+    A,
+    b,
+    c,
+    first,
+    keep,
+    y,
+    last,
+    starts,
+    B,
+    T,
+    I,
+    N,
+    FIRST: tl.constexpr,
+    KEEP: tl.constexpr,
+    TRAIN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     row, i, n = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES)
     here, known = i < I, n < N
     both = known[:, None] & here[None, :]
@@ -41,9 +59,31 @@ def forward(
 
 @triton.jit
 def backward(
-    gy, glast, x, dt, A, b, c, starts, keep, room, gx, gdt, gA, gb, gc, gfirst, B, T, I, N, KEEP: tl.constexpr,
-    WINDOW: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    gy,
+    glast,
+    x,
+    dt,
+    A,
+    b,
+    c,
+    starts,
+    keep,
+    room,
+    gx,
+    gdt,
+    gA,
+    gb,
+    gc,
+    gfirst,
+    B,
+    T,
+    I,
+    N,
+    KEEP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STATES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """gA (B, N, I) is a part of the sum for each row, gb and gc (blocks, B, T, N) for each block of channels."""
     row, i, n = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, STATES)
     here, known = i < I, n < N

@@ -35,17 +35,29 @@ from anyformer.stacks.sublayer import Sublayer
 PLACEMENTS = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm")}
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "RMSNorm": RMSNorm(), "DeepNorm": LayerNorm()}
 PLAIN: dict[str, Activation] = {
-    "ReLU": "relu", "GeLU": "gelu", "Swish": "silu", "ELU": "elu", "SeLU": "selu", "Sigmoid": "sigmoid",
+    "ReLU": "relu",
+    "GeLU": "gelu",
+    "Swish": "silu",
+    "ELU": "elu",
+    "SeLU": "selu",
+    "Sigmoid": "sigmoid",
     "Softplus": "softplus",
-}  # fmt: skip
+}
 GATED: dict[str, Activation] = {
-    "GLU": "sigmoid", "GeGLU": "gelu", "ReGLU": "relu", "SwiGLU": "silu", "LiGLU": "identity",
-}  # fmt: skip
+    "GLU": "sigmoid",
+    "GeGLU": "gelu",
+    "ReGLU": "relu",
+    "SwiGLU": "silu",
+    "LiGLU": "identity",
+}
 ACTIVATIONS = (*PLAIN, *GATED)
 POSITIONS = ("absolute", "relative", "RoPE", "ALiBi")
 COLUMNS: dict[str, Collection[str]] = {
-    "placement": PLACEMENTS, "norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS,
-}  # fmt: skip
+    "placement": PLACEMENTS,
+    "norm": NORMS,
+    "activation": ACTIVATIONS,
+    "positions": POSITIONS,
+}
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
@@ -54,9 +66,17 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
 
 
 def cell(
-    placement: str, norm: str, activation: str, positions: str, *, width: int = 64, heads: int = 4, depth: int = 2,
-    vocabulary: int = 256, length: int = 128,
-) -> DecoderModel:  # fmt: skip
+    placement: str,
+    norm: str,
+    activation: str,
+    positions: str,
+    *,
+    width: int = 64,
+    heads: int = 4,
+    depth: int = 2,
+    vocabulary: int = 256,
+    length: int = 128,
+) -> DecoderModel:
     """One of them. DeepNorm is LayerNorm beside a skip that weighs more, and the smaller start that goes with it [Wang
     et al. 2022]; first published after the add, it stands here wherever norms do."""
     for (column, known), name in zip(COLUMNS.items(), (placement, norm, activation, positions), strict=True):
@@ -71,17 +91,24 @@ def cell(
     mixer = Attention(num_heads=heads, mask=Causal(), position=Rope() if positions == "RoPE" else None)
     inner = 4 * width
     feed: MLP | GatedMLP = (
-        MLP(width=inner, activation=PLAIN[activation]) if activation in PLAIN
+        MLP(width=inner, activation=PLAIN[activation])
+        if activation in PLAIN
         else GatedMLP(width=inner * 2 // 3, activation=GATED[activation])
-    )  # fmt: skip
+    )
     layers = Block(attention=Sublayer(op=mixer, **slots), feedforward=Sublayer(op=feed, **slots))
     before = Sinusoidal(length=length) if positions == "absolute" else None
     rules: dict[str, Initializer] = {**(deepnorm_start(decoder=beta) if deep else {}), **start}
     return DecoderModel(
-        width=width, length=length, embedding=TextEmbedding(tokens=Tokens(vocab_size=vocabulary), position=before),
+        width=width,
+        length=length,
+        embedding=TextEmbedding(tokens=Tokens(vocab_size=vocabulary), position=before),
         decoder=Stack(
-            layers=layers, depth=depth, position=relative.get(positions),
+            layers=layers,
+            depth=depth,
+            position=relative.get(positions),
             norm=None if placement == "post" else NORMS[norm],
         ),
-        head=LMHead(vocab_size=vocabulary), init=rules, ties=(("head.out.weight", "embedding.tokens.weight"),),
-    )  # fmt: skip
+        head=LMHead(vocab_size=vocabulary),
+        init=rules,
+        ties=(("head.out.weight", "embedding.tokens.weight"),),
+    )

@@ -87,9 +87,17 @@ class Outcome:
 
 
 def perform(
-    name: str, form: str, folder: Path, *, device: str = "auto", jobs: int | None = None, on: str = "here",
-    budget: float | None = None, data: str | None = None, tell: Callable[[str], object] = lambda line: None,
-) -> Outcome:  # fmt: skip
+    name: str,
+    form: str,
+    folder: Path,
+    *,
+    device: str = "auto",
+    jobs: int | None = None,
+    on: str = "here",
+    budget: float | None = None,
+    data: str | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Outcome:
     """Runs a form of an experiment, or goes on with it: results.jsonl, claim.json and plot.png are in its folder."""
     begin, place = time.monotonic(), device_of(device)
     each = experiment(name)
@@ -112,9 +120,16 @@ def perform(
     elif done == total:
         verdict = each.claim(rows)
     outcome = Outcome(
-        name, form, each.CLAIM, verdict.holds if verdict else None, verdict.figures if verdict else {}, done, total,
-        place.type, folder,
-    )  # fmt: skip
+        name,
+        form,
+        each.CLAIM,
+        verdict.holds if verdict else None,
+        verdict.figures if verdict else {},
+        done,
+        total,
+        place.type,
+        folder,
+    )
     told = {field: value for field, value in dataclasses.asdict(outcome).items() if field != "folder"}
     told["figures"] = {field: plain(value) for field, value in outcome.figures.items()}
     write(folder / "claim.json", json.dumps(told, indent=1) + "\n")

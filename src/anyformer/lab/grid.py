@@ -93,9 +93,13 @@ class Grid:
         return [(path, self.labels[path][json.dumps(values[path])]) for path in self.settings]
 
     def perform(
-        self, folder: Path, device: str = "auto", jobs: int | None = None, on: str = "here",
+        self,
+        folder: Path,
+        device: str = "auto",
+        jobs: int | None = None,
+        on: str = "here",
         tell: Callable[[str], object] = lambda line: None,
-    ) -> list[Row]:  # fmt: skip
+    ) -> list[Row]:
         place = device_of(device)
         trials = Trials(self.trials, work, folder, str(place))
         text = to_json(self.base) + "\n"
@@ -145,9 +149,9 @@ class Grid:
 
 def changed(base: Run, changes: Mapping[str, Any]) -> Run:
     own = {name for name, _ in base.items()}
-    return override(base, {
-        path if path.partition(".")[0] in own else f"model.{path}": value for path, value in changes.items()
-    })  # fmt: skip
+    return override(
+        base, {path if path.partition(".")[0] in own else f"model.{path}": value for path, value in changes.items()}
+    )
 
 
 def work(values: Values, place: Place) -> list[Row]:

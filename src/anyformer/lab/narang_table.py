@@ -108,10 +108,13 @@ def stacks(size: Size) -> dict[str, Any]:
 def starts(size: Size) -> dict[str, Initializer]:
     """Every matrix by its own inputs, tokens at 1 (and scaled down where they are scored), as in T5."""
     return {
-        "*tokens*": Normal(std=1.0), "head.out*": Normal(std=1.0),
-        "*.position.table.weight": Normal(std=size.width**-0.5), "*.experts.up": Normal(std=size.width**-0.5),
-        "*.experts.down": Normal(std=size.inner**-0.5), "*": Kaiming(gain=1.0),
-    }  # fmt: skip
+        "*tokens*": Normal(std=1.0),
+        "head.out*": Normal(std=1.0),
+        "*.position.table.weight": Normal(std=size.width**-0.5),
+        "*.experts.up": Normal(std=size.width**-0.5),
+        "*.experts.down": Normal(std=size.inner**-0.5),
+        "*": Kaiming(gain=1.0),
+    }
 
 
 INPUTS = ("decoder_embedding.tokens.weight", "embedding.tokens.weight")  # one table for both sides
@@ -122,10 +125,16 @@ def vanilla(size: Size) -> EncoderDecoderModel:
     """T5-base, with LayerNorm: norms before the layers, biases of distances that layers share, one table of tokens."""
     embedding = TextEmbedding(tokens=Tokens(vocab_size=size.vocabulary))
     return EncoderDecoderModel(
-        width=size.width, embedding=embedding, decoder_embedding=embedding, **stacks(size),
+        width=size.width,
+        embedding=embedding,
+        decoder_embedding=embedding,
+        **stacks(size),
         head=LMHead(vocab_size=size.vocabulary, shift=False, scale=size.width**-0.5),
-        start_token=0, padding_token=0, init=starts(size), ties=(INPUTS, ("head.out.weight", INPUTS[1])),
-    )  # fmt: skip
+        start_token=0,
+        padding_token=0,
+        init=starts(size),
+        ties=(INPUTS, ("head.out.weight", INPUTS[1])),
+    )
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
@@ -162,8 +171,7 @@ def without_norms(size: Size) -> Changes:
 
 def shared(size: Size, *names: str) -> Changes:
     """One layer that runs as often as there were layers."""
-    return {f"{name}.{field}": value for name in names
-            for field, value in (("depth", 1), ("order", (0,) * size.depth))}  # fmt: skip
+    return {f"{name}.{field}": value for name in names for field, value in (("depth", 1), ("order", (0,) * size.depth))}
 
 
 def narrow(size: Size) -> Changes:
@@ -188,9 +196,13 @@ def clustered(size: Size, widths: tuple[int, ...], hierarchical: bool) -> Change
     cutoffs = size.cutoffs[: len(widths) - 1]
     tokens = AdaptiveTokens(vocab_size=size.vocabulary, widths=widths, cutoffs=cutoffs)
     head = AdaptiveHead(
-        vocab_size=size.vocabulary, widths=widths, cutoffs=cutoffs, hierarchical=hierarchical, shift=False,
+        vocab_size=size.vocabulary,
+        widths=widths,
+        cutoffs=cutoffs,
+        hierarchical=hierarchical,
+        shift=False,
         scale=size.width**-0.5,
-    )  # fmt: skip
+    )
     return {**embedded(tokens), "head": head, "ties": ties(size, widths, "decoder_embedding.tokens", "head.out")}
 
 
@@ -227,22 +239,31 @@ def evolved(size: Size) -> Changes:
 
     reads = Block(
         gate=step(Gate(bias=False)),
-        convolution=step(BranchedConvolution(
-            left=taps(4 * D, 1, False, "relu"), right=taps(D // 2, 3, False, "relu"), out=taps(D // 2, 9),
-        )),
+        convolution=step(
+            BranchedConvolution(
+                left=taps(4 * D, 1, False, "relu"),
+                right=taps(D // 2, 3, False, "relu"),
+                out=taps(D // 2, 9),
+            )
+        ),
         attention=own(False, size.heads),
         feedforward=step(feedforward(size)),
-    )  # fmt: skip
+    )
     cross = step(attention(size, memory=True))
     writes = Block(
         both=Parallel(attention=own(True, 2 * size.heads), cross=cross),
-        convolution=step(BranchedConvolution(
-            left=taps(2 * D, 11, activation="relu"), right=taps(D // 2, 7), out=taps(D, 7), causal=True,
-        )),
+        convolution=step(
+            BranchedConvolution(
+                left=taps(2 * D, 11, activation="relu"),
+                right=taps(D // 2, 7),
+                out=taps(D, 7),
+                causal=True,
+            )
+        ),
         attention=own(True, size.heads),
         cross=cross,
         feedforward=step(feedforward(size).replace(activation="silu")),
-    )  # fmt: skip
+    )
     depth = max(1, size.depth // 2)
     both = {"encoder": reads, "decoder": writes}
     return {name: Stack(layers=block, depth=depth, norm=NORM) for name, block in both.items()}

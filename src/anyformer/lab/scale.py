@@ -57,9 +57,14 @@ def scaled(base: Model, width: int) -> Model:
 
 
 def trials(
-    name: str = "gpt2", widths: Sequence[int] = (), tokens: Sequence[int] = (), largest: Sequence[int] = (),
-    batch: int = 64, data: str | None = None, library: bool = True,
-) -> list[Trial]:  # fmt: skip
+    name: str = "gpt2",
+    widths: Sequence[int] = (),
+    tokens: Sequence[int] = (),
+    largest: Sequence[int] = (),
+    batch: int = 64,
+    data: str | None = None,
+    library: bool = True,
+) -> list[Trial]:
     """Every width with every number of tokens, and the largest run, (width, tokens); the dearest first, so that at the
     end none is waited for alone."""
     for what, sizes in (("widths", (*widths, *largest[:1])), ("tokens", (*tokens, *largest[1:]))):
@@ -73,9 +78,16 @@ def trials(
         steps = max(round(D / (batch * LENGTH)), 1)
         D = steps * batch * LENGTH
         values = {
-            "name": name, "width": width, "parameters": N, "tokens": D, "steps": steps, "batch": batch,
-            "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH), "data": data, "library": library,
-        }  # fmt: skip
+            "name": name,
+            "width": width,
+            "parameters": N,
+            "tokens": D,
+            "steps": steps,
+            "batch": batch,
+            "flops": counted.training_flops(LENGTH, causal=True) * (D // LENGTH),
+            "data": data,
+            "library": library,
+        }
         name_of = f"width-{width}-tokens-{D}"
         if any(trial.name == name_of for trial in found):
             steps_of = f"{steps:,} steps of {batch} texts of {LENGTH}"
@@ -90,11 +102,17 @@ def work(values: Values, place: Place) -> list[Row]:
     if values["data"] is not None:
         source = TextFiles(path=values["data"], unit="paragraph")
     run = training(
-        "scale", scaled(spec(values["name"]), values["width"]),
-        Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device, steps=values["steps"],
-        batch=values["batch"], length=LENGTH, lr=min(0.256 / values["width"], 4e-3),
-        every=max(values["steps"] // 6, 1), batches=24,
-    )  # fmt: skip
+        "scale",
+        scaled(spec(values["name"]), values["width"]),
+        Data(train=Held(source=source), valid=Held(source=source, out=True)),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=min(0.256 / values["width"], 4e-3),
+        every=max(values["steps"] // 6, 1),
+        batches=24,
+    )
     lines = [line for line in read_metrics(place.train(run).folder) if "valid/loss" in line]
     return [{"step": line["step"], "loss": line["valid/loss"]} for line in lines]
 
@@ -187,8 +205,9 @@ def fits(found: Sequence[Point]) -> dict[str, float]:
         "L(N)": power([p.N for p in long], [p.L for p in long]).a,
         "L(D)": power([p.D for p in large], [p.L for p in large]).a,
         "L(C)": power([p.C for p in edge], [p.L for p in edge]).a,
-        "L(N,D) of N": law.a, "L(N,D) of D": law.b,
-    }  # fmt: skip
+        "L(N,D) of N": law.a,
+        "L(N,D) of D": law.b,
+    }
 
 
 def intervals(found: Sequence[Point], number: int = 100, share: float = 0.95) -> dict[str, tuple[float, float]]:

@@ -58,8 +58,13 @@ class Place:
         folder = self.folder / name
         begun = (folder / "run.json").is_file()
         return setup(
-            run, folder, resume=begun, device=self.device, callbacks=[Metrics(), *callbacks], records=self.shared,
-        ).fit()  # fmt: skip
+            run,
+            folder,
+            resume=begun,
+            device=self.device,
+            callbacks=[Metrics(), *callbacks],
+            records=self.shared,
+        ).fit()
 
     def texts(self, name: str, make: Callable[[], Sequence[str]]) -> TextFiles:
         """Texts that are made up, a line each, in a file that whichever trial is first writes."""
@@ -148,14 +153,18 @@ class Trials:
         """Of all that are done: a trial's name and values, and what was measured."""
         return [
             {"trial": trial.name, **trial.values, **row}
-            for trial in self.trials if self.done(trial)
+            for trial in self.trials
+            if self.done(trial)
             for row in read(self.place(trial).folder / "rows.jsonl")
-        ]  # fmt: skip
+        ]
 
     def perform(
-        self, jobs: int = 1, on: str = "here", until: float = math.inf,
+        self,
+        jobs: int = 1,
+        on: str = "here",
+        until: float = math.inf,
         tell: Callable[[str], object] = lambda line: None,
-    ) -> list[Row]:  # fmt: skip
+    ) -> list[Row]:
         """Does what is left, `jobs` at once, in processes of this machine or `on` "ray"; after `until` (of
         time.monotonic()) nothing more is begun."""
         for trial in self.left:

@@ -28,11 +28,19 @@ if TYPE_CHECKING:
     from anyformer.look.vision import attention_distance, windows
 
 _PUBLIC = {
-    "attention": "maps", "routing": "maps", "logit_lens": "residual_stream", "stream_norms": "residual_stream",
-    "contributions": "attribution", "neurons": "neuron_attribution",
-    "patch": "patching", "patch_table": "patching", "head_scores": "scores",
-    "repeated": "scores", "attention_distance": "vision", "windows": "vision",
-}  # fmt: skip
+    "attention": "maps",
+    "routing": "maps",
+    "logit_lens": "residual_stream",
+    "stream_norms": "residual_stream",
+    "contributions": "attribution",
+    "neurons": "neuron_attribution",
+    "patch": "patching",
+    "patch_table": "patching",
+    "head_scores": "scores",
+    "repeated": "scores",
+    "attention_distance": "vision",
+    "windows": "vision",
+}
 
 __all__ = [
     "attention", "routing", "logit_lens", "stream_norms", "contributions", "neurons", "patch", "patch_table",

@@ -73,10 +73,13 @@ def contributions(
     first, layers = last_stretch(stack)
     ways = list(steps(stack, layers))
     mixed = [name for step in ways if (name := f"{step.sublayer.address}.op.mixed") in model.shows]
-    run = run.keeping(first, *{step.branch for step in ways}, *mixed,
-                      *({step.layer for step in ways} if run.change else ()))  # fmt: skip
-    parts = [Shares(run, row, chunk).through(ways, target) for chunk, target in
-             zip(positions.split(CHUNK), tokens.split(CHUNK))]  # fmt: skip
+    run = run.keeping(
+        first, *{step.branch for step in ways}, *mixed, *({step.layer for step in ways} if run.change else ())
+    )
+    parts = [
+        Shares(run, row, chunk).through(ways, target)
+        for chunk, target in zip(positions.split(CHUNK), tokens.split(CHUNK))
+    ]
     names, values = parts[0][0], torch.cat([value for _, value in parts], 1)
     scores = logits[positions, tokens]
     _check(values.sum(0), scores.double(), model.dtype)
@@ -166,8 +169,12 @@ class Shares:
         names, added = self.branch(step)
         zero = torch.zeros_like(added[0])
         constant = residual(zero, zero).double()
-        self.sum = torch.cat((residual(self.sum, torch.zeros_like(self.sum)).double() - constant,
-                              residual(torch.zeros_like(added), added).double() - constant))  # fmt: skip
+        self.sum = torch.cat(
+            (
+                residual(self.sum, torch.zeros_like(self.sum)).double() - constant,
+                residual(torch.zeros_like(added), added).double() - constant,
+            )
+        )
         self.sum[0] += constant + self.sum[len(self.names)]  # the branch's own biases
         self.sum = torch.cat((self.sum[: len(self.names)], self.sum[len(self.names) + 1 :]))
         self.names += names

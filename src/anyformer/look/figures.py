@@ -19,9 +19,12 @@ def new(columns: int = 1, rows: int = 1, width: float = 6, height: float = 4, **
 
 
 def heat_maps(
-    maps: Sequence[Tensor], titles: Sequence[str], title: str, tokens: list[str] | None = None,
+    maps: Sequence[Tensor],
+    titles: Sequence[str],
+    title: str,
+    tokens: list[str] | None = None,
     limits: tuple[float, float] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Several maps side by side, in rows of up to four; colours go from each one's least to its most unless said."""
     low, high = limits or (None, None)
     columns = min(len(maps), 4)

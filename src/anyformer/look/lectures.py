@@ -43,9 +43,13 @@ def positions(length: int = 48, width: int = 32) -> Any:
     turned = rope_scores(Rope(), length, width)
     maps = [sines, digits, falling, distance, turned, sines @ sines.T]
     titles = [
-        "sines (place x channel)", "binary (place x channel)", "ALiBi: bias by distance", "T5: bucket of distance",
-        "rotary: score of equal vectors", "sines: likeness of places",
-    ]  # fmt: skip
+        "sines (place x channel)",
+        "binary (place x channel)",
+        "ALiBi: bias by distance",
+        "T5: bucket of distance",
+        "rotary: score of equal vectors",
+        "sines: likeness of places",
+    ]
     return heat_maps([each.detach().float() for each in maps], titles, "position encodings")
 
 
@@ -85,16 +89,23 @@ def masks(length: int = 32) -> Any:
 
     both = Window(size=4, ahead=True)
     kinds = {
-        "full": Full(), "causal": Causal(), "window": both, "window & causal": Window(size=8) & Causal(),
-        "dilated window": Window(size=12, ahead=True) & Dilated(step=3), "global | window": Global(first=2) | both,
-        "blocks": SameBlock(size=8), "strided": Causal() & (Window(size=6) | Strided(stride=6)),
-        "fixed": Causal() & (SameBlock(size=8) | Fixed(stride=8)), "axial": Axial(columns=8),
+        "full": Full(),
+        "causal": Causal(),
+        "window": both,
+        "window & causal": Window(size=8) & Causal(),
+        "dilated window": Window(size=12, ahead=True) & Dilated(step=3),
+        "global | window": Global(first=2) | both,
+        "blocks": SameBlock(size=8),
+        "strided": Causal() & (Window(size=6) | Strided(stride=6)),
+        "fixed": Causal() & (SameBlock(size=8) | Fixed(stride=8)),
+        "axial": Axial(columns=8),
         "random blocks": RandomBlocks(size=4, per_row=2, num_blocks=length // 4),
         "BigBird": RandomBlocks(size=4, per_row=1, num_blocks=length // 4) | Global(first=4) | both,
-    }  # fmt: skip
+    }
     q, k = torch.arange(length)[:, None], torch.arange(length)[None, :]
-    seen = [mask.allows(torch.zeros(1, 1, dtype=torch.long), q, k, Rows()).expand(length, length) for mask in
-            kinds.values()]  # fmt: skip
+    seen = [
+        mask.allows(torch.zeros(1, 1, dtype=torch.long), q, k, Rows()).expand(length, length) for mask in kinds.values()
+    ]
     return heat_maps([each.float() for each in seen], [*kinds], "masks: rows look at columns", limits=(0, 1))
 
 
@@ -204,8 +215,11 @@ def windows(scene: Scene) -> Any:
             axis.set_axis_off()
         for axis, each in zip(line, alike, strict=False):
             over_image(axis, pixels[0], each)
-    figure.suptitle("places see those of their window; parts with one number are a window that the shift joined,\n"
-                    "and each of them sees its own colour alone", fontsize=9)  # fmt: skip
+    figure.suptitle(
+        "places see those of their window; parts with one number are a window that the shift joined,\n"
+        "and each of them sees its own colour alone",
+        fontsize=9,
+    )
     return figure
 
 
@@ -221,14 +235,25 @@ def over_image(axis: Any, pixels: Any, found: Any) -> None:
     parts = found.part.where(found.joined, -1)
     kinds = [int(part) for part in parts.unique() if part >= 0]
     colour = {-1: (0.0, 0.0, 0.0, 0.0)} | {part: (*colormaps["tab10"](i)[:3], 0.55) for i, part in enumerate(kinds)}
-    axis.imshow([[colour[part] for part in line] for line in parts.tolist()], interpolation="nearest",
-                extent=(0, columns * found.span.width, rows * found.span.height, 0))  # fmt: skip
+    axis.imshow(
+        [[colour[part] for part in line] for line in parts.tolist()],
+        interpolation="nearest",
+        extent=(0, columns * found.span.width, rows * found.span.height, 0),
+    )
     lines = [[(left, top), (right, bottom)] for (top, left), (bottom, right) in found.seams()]
     for shade, thick in (("white", 1.6), ("black", 0.7)):  # seen on any image
         axis.add_collection(LineCollection(lines, colors=shade, linewidths=thick))
     for window, _, (row, column) in found.pieces():
-        axis.text(column, row, str(window), ha="center", va="center", fontsize=7, clip_on=True,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.7})  # fmt: skip
+        axis.text(
+            column,
+            row,
+            str(window),
+            ha="center",
+            va="center",
+            fontsize=7,
+            clip_on=True,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.7},
+        )
     axis.set_xlim(0, wide)
     axis.set_ylim(high, 0)
     axis.set_axis_off()
@@ -248,8 +273,15 @@ def spectrogram(scene: Scene) -> Any:
     figure, axes = new(1, 2 * len(lines), 12, 2.6 * len(lines) + 0.4, height_ratios=[3, 1] * len(lines))
     low, high = float(sound.power.min()), float(sound.power.max())
     for line, upper, lower in zip(lines, axes[::2, 0], axes[1::2, 0], strict=True):
-        upper.imshow(line.power.numpy(), aspect="auto", origin="lower", cmap="magma", vmin=low, vmax=high,
-                     extent=(line.start, line.end, 0, sound.high))  # fmt: skip
+        upper.imshow(
+            line.power.numpy(),
+            aspect="auto",
+            origin="lower",
+            cmap="magma",
+            vmin=low,
+            vmax=high,
+            extent=(line.start, line.end, 0, sound.high),
+        )
         upper.set_ylabel(sound.unit, fontsize=7)
         upper.tick_params(labelsize=7, labelbottom=False)
         lower.tick_params(labelsize=7, left=False, labelleft=False)
@@ -276,7 +308,8 @@ PICTURES: dict[str, Picture] = {
     "experts": Picture("where a switch sends tokens, and which of them it drops", experts),
     "walk": Picture("a prompt's walk through a model: vectors, attention, stream, next words", walk, "text"),
     "vit": Picture("inside a ViT: first filters, likeness of positions, attention distance by depth", vit, "image"),
-    "windows": Picture("windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows,
-                       "image", bare=True),
+    "windows": Picture(
+        "windows and shifted windows (Swin) over an image, or none: INPUT can be left out", windows, "image", bare=True
+    ),
     "spectrogram": Picture("what is heard, with the words under it when they are said", spectrogram, "sound"),
-}  # fmt: skip
+}

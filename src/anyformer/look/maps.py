@@ -59,8 +59,10 @@ def attention(run: Trace) -> Attentions:
     kinds = attending(run.model)
     if not kinds:
         mixers = sorted({a.split(".")[-2] for a in run.model.shows if a.endswith(".mixed")} - {"op"})
-        raise ValueError(f"this model has no attention weights{f' ({mixers[0]})' if mixers else ''}: its mixers "
-                         "carry a state from token to token, or see fixed neighbours")  # fmt: skip
+        raise ValueError(
+            f"this model has no attention weights{f' ({mixers[0]})' if mixers else ''}: its mixers "
+            "carry a state from token to token, or see fixed neighbours"
+        )
     run = run.keeping(*(f"{address}.weights" for address in kinds))
     return Attentions(
         tuple(

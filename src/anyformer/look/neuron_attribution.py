@@ -68,8 +68,12 @@ def neurons(
         raise ValueError("this model has no feed-forward layers whose units add to the scores one by one")
     made = [f"{sublayer.address}.op" for sublayer in layers]
     with torch.no_grad():
-        run = run.keeping(f"{stack.address}.input", *{step.branch for step in ways}, *made,
-                          *({step.layer for step in ways} if run.change else ()))  # fmt: skip
+        run = run.keeping(
+            f"{stack.address}.input",
+            *{step.branch for step in ways},
+            *made,
+            *({step.layer for step in ways} if run.change else ()),
+        )
         read = calls(run, list(layers.values()))
     shares: dict[str, list[Tensor]] = {}
     active: dict[str, list[Tensor]] = {}

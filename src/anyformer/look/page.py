@@ -30,13 +30,23 @@ def assembled(data: Data, served: bool = False) -> str:
     """The page with its script, its style and its data in it; the browser runs these two by their hashes alone."""
     script, style = "\n".join(resource(name) for name in SCRIPTS), resource("page.css")
     allowed = [
-        "default-src 'none'", f"script-src '{digest(script)}'", f"style-src '{digest(style)}'", "img-src data:",
-        "base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if served else []),
-    ]  # fmt: skip
+        "default-src 'none'",
+        f"script-src '{digest(script)}'",
+        f"style-src '{digest(style)}'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        *(["connect-src 'self'"] if served else []),
+    ]
     # in a script element only "<" can end the data
     told = json.dumps({**data, "served": served}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {"title": html.escape(f"{data['name']}: inside"), "csp": html.escape("; ".join(allowed)), "style": style,
-             "script": script, "data": told}  # fmt: skip
+    parts = {
+        "title": html.escape(f"{data['name']}: inside"),
+        "csp": html.escape("; ".join(allowed)),
+        "style": style,
+        "script": script,
+        "data": told,
+    }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 

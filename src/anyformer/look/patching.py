@@ -23,9 +23,14 @@ ROWS = 16  # changes that are tried at once, a row of the batch each
 
 
 def patch(
-    run: Trace, other: Trace | None = None, *, at: str | Sequence[str], positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None, scale: float = 0.0,
-) -> Trace:  # fmt: skip
+    run: Trace,
+    other: Trace | None = None,
+    *,
+    at: str | Sequence[str],
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    scale: float = 0.0,
+) -> Trace:
     """The run once more, with the values of the `other` run in the place of its own at these addresses, or without one
     with its own times `scale`. `positions` and `heads` say of which tokens and heads; all unless said. A sublayer
     stands for what it adds, and its heads for what they give to it."""
@@ -34,8 +39,9 @@ def patch(
     changes: dict[str, Change] = {}
     for address in asked:
         number = None if heads is None else heads_at(run, address.removesuffix(".mixed"))
-        changes[address] = pasted(address, None if theirs is None else theirs.kept.get(address), positions, heads,
-                                  number, scale)  # fmt: skip
+        changes[address] = pasted(
+            address, None if theirs is None else theirs.kept.get(address), positions, heads, number, scale
+        )
     with torch.no_grad():
         return trace(run.model, keep=tuple(run.kept), change={**run.change, **changes}, **run.inputs)
 
@@ -62,9 +68,13 @@ def heads_at(run: Trace, mixer: str) -> int:
 
 
 def pasted(
-    address: str, theirs: list[Tensor] | None, positions: Sequence[int] | None, heads: Sequence[int] | None,
-    number: int | None, scale: float,
-) -> Change:  # fmt: skip
+    address: str,
+    theirs: list[Tensor] | None,
+    positions: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    number: int | None,
+    scale: float,
+) -> Change:
     def change(value: Tensor, _: str, index: int) -> Tensor:
         if theirs is None:
             source = value * scale
@@ -73,8 +83,10 @@ def pasted(
         else:
             source = theirs[index]
         if positions is None and source.shape != value.shape:
-            raise ValueError(f"{address}: the other run's value is {tuple(source.shape)} and this one's "
-                             f"{tuple(value.shape)}: texts of other lengths, give positions")  # fmt: skip
+            raise ValueError(
+                f"{address}: the other run's value is {tuple(source.shape)} and this one's "
+                f"{tuple(value.shape)}: texts of other lengths, give positions"
+            )
         if positions is None and heads is None:
             return source
         places = [*range(value.shape[1])] if positions is None else [*positions]
@@ -128,9 +140,15 @@ class _Cell:
 
 
 def patch_table(
-    run: Trace, other: Trace | None = None, *, by: Literal["position", "head", "sublayer"] = "position",
-    token: int | None = None, position: int = -1, scale: float = 0.0, positions: Sequence[int] | None = None,
-) -> PatchTable:  # fmt: skip
+    run: Trace,
+    other: Trace | None = None,
+    *,
+    by: Literal["position", "head", "sublayer"] = "position",
+    token: int | None = None,
+    position: int = -1,
+    scale: float = 0.0,
+    positions: Sequence[int] | None = None,
+) -> PatchTable:
     """Every layer and position, every head of every layer, or every sublayer, patched alone. The token is the likeliest
     at `position` unless said."""
     logits = last_scores(run, position)

@@ -32,8 +32,9 @@ class HeadScores:
         """(address, head, score) of the heads with the highest."""
         if kind not in self.kinds:
             raise ValueError(f"no score {quote(kind)}; {nearest(kind, self.kinds)}")
-        every = [(address, i, float(score)) for address, scores in self.kinds[kind].items()
-                 for i, score in enumerate(scores)]  # fmt: skip
+        every = [
+            (address, i, float(score)) for address, scores in self.kinds[kind].items() for i, score in enumerate(scores)
+        ]
         return sorted(every, key=lambda head: -head[2])[:number]
 
     def figure(self) -> Any:
@@ -51,9 +52,12 @@ def head_scores(run: Trace) -> HeadScores:
         raise ValueError("heads are scored by the tokens they look at, and this run read none (input_ids)")
     found: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
     for each in attention(run).maps:
-        if each.kind == "self" and each.time == 0 and each.weights.shape[0] == ids.shape[0] and (
-            each.weights.shape[-2:] == (ids.shape[1], ids.shape[1])
-        ):  # fmt: skip
+        if (
+            each.kind == "self"
+            and each.time == 0
+            and each.weights.shape[0] == ids.shape[0]
+            and (each.weights.shape[-2:] == (ids.shape[1], ids.shape[1]))
+        ):
             for kind, targets in looked_at(ids).items():
                 found[kind][short(each.address)] = share(each.weights, targets)
     if not found[KINDS[0]]:

@@ -81,16 +81,18 @@ ANSWERS: dict[str, Callable[[Server, Data], Data]] = {
     "contributions": lambda server, asked: server.inside.contributions(
         whole_numbers(asked["positions"]) or [], asked.get("token")
     ),
-    "neurons": lambda server, asked: server.inside.neurons(
-        whole_numbers(asked["positions"]) or [], asked.get("token")
-    ),
+    "neurons": lambda server, asked: server.inside.neurons(whole_numbers(asked["positions"]) or [], asked.get("token")),
     "change": lambda server, asked: server.inside.change(
-        str(asked["at"]), str(asked["action"]), whole_numbers(asked.get("heads")),
-        whole_numbers(asked.get("positions")), float(asked.get("scale") or 0.0), int(asked.get("place", -1)),
+        str(asked["at"]),
+        str(asked["action"]),
+        whole_numbers(asked.get("heads")),
+        whole_numbers(asked.get("positions")),
+        float(asked.get("scale") or 0.0),
+        int(asked.get("place", -1)),
     ),
     "table": lambda server, asked: server.inside.table(str(asked["by"]), int(asked.get("place", -1))),
     "heads": lambda server, asked: server.inside.head_kinds(),
-}  # fmt: skip
+}
 
 
 class Handler(BaseHTTPRequestHandler):

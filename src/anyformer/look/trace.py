@@ -73,9 +73,12 @@ class Trace(Mapping[str, Any]):
 
 
 def trace(
-    model: TransformerModule, *, keep: str | Sequence[str] = (), change: Mapping[str, Change] | None = None,
+    model: TransformerModule,
+    *,
+    keep: str | Sequence[str] = (),
+    change: Mapping[str, Change] | None = None,
     **inputs: Any,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Runs the model on `inputs`. Values at addresses that match a pattern of `keep` are kept; those that match one of
     `change` are replaced by what its function makes of (value, address), and are kept as changed. Where nothing is
     changed the output is exactly the model's own."""

@@ -101,12 +101,20 @@ class Inside:
     def opening(self) -> Data:
         scene = self.scene
         return {
-            "name": scene.name, "tokens": self.labels(scene.target), "source": self.source(), "media": scene.media,
-            "predictions": self.predictions(), "maps": [self.map_data(at) for at in self.small],
-            "whole": self.said is not None and self.said.dim() == 2, "state": self.state_sizes(),
-            "experts": self.experts(), "other": None if scene.other is None else self.labels(scene.target, scene.other),
-            "sublayers": self.sublayers(), "writes": bool(self.model.spec.writes), "layers": self.depth(),
-        }  # fmt: skip
+            "name": scene.name,
+            "tokens": self.labels(scene.target),
+            "source": self.source(),
+            "media": scene.media,
+            "predictions": self.predictions(),
+            "maps": [self.map_data(at) for at in self.small],
+            "whole": self.said is not None and self.said.dim() == 2,
+            "state": self.state_sizes(),
+            "experts": self.experts(),
+            "other": None if scene.other is None else self.labels(scene.target, scene.other),
+            "sublayers": self.sublayers(),
+            "writes": bool(self.model.spec.writes),
+            "layers": self.depth(),
+        }
 
     def depth(self) -> Data:
         stack = body(self.model).last
@@ -159,10 +167,16 @@ class Inside:
         rows, heads, queries, keys = self.shapes[at]
         small = self.small[at]
         return {
-            "address": short(at.address) + (f", run {at.time + 1}" if at.time else ""), "kind": self.mixers[at.address],
-            "heads": heads, "queries": queries, "keys": keys, "windows": rows, "side": list(small.shape[1:]),
-            "small": packed(small), "of": self.side(at.address),
-        }  # fmt: skip
+            "address": short(at.address) + (f", run {at.time + 1}" if at.time else ""),
+            "kind": self.mixers[at.address],
+            "heads": heads,
+            "queries": queries,
+            "keys": keys,
+            "windows": rows,
+            "side": list(small.shape[1:]),
+            "small": packed(small),
+            "of": self.side(at.address),
+        }
 
     def side(self, address: str) -> str:
         """Whose places a module is about: of what the encoder of a pair read, or of the text that is scored."""
@@ -174,10 +188,15 @@ class Inside:
         shown = []
         for each in routing(self.run):
             shares = [[round(float(w), 4) for w in line] for line in each.weights.reshape(each.experts.shape)]
-            shown.append({
-                "address": short(each.address.removesuffix(".router")), "of": self.side(each.address),
-                "number": each.num_experts, "experts": each.experts.tolist(), "weights": shares,
-            })  # fmt: skip
+            shown.append(
+                {
+                    "address": short(each.address.removesuffix(".router")),
+                    "of": self.side(each.address),
+                    "number": each.num_experts,
+                    "experts": each.experts.tolist(),
+                    "weights": shares,
+                }
+            )
         return shown
 
     def state_sizes(self) -> list[int]:
@@ -220,17 +239,23 @@ class Inside:
         names, chances = (value.reshape(len(found), -1) for value in (names, chances))
         words = {int(i): self.word(int(i)) for i in names.unique()}
         return {
-            "depths": list(found.addresses), "positions": list(positions), "tokens": names.tolist(), "words": words,
-            "chances": rounded(chances), "norms": rounded(stream_norms(self.run)[:, 0]),
-        }  # fmt: skip
+            "depths": list(found.addresses),
+            "positions": list(positions),
+            "tokens": names.tolist(),
+            "words": words,
+            "chances": rounded(chances),
+            "norms": rounded(stream_norms(self.run)[:, 0]),
+        }
 
     def contributions(self, positions: Sequence[int], token: int | None = None) -> Data:
         found = contributions(self.run, token, list(positions))
         return {
-            "lines": [[line.name, line.address, line.head] for line in found.names], "values": rounded(found.values),
-            "positions": list(positions), "tokens": [[int(t), self.word(int(t))] for t in found.tokens],
+            "lines": [[line.name, line.address, line.head] for line in found.names],
+            "values": rounded(found.values),
+            "positions": list(positions),
+            "tokens": [[int(t), self.word(int(t))] for t in found.tokens],
             "scores": rounded(found.scores),
-        }  # fmt: skip
+        }
 
     def neurons(self, positions: Sequence[int], token: int | None = None) -> Data:
         """At each place the units that matter most: [sublayer, unit, activation, share]."""
@@ -241,8 +266,15 @@ class Inside:
 
     # -- changing something -------------------------------------------------------------------------------------------
 
-    def change(self, at: str, action: str, heads: Sequence[int] | None, positions: Sequence[int] | None,
-               scale: float = 0.0, place: int = -1) -> Data:  # fmt: skip
+    def change(
+        self,
+        at: str,
+        action: str,
+        heads: Sequence[int] | None,
+        positions: Sequence[int] | None,
+        scale: float = 0.0,
+        place: int = -1,
+    ) -> Data:
         """The predictions at a place before and after."""
         if action == "paste" and self.other is None:
             raise ValueError("there is no other text to paste from: start with --other TEXT")
@@ -266,8 +298,14 @@ class Inside:
             raise ValueError("places are pasted from another text: start with --other TEXT")
         found = patch_table(self.run, self.other if pasted else None, by=by, position=place)  # type: ignore[arg-type]
         values = [[None if math.isnan(v) else round(v, 4) for v in line] for line in found.values.tolist()]
-        return {"rows": list(found.rows), "columns": list(found.columns), "values": values, "by": by,
-                "token": self.word(found.token), "before": round(found.before, 4)}  # fmt: skip
+        return {
+            "rows": list(found.rows),
+            "columns": list(found.columns),
+            "values": values,
+            "by": by,
+            "token": self.word(found.token),
+            "before": round(found.before, 4),
+        }
 
     def head_kinds(self) -> Data:
         """Scores of heads on random words twice over where the model takes them, else on this text."""
@@ -276,8 +314,12 @@ class Inside:
         except ValueError:
             run, how = self.run, "on this text"
         kinds = head_scores(run).kinds
-        return {"how": how, "kinds": {kind: {address: rounded(scores) for address, scores in found.items()}
-                                      for kind, found in kinds.items()}}  # fmt: skip
+        return {
+            "how": how,
+            "kinds": {
+                kind: {address: rounded(scores) for address, scores in found.items()} for kind, found in kinds.items()
+            },
+        }
 
     def longer(self, position: int, number: int) -> Inside:
         """The same with this word after that place, and nothing behind it."""

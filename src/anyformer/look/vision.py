@@ -64,8 +64,9 @@ def attention_distance(run: Trace) -> dict[str, Tensor]:
     found = {}
     for each in attention(run).maps:
         if each.weights.shape[-2:] != (prefix + len(places), prefix + len(places)):
-            raise ValueError(f"{short(each.address)} does not look from every patch at every other: it has windows, or "
-                             "fewer places")  # fmt: skip
+            raise ValueError(
+                f"{short(each.address)} does not look from every patch at every other: it has windows, or fewer places"
+            )
         weights = each.weights[:, :, prefix:, prefix:].float().cpu()
         found[short(each.address)] = (weights * apart).sum((0, 2, 3)) / weights.sum((0, 2, 3)).clamp(min=1e-9)
     return found
@@ -120,8 +121,10 @@ class Windowed:
         for address in self.addresses:
             stack, _, rest = address.rpartition(".layers.")
             stacks.setdefault(stack, []).append(rest.split(".")[0])
-        return "; ".join(f"{stack}, {'layers' if len(numbers) > 1 else 'layer'} {', '.join(numbers)}"
-                         for stack, numbers in stacks.items())  # fmt: skip
+        return "; ".join(
+            f"{stack}, {'layers' if len(numbers) > 1 else 'layer'} {', '.join(numbers)}"
+            for stack, numbers in stacks.items()
+        )
 
     def pieces(self) -> list[tuple[int, int, Point]]:
         """Window, part and middle of every part of the windows that were joined."""
@@ -162,8 +165,7 @@ def windows(spec: Model, image_size: tuple[int, int] | None = None) -> list[Wind
         raise ValueError("this model has two towers: give the description of one, as model.image.spec is")
     model = skeleton(spec).eval()
     read: Any = model.spec.embedding
-    modules = {module: short(address) for address, module in model.named_modules()
-               if isinstance(module, WindowsModule)}  # fmt: skip
+    modules = {module: short(address) for address, module in model.named_modules() if isinstance(module, WindowsModule)}
     if not modules:
         raise ValueError("this model has no windows: its layers see all of their grid, or no grid (Swin's have some)")
     size: tuple[int, ...] = image_size or read.image_size

@@ -332,21 +332,36 @@ class TransformerModule(nn.Module):
         return {**out, **said}
 
     def forward(
-        self, *args: Tensor, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None, position_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
-        pixel_values: Tensor | None = None, input_values: Tensor | None = None, labels: Tensor | None = None,
-        start_positions: Tensor | None = None, end_positions: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None, **others: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        *args: Tensor,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
+    ) -> Any:
         """What the published class gives for the inputs in `self.inputs`, of which the most usual are named here, where
         those look who choose columns by a signature. With `num_items_in_batch` the loss of a language model is a sum
         over its labels, divided by that."""
         named = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
-            "position_ids": position_ids, "inputs_embeds": inputs_embeds, "pixel_values": pixel_values,
-            "input_values": input_values, "labels": labels, "start_positions": start_positions,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+            "pixel_values": pixel_values,
+            "input_values": input_values,
+            "labels": labels,
+            "start_positions": start_positions,
             "end_positions": end_positions,
-        }  # fmt: skip
+        }
         inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
         known, state_name = self.inputs, self.spec.state_name
         if len(args) > len(known):

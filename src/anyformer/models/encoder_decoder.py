@@ -82,8 +82,14 @@ class EncoderDecoderModule(TransformerModule):
         decoder = tuple(f"decoder_{name}" for name in spec.decoder_embedding.inputs)
         head = spec.head.inputs if spec.head else ()
         return (
-            *spec.embedding.inputs, *decoder, "encoder_outputs", *head, *self.tree_inputs, *self.caching, *self.common,
-        )  # fmt: skip
+            *spec.embedding.inputs,
+            *decoder,
+            "encoder_outputs",
+            *head,
+            *self.tree_inputs,
+            *self.caching,
+            *self.common,
+        )
 
     def encode(self, inputs: dict[str, Any], taps: Taps | None) -> tuple[Tensor, Context]:
         x, ctx = self.embedding(inputs)

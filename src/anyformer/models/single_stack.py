@@ -88,9 +88,13 @@ class OneStackModule(TransformerModule):
         memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
         caching = self.caching if spec.left_to_right else ()
         return (
-            *spec.embedding.inputs, *(spec.head.inputs if spec.head else ()), *memory, *self.tree_inputs, *caching,
+            *spec.embedding.inputs,
+            *(spec.head.inputs if spec.head else ()),
+            *memory,
+            *self.tree_inputs,
+            *caching,
             *self.common,
-        )  # fmt: skip
+        )
 
     def hidden(
         self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None

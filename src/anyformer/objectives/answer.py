@@ -72,9 +72,11 @@ class Answer(Objective):
             if touched:
                 start, end = touched[0], touched[-1]
         return {
-            "input_ids": ids, "token_type_ids": array(window.type_ids),
-            "start": np.asarray(np.int64(start)), "end": np.asarray(np.int64(end)),
-        }  # fmt: skip
+            "input_ids": ids,
+            "token_type_ids": array(window.type_ids),
+            "start": np.asarray(np.int64(start)),
+            "end": np.asarray(np.int64(end)),
+        }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         places = {f"{name}_positions": scalars(records, name) for name in ("start", "end")}

@@ -70,9 +70,11 @@ class Act(Objective):
         actions = rows["actions"]
         actions = F.one_hot(actions, self.choices).float() if self.choices else actions.view(B, N, width["actions"])
         batch = {
-            "states": rows["states"].view(B, N, width["states"]), "actions": actions,
-            "returns_to_go": rows["to_go"][..., None] * float(self.asks), "timesteps": rows["times"],
-        }  # fmt: skip
+            "states": rows["states"].view(B, N, width["states"]),
+            "actions": actions,
+            "returns_to_go": rows["to_go"][..., None] * float(self.asks),
+            "timesteps": rows["times"],
+        }
         if int(lengths.min()) < N:
             batch["attention_mask"] = (torch.arange(N) < lengths[:, None]).long()
         return batch

@@ -57,17 +57,21 @@ class Diffuse(LabelledPictures):
         record = super().vary(record, random, *partners)
         left_out = random.random() < self.unlabelled
         return {
-            **record, "noise": random.standard_normal(math.prod(self.drawn), np.float32),
+            **record,
+            "noise": random.standard_normal(math.prod(self.drawn), np.float32),
             "moment": np.asarray(random.random()),
             "label": np.asarray(len(self.labels), np.int64) if left_out else record["label"],
-        }  # fmt: skip
+        }
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
         batch = super().collate(records, pad)
         noise = torch.from_numpy(np.stack([record["noise"] for record in records])).unflatten(1, self.drawn)
         return {
-            **batch, "noise": noise, "moment": scalars(records, "moment"), "class_labels": scalars(records, "label")
-        }  # fmt: skip
+            **batch,
+            "noise": noise,
+            "moment": scalars(records, "moment"),
+            "class_labels": scalars(records, "label"),
+        }
 
     def module(self, model: TransformerModule) -> nn.Module:
         head_of(model, NoiseModule, "diffusion")

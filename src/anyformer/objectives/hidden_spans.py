@@ -124,8 +124,11 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         spec = model.spec
         theirs = (spec.image.token, spec.audio.token, spec.head.text, spec.head.audio)
         sizes = (spec.image.model.embedding.vectors(0), spec.audio.model.embedding.frames(self.samples))
-        for name, mine, there in (("places", self.places, theirs), ("patches", self.patches, sizes[0]),
-                                  ("segments", self.segments, sizes[1])):  # fmt: skip
+        for name, mine, there in (
+            ("places", self.places, theirs),
+            ("patches", self.patches, sizes[0]),
+            ("segments", self.segments, sizes[1]),
+        ):
             if mine != there:
                 raise ValueError(f"HiddenSpans.{name} is {mine}, and the model's is {there}")
         return model

@@ -62,9 +62,14 @@ class Sounds(Objective):
             return AudioProcessor(sampling_rate=self.rate, return_attention_mask=True)
         wide = 1 << (self.window - 1).bit_length() if self.form == "bank" else self.window  # a Fourier transform's
         return AudioProcessor(
-            kind=self.form, sampling_rate=self.rate, feature_size=self.channels, n_fft=wide, win_length=self.window,
-            hop_length=self.hop, chunk_length=self.seconds,
-        )  # fmt: skip
+            kind=self.form,
+            sampling_rate=self.rate,
+            feature_size=self.channels,
+            n_fft=wide,
+            win_length=self.window,
+            hop_length=self.hop,
+            chunk_length=self.seconds,
+        )
 
     def write_settings(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

@@ -57,9 +57,15 @@ Activation = Literal[
 
 # the names that published configs use for the same functions
 ALIASES = {
-    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_python": "gelu",
-    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh", "swish": "silu", "linear": "identity",
-}  # fmt: skip
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "swish": "silu",
+    "linear": "identity",
+}
 ACTIVATION_NAMES = tuple(sorted({*ACTIVATIONS, *ALIASES}))  # that a published config may have
 
 

@@ -56,9 +56,12 @@ class Halve(Part):
         first = (2 * index - int(self.first_apart)).clamp(min=0)  # where each pair's first token stood
         segments = ctx.extra(Segments)
         inner = ctx.having(
-            Spacing(2 * spacing_of(ctx)), *(() if segments is None else (Segments(segments.kinds[:, first]),)),
-            index=index, positions=ctx.positions[:, first], shared={},
+            Spacing(2 * spacing_of(ctx)),
+            *(() if segments is None else (Segments(segments.kinds[:, first]),)),
+            index=index,
+            positions=ctx.positions[:, first],
+            shared={},
             padding=None if ctx.padding is None else self.shorten(ctx.padding),
-        )  # fmt: skip
+        )
         looking = ctx.having(Stride(2), index=first, fine=x, shared={}) if self.queries_only else inner
         return short, inner, looking

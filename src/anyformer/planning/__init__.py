@@ -22,11 +22,15 @@ def run_of(base: Run, name: str, job: Job, way: Way, steps: int) -> Run:
         raise ValueError("`anyformer train` has no pipelines: a run.json is written for replicate, shard and tensor")
     sharded = way.shard * way.tensor > 1
     changes = {
-        "name": name, "model": job.spec, "steps": steps, "precision": "bf16", "compile": base.compile and not sharded,
+        "name": name,
+        "model": job.spec,
+        "steps": steps,
+        "precision": "bf16",
+        "compile": base.compile and not sharded,
         "batch": Batch(examples=job.batch, micro=job.micro, length=job.length),
         "mesh": Mesh(replicate=way.replicate, shard=way.shard, tensor=way.tensor),
         "recompute": ("*.layers.*",) if way.recompute else (),
-    }  # fmt: skip
+    }
     tokens = getattr(dict(job.spec.items())["embedding"], "tokens", None)
     if tokens is not None and hasattr(base.vocabulary, "size"):
         changes["vocabulary.size"] = tokens.vocab_size

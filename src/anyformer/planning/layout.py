@@ -133,9 +133,14 @@ class Job:
         sent += steps * 2 * self.micro * max((given for given, _ in layers), default=0) * (way.pipeline > 1)
         # of a pipeline, the first stage has as many texts under way as there are stages
         return Need(
-            way, 4 * P / way.shard + copies, 4 * P / way.shard, 8 * P / way.shard, self.micro * (once + kept), buffers,
+            way,
+            4 * P / way.shard + copies,
+            4 * P / way.shard,
+            8 * P / way.shard,
+            self.micro * (once + kept),
+            buffers,
             sent,
-        )  # fmt: skip
+        )
 
     def flops(self, way: Way) -> int:
         """Of one step, on all devices together."""

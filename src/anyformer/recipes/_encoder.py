@@ -20,10 +20,16 @@ def vocabulary(size: int = SIZE) -> TrainedBPE:
 
 def small_bert(architecture: str, labels: tuple[str, ...] = (), **changes: int) -> Model:
     config: dict[str, Any] = {
-        "architectures": [architecture], "vocab_size": SIZE, "hidden_size": 256, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "intermediate_size": 1024, "max_position_embeddings": LENGTH, "pad_token_id": 0,
+        "architectures": [architecture],
+        "vocab_size": SIZE,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "max_position_embeddings": LENGTH,
+        "pad_token_id": 0,
         **changes,
-    }  # fmt: skip
+    }
     if labels:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}
         config["label2id"] = {label: i for i, label in enumerate(labels)}

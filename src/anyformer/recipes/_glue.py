@@ -76,7 +76,9 @@ def run_of(
         model=model.replace(labels=task.labels or ("similarity",)),
         data=Data(train=train, valid=valid, test=others[0] if others else None),
         objective=Classify(
-            labels=task.labels, pair="pair" in task.columns, length=length,
+            labels=task.labels,
+            pair="pair" in task.columns,
+            length=length,
             **({} if task.labels else {"low": 0.0, "high": 5.0}),
         ),
         optimizer=AdamW(lr=lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
@@ -85,7 +87,7 @@ def run_of(
         steps=steps,
         evaluate=Evaluate(every=steps, metrics=task.metrics),
         keep=Keep(every=max(steps // 5, 1), last=1, best=False),
-    )  # fmt: skip
+    )
 
 
 def score(results: Mapping[str, Mapping[str, float]]) -> float:

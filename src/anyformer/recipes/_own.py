@@ -39,9 +39,16 @@ def from_text(path: str, model: str | None = None) -> Run:
 
 
 def from_table(
-    path: str, label: str | None, columns: Sequence[str] = (), model: str | None = None, *,
-    delimiter: str | None = None, encoding: str | None = None, jsonl: bool = False, tell: Tell = lambda line: None,
-) -> Run:  # fmt: skip
+    path: str,
+    label: str | None,
+    columns: Sequence[str] = (),
+    model: str | None = None,
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    jsonl: bool = False,
+    tell: Tell = lambda line: None,
+) -> Run:
     """A classifier for the rows of a CSV, TSV or JSON lines, or without a label a model that writes such texts. One row
     in ten is held out. `tell` gets a line about how the file is read."""
     wanted = (*columns, *([label] if label else ()))
@@ -204,25 +211,38 @@ def conversing(source: Source, path: str, model: str | None) -> Run:
         raise ValueError(f"{path} holds conversations: --model names the checkpoint, with a chat template, to train")
     length = min(position_limit(description_of(given)) or dialogue.LENGTH, dialogue.LENGTH)
     return dialogue.run().replace(
-        name=name_of(path), model=given, objective=Dialogue(length=length),
+        name=name_of(path),
+        model=given,
+        objective=Dialogue(length=length),
         data=Data(train=Held(source=source, one_in=10), valid=Held(source=source, one_in=10, out=True)),
-    )  # fmt: skip
+    )
 
 
 def classifying(data: Data, name: str, labels: tuple[str, ...], pair: bool, rows: int, model: str | None) -> Run:
     size, length = 2000, 256
     scratch = small_bert(
-        f"Bert{CLASSIFIER}", labels or ("value",), vocab_size=size, hidden_size=128, num_hidden_layers=2,
-        intermediate_size=512, max_position_embeddings=length,
-    )  # fmt: skip
+        f"Bert{CLASSIFIER}",
+        labels or ("value",),
+        vocab_size=size,
+        hidden_size=128,
+        num_hidden_layers=2,
+        intermediate_size=512,
+        max_position_embeddings=length,
+    )
     steps = min(max(5 * rows // 32, 60), 5000)  # five times through the rows, within reason
     run = Run(
-        name=name, model=scratch, vocabulary=vocabulary(size), data=data,
+        name=name,
+        model=scratch,
+        vocabulary=vocabulary(size),
+        data=data,
         objective=Classify(labels=labels, pair=pair, length=length),
-        optimizer=AdamW(lr=5e-4, weight_decay=0.01), schedule=Linear(warmup=steps // 10),
-        batch=Batch(examples=32), steps=steps, keep=Keep(every=max(steps // 4, 1)),
+        optimizer=AdamW(lr=5e-4, weight_decay=0.01),
+        schedule=Linear(warmup=steps // 10),
+        batch=Batch(examples=32),
+        steps=steps,
+        keep=Keep(every=max(steps // 4, 1)),
         evaluate=Evaluate(every=max(steps // 4, 1), metrics=("accuracy",) if labels else ("pearson",)),
-    )  # fmt: skip
+    )
     if model is None:
         return run
     given, made = with_vocabulary(model, labelled(model, labels or ("value",)), vocabulary(size))

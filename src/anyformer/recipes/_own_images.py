@@ -108,12 +108,20 @@ class Reading(NamedTuple):
 def from_scratch(labels: tuple[str, ...], found: Found) -> Reading:
     """A small ViT for pictures of the size and the channels that most of them have."""
     side, half = picture_side(found.sides), (0.5,) * found.channels
-    model = families.find("vit").read({
-        "architectures": [f"ViT{CLASSIFIER}"], "image_size": side, "patch_size": side // PATCHES,
-        "num_channels": found.channels, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "intermediate_size": 512, "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-    })  # fmt: skip
+    model = families.find("vit").read(
+        {
+            "architectures": [f"ViT{CLASSIFIER}"],
+            "image_size": side,
+            "patch_size": side // PATCHES,
+            "num_channels": found.channels,
+            "hidden_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+        }
+    )
     return Reading(model, (side, side), half, half, lr=1e-3, shift=side // 16)
 
 
@@ -134,11 +142,16 @@ def further(labels: tuple[str, ...], model: str) -> Reading:
 def image_run(data: Data, name: str, labels: tuple[str, ...], reading: Reading, count: int) -> Run:
     steps = min(max(10 * count // 32, 100), 5000)  # ten times through the images, within reason
     return Run(
-        name=name, model=reading.model, data=data,
+        name=name,
+        model=reading.model,
+        data=data,
         objective=ClassifyImage(
             labels=labels, image_size=reading.size, mean=reading.mean, std=reading.std, shift=reading.shift
         ),
-        optimizer=AdamW(lr=reading.lr, weight_decay=0.05), schedule=Cosine(warmup=steps // 10),
-        batch=Batch(examples=32), steps=steps, keep=Keep(every=max(steps // 4, 1)),
+        optimizer=AdamW(lr=reading.lr, weight_decay=0.05),
+        schedule=Cosine(warmup=steps // 10),
+        batch=Batch(examples=32),
+        steps=steps,
+        keep=Keep(every=max(steps // 4, 1)),
         evaluate=Evaluate(every=max(steps // 4, 1), metrics=("accuracy",)),
-    )  # fmt: skip
+    )

@@ -26,9 +26,14 @@ CONLLU = 10  # columns, of which the first numbers the words
 
 
 def from_tags(
-    path: str, words: str | None = None, tags: str | None = None, model: str | None = None, *,
-    encoding: str | None = None, tell: Tell = lambda line: None,
-) -> Run:  # fmt: skip
+    path: str,
+    words: str | None = None,
+    tags: str | None = None,
+    model: str | None = None,
+    *,
+    encoding: str | None = None,
+    tell: Tell = lambda line: None,
+) -> Run:
     """A tagger for sentences whose words are labelled. `words` and `tags` name the columns of JSON lines, or number
     those of other files from 1. One sentence in ten is held out. `tell` gets a line about how the file is read."""
     source = sentences_in(path, words, tags, encoding)

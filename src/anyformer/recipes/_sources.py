@@ -120,8 +120,9 @@ def flickr(split: str, language: str) -> tuple[HFDataset, Callable[[Rows], bytes
 
 
 JUDGED = table("", "label", "", "sentence")
-SAME = table("label", "idx", "idx", "sentence1", "sentence2",
-             names=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"))  # fmt: skip
+SAME = table(
+    "label", "idx", "idx", "sentence1", "sentence2", names=("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
+)
 FOLLOWS = table("sentence1", "sentence2", "label", "idx", names=("sentence1", "sentence2", "label", "idx"))
 ANSWERED = table("idx", "question", "sentence", "label", names=("index", "question", "sentence", "label"))
 

@@ -25,9 +25,9 @@ def run(data: str = "data", name: str = "bert-base-pretraining") -> Run:
 
     def held(out: bool) -> Mixture:
         names = ("books", "wikipedia")
-        return Mixture(shares=tuple(
-            Share(name=each, source=Held(source=documents(each), one_in=1000, out=out)) for each in names
-        ))  # fmt: skip
+        return Mixture(
+            shares=tuple(Share(name=each, source=Held(source=documents(each), one_in=1000, out=out)) for each in names)
+        )
 
     return Run(
         name=name,

@@ -10,10 +10,19 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
-    "architectures": ["DecisionTransformerModel"], "state_dim": 4, "act_dim": 2, "hidden_size": 128, "n_layer": 3,
-    "n_head": 4, "max_ep_len": 500, "action_tanh": False, "n_positions": 1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+    "architectures": ["DecisionTransformerModel"],
+    "state_dim": 4,
+    "act_dim": 2,
+    "hidden_size": 128,
+    "n_layer": 3,
+    "n_head": 4,
+    "max_ep_len": 500,
+    "action_tanh": False,
+    "n_positions": 1,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
     "attn_pdrop": 0.1,
-}  # fmt: skip
+}
 
 
 def run(data: str = "data") -> Run:

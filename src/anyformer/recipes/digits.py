@@ -26,18 +26,33 @@ CHANNELS, AUGMENT = (
     SpecAugment(time=0.1, time_span=8, time_least=1, channels=0.2, channel_span=6, channel_least=1, learned=False),
 )
 CONFIG = {
-    "architectures": ["ParakeetForCTC"], "vocab_size": SIZE, "pad_token_id": 0,
+    "architectures": ["ParakeetForCTC"],
+    "vocab_size": SIZE,
+    "pad_token_id": 0,
     "encoder_config": {
-        "hidden_size": 144, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 576,
-        "conv_kernel_size": 31, "subsampling_factor": 4, "subsampling_conv_channels": 64, "num_mel_bins": CHANNELS,
-        "layerdrop": 0.0, "scale_input": False,
+        "hidden_size": 144,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "intermediate_size": 576,
+        "conv_kernel_size": 31,
+        "subsampling_factor": 4,
+        "subsampling_conv_channels": 64,
+        "num_mel_bins": CHANNELS,
+        "layerdrop": 0.0,
+        "scale_input": False,
     },
-}  # fmt: skip
+}
 INIT = {"*": Kaiming(gain=3**-0.5, normal=False)}  # one spread for all, as published, is for wide models
 WRITTEN = {  # two layers over the six; a token more, for the end
-    "vocab_size": SIZE + 1, "encoder_layers": 6, "decoder_layers": 2, "conv_kernel_size": 31,
-    "subsampling_channels": 64, "num_mel_bins": CHANNELS, "max_target_positions": 32, "eos_token_id": 1,
-}  # fmt: skip
+    "vocab_size": SIZE + 1,
+    "encoder_layers": 6,
+    "decoder_layers": 2,
+    "conv_kernel_size": 31,
+    "subsampling_channels": 64,
+    "num_mel_bins": CHANNELS,
+    "max_target_positions": 32,
+    "eos_token_id": 1,
+}
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 

@@ -52,7 +52,8 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
     scratch = name == "digits-scratch-tenth"
     return Run(
         name=name,
-        model=model("Wav2Vec2ForCTC") if scratch
+        model=model("Wav2Vec2ForCTC")
+        if scratch
         else Pretrained(path="runs/digits-wav2vec", architecture="Wav2Vec2ForCTC"),
         vocabulary=words(),
         data=Data(train=learnt(data, count=2000, one_in=10), valid=held(data), test=official(data)),
@@ -64,4 +65,4 @@ def run(data: str = "data", name: str = "digits-wav2vec") -> Run:
         steps=2000,
         evaluate=Evaluate(every=250, metrics=("wer",), patience=None),
         keep=Keep(every=500, best=False),
-    )  # fmt: skip
+    )

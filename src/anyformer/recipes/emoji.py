@@ -11,13 +11,24 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 LENGTH = 32
 FORMS = ("{name}", "{name}", "{subcategory}: {name}", "{name}, {keywords:4}", "{keywords:6}")  # one is drawn each time
 TEXT = {
-    "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "max_position_embeddings": LENGTH, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1,
-}  # fmt: skip
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH,
+    "eos_token_id": 0,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+}
 IMAGE = {
-    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4, "image_size": 32,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "image_size": 32,
     "patch_size": 4,
-}  # fmt: skip
+}
 
 
 def pairs(data: str) -> Source:

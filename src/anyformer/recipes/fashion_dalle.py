@@ -14,9 +14,15 @@ from anyformer.train.run import Batch, Evaluate, Keep, Run
 WORDS, CODES, LENGTH, PLACES = 300, 512, 16, 49
 FORMS = ("{}", "{a} {}", "a picture of {a} {}", "a grey photo of {a} {}", "draw {a} {}")
 CONFIG = {
-    "vocab_size": WORDS + CODES, "n_positions": LENGTH + PLACES, "n_embd": 320, "n_layer": 8, "n_head": 5,
-    "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
-}  # fmt: skip
+    "vocab_size": WORDS + CODES,
+    "n_positions": LENGTH + PLACES,
+    "n_embd": 320,
+    "n_layer": 8,
+    "n_head": 5,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+}
 
 
 def captioned(data: str, part: str) -> Source:

@@ -10,11 +10,18 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
-    "num_attention_heads": 6, "attention_head_dim": 64, "num_layers": 8, "in_channels": 1, "sample_size": 28,
-    "patch_size": 2, "num_embeds_ada_norm": len(LABELS), "per_layer": False, "norm_eps": 1e-6,
+    "num_attention_heads": 6,
+    "attention_head_dim": 64,
+    "num_layers": 8,
+    "in_channels": 1,
+    "sample_size": 28,
+    "patch_size": 2,
+    "num_embeds_ada_norm": len(LABELS),
+    "per_layer": False,
+    "norm_eps": 1e-6,
     "id2label": {str(i): label for i, label in enumerate(LABELS)},
     "label2id": {label: i for i, label in enumerate(LABELS)},
-}  # fmt: skip
+}
 
 
 def run(data: str = "data") -> Run:

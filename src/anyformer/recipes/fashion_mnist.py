@@ -20,18 +20,34 @@ RECIPES = {
 }
 
 LABELS = (
-    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
+    "T-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 TOLD = {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {l: i for i, l in enumerate(LABELS)}}
 SIDE = 28
 
 
 def vit() -> Model:
     config = {
-        "architectures": ["ViTForImageClassification"], "image_size": SIDE, "patch_size": 4, "num_channels": 1,
-        "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 512,
-        "layer_norm_eps": 1e-6, **TOLD,
-    }  # fmt: skip
+        "architectures": ["ViTForImageClassification"],
+        "image_size": SIDE,
+        "patch_size": 4,
+        "num_channels": 1,
+        "hidden_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "layer_norm_eps": 1e-6,
+        **TOLD,
+    }
     steps = ("attention", "feedforward")
     return override(families.find("vit").read(config), {f"encoder.layers.{step}.drop_path": 0.1 for step in steps})
 
@@ -45,10 +61,16 @@ def swin() -> Model:
 
 def resnet() -> Model:
     """As for larger pictures, but that nothing is thrown away before the first stage."""
-    spec = families.find("resnet").read({
-        "architectures": ["ResNetForImageClassification"], "embedding_size": 64, "hidden_sizes": [64, 128, 256],
-        "depths": [2, 2, 2], "layer_type": "basic", **TOLD,
-    })  # fmt: skip
+    spec = families.find("resnet").read(
+        {
+            "architectures": ["ResNetForImageClassification"],
+            "embedding_size": 64,
+            "hidden_sizes": [64, 128, 256],
+            "depths": [2, 2, 2],
+            "layer_type": "basic",
+            **TOLD,
+        }
+    )
     stem = ConvolutionEmbedding(layers=(Convolution(),), pool=None, channels=1, image_size=(SIDE, SIDE))
     return override(spec, {"embedding": stem})
 
@@ -69,8 +91,15 @@ def run(data: str, name: str) -> Run:
         model=MODELS[name](),
         data=Data(train=pictures(data, "train"), valid=pictures(data, "t10k")),
         objective=ClassifyImage(
-            labels=LABELS, image_size=(SIDE, SIDE), mean=(0.2860,), std=(0.3530,), flip=0.5, shift=2, smoothing=0.1,
-            cut=0.5, erase=0.25,
+            labels=LABELS,
+            image_size=(SIDE, SIDE),
+            mean=(0.2860,),
+            std=(0.3530,),
+            flip=0.5,
+            shift=2,
+            smoothing=0.1,
+            cut=0.5,
+            erase=0.25,
         ),
         optimizer=AdamW(lr=1e-3, weight_decay=0.05),
         schedule=Cosine(warmup=400, floor=0.01),
@@ -81,4 +110,4 @@ def run(data: str, name: str) -> Run:
         # the test part is looked at and nothing is chosen by it: what counts is the last step
         evaluate=Evaluate(every=500, metrics=("accuracy",), best="accuracy", patience=None),
         keep=Keep(every=2000, best=False),
-    )  # fmt: skip
+    )

@@ -28,18 +28,26 @@ LENGTH, TOKENS = 2048, 300e9
 WARMUP, DECAY = 375e6, 260e9  # tokens
 # rows of a batch, so that 256 are 0.5 million tokens; the highest rate
 SIZES = {
-    "gpt3-small": (256, 6e-4), "gpt3-medium": (256, 3e-4), "gpt3-large": (256, 2.5e-4), "gpt3-xl": (512, 2e-4),
-    "gpt3-2.7b": (512, 1.6e-4), "gpt3-6.7b": (1024, 1.2e-4), "gpt3-13b": (1024, 1e-4), "gpt3-175b": (1600, 0.6e-4),
-}  # fmt: skip
+    "gpt3-small": (256, 6e-4),
+    "gpt3-medium": (256, 3e-4),
+    "gpt3-large": (256, 2.5e-4),
+    "gpt3-xl": (512, 2e-4),
+    "gpt3-2.7b": (512, 1.6e-4),
+    "gpt3-6.7b": (1024, 1.2e-4),
+    "gpt3-13b": (1024, 1e-4),
+    "gpt3-175b": (1600, 0.6e-4),
+}
 # billions of tokens that a source has, and its weight in percent; rounded as they are, the weights make 101
 SOURCES = {"common_crawl": (410, 60), "webtext2": (19, 22), "books1": (12, 8), "books2": (55, 8), "wikipedia": (3, 3)}
 
 
 def mixture(data: str) -> Mixture:
-    return Mixture(shares=tuple(
-        Share(name=name, source=TextFiles(path=f"{data}/gpt3/{name}"), weight=weight)
-        for name, (_, weight) in SOURCES.items()
-    ))  # fmt: skip
+    return Mixture(
+        shares=tuple(
+            Share(name=name, source=TextFiles(path=f"{data}/gpt3/{name}"), weight=weight)
+            for name, (_, weight) in SOURCES.items()
+        )
+    )
 
 
 def run(data: str = "data", name: str = "gpt3-small") -> Run:

@@ -33,9 +33,17 @@ def sizes() -> tuple[TourSize, ...]:
 
 
 def described(
-    texts: Source, one_in: int, *, vocabulary: int, width: int, depth: int, heads: int, length: int, batch: int,
+    texts: Source,
+    one_in: int,
+    *,
+    vocabulary: int,
+    width: int,
+    depth: int,
+    heads: int,
+    length: int,
+    batch: int,
     lr: float,
-) -> Run:  # fmt: skip
+) -> Run:
     small = {  # GPT-2's description, by address
         "width": width,
         "embedding.tokens.vocab_size": vocabulary,

@@ -12,18 +12,31 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
-    "architectures": ["GPT2Model"], "n_embd": 128, "n_layer": 8, "n_head": 4, "initializer_range": 0.1,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-}  # fmt: skip
+    "architectures": ["GPT2Model"],
+    "n_embd": 128,
+    "n_layer": 8,
+    "n_head": 4,
+    "initializer_range": 0.1,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 
 
 def model(objective: Regress, **config: int) -> Model:
     """GPT-2's layers between another embedding and another head; `config` has other sizes."""
     position = Learned(length=KINDS * (objective.context + 1))
-    return families.find("gpt2").read({**CONFIG, **config}).replace(
-        embedding=PairEmbedding(point_width=objective.width, position=position), head=PairHead(),
-        family="", architecture="", source={},
-    )  # fmt: skip
+    return (
+        families.find("gpt2")
+        .read({**CONFIG, **config})
+        .replace(
+            embedding=PairEmbedding(point_width=objective.width, position=position),
+            head=PairHead(),
+            family="",
+            architecture="",
+            source={},
+        )
+    )
 
 
 def run(data: str = "data") -> Run:

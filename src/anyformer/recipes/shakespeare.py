@@ -9,9 +9,16 @@ from anyformer.train.optim import AdamW, Cosine
 from anyformer.train.run import Batch, Evaluate, Keep, Run
 
 CONFIG = {
-    "architectures": ["GPT2LMHeadModel"], "vocab_size": 258, "n_positions": 128, "n_embd": 192, "n_layer": 6,
-    "n_head": 6, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0,
-}  # fmt: skip
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 258,
+    "n_positions": 128,
+    "n_embd": 192,
+    "n_layer": 6,
+    "n_head": 6,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.0,
+}
 
 
 def run(data: str = "data") -> Run:

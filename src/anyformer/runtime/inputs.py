@@ -23,8 +23,15 @@ MASKS = ("attention_mask", "encoder_attention_mask", "global_attention_mask", "b
          "video_attention_mask", "audio_attention_mask", "hidden_mask", "perm_mask", "target_mapping", "input_mask",
          "p_mask")  # fmt: skip
 LABELS = ("labels", "next_sentence_label", "sentence_order_label", "mc_labels", "start_positions", "end_positions")
-FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
-         "interpolate_pos_encoding", "use_mems")  # fmt: skip
+FLAGS = (
+    "use_cache",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "interpolate_pos_encoding",
+    "use_mems",
+)
 
 
 def check_given(inputs: Mapping[str, Any]) -> None:

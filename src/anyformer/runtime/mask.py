@@ -339,9 +339,14 @@ def text_places(padding: Tensor | None, documents: Tensor | None) -> Tensor | No
 
 
 def see(
-    mask: Mask, index: Tensor, keys: Tensor, padding: Tensor | None = None,
-    documents: Tensor | None = None, key_documents: Tensor | None = None, order: Order | None = None,
-) -> Visible:  # fmt: skip
+    mask: Mask,
+    index: Tensor,
+    keys: Tensor,
+    padding: Tensor | None = None,
+    documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
+    order: Order | None = None,
+) -> Visible:
     """A mask met with one batch: queries at row places `index` (T,) or (B, T), keys at row places `keys` (S,) or
     (B, S)."""
     # counted here and not by the predicate, which a compiler may be tracing
@@ -361,10 +366,13 @@ def see(
     of_batch = [t for t in (padding, documents, index, keys, hidden) if t is not None and t.dim() > 1]
     plain = not of_batch
     return Visible(
-        allows, index, keys, batch_size=1 if plain else of_batch[0].shape[0],
+        allows,
+        index,
+        keys,
+        batch_size=1 if plain else of_batch[0].shape[0],
         everything=plain and isinstance(mask, Full),
         causal=plain and isinstance(mask, Causal) and index.shape == keys.shape,
-    )  # fmt: skip
+    )
 
 
 FULL, CAUSAL, REAL, SAME_DOCUMENT = Full(), Causal(), Padding(), SameDocument()

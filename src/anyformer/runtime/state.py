@@ -305,9 +305,14 @@ class State:
 
     @classmethod
     def allocate(
-        cls, model: nn.Module, batch_size: int, *, capacity: int | None = None,
-        dtype: torch.dtype | None = None, device: torch.device | None = None,
-    ) -> State:  # fmt: skip
+        cls,
+        model: nn.Module,
+        batch_size: int,
+        *,
+        capacity: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> State:
         """Stores for every mixer of `model` that declares one: growing, or static with room for `capacity` tokens."""
         like = next(model.parameters())
         dtype, device = dtype or like.dtype, device or like.device

@@ -151,10 +151,16 @@ def about(kind: type[Part]) -> About:
     text = "" if own.startswith(f"{kind.__name__}(") else " ".join(own.split())  # what dataclasses write is no sentence
     home = inspect.getdoc(sys.modules.get(kind.__module__)) or ""
     return About(
-        name=kind.__name__, group=group_of(kind).__name__, about=_sentence(text), text=text,
+        name=kind.__name__,
+        group=group_of(kind).__name__,
+        about=_sentence(text),
+        text=text,
         paper=_papers(own) or _papers(home),
-        called=kind.called, fields=tuple(fields_of(kind)), fits=tuple(sorted(_fits(kind))), module=kind.__module__,
-    )  # fmt: skip
+        called=kind.called,
+        fields=tuple(fields_of(kind)),
+        fits=tuple(sorted(_fits(kind))),
+        module=kind.__module__,
+    )
 
 
 def group_of(kind: type[Part]) -> type[Part]:

@@ -54,10 +54,18 @@ def by_tokens(reader: Reader, wish: Wish) -> list[np.ndarray]:
     for start in range(0, len(seeds), reader.batch):
         ids = torch.stack(prompts[start : start + reader.batch]).to(model.device)
         written = generate(
-            model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=N, do_sample=True, top_p=1.0,
-            temperature=1.0 if wish.temperature is None else wish.temperature, top_k=wish.top_k or 0,
-            seed=seeds[start : start + reader.batch], eos_token_id=[], suppress_tokens=list(range(V - K)),
-        )  # fmt: skip
+            model,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=N,
+            do_sample=True,
+            top_p=1.0,
+            temperature=1.0 if wish.temperature is None else wish.temperature,
+            top_k=wish.top_k or 0,
+            seed=seeds[start : start + reader.batch],
+            eos_token_id=[],
+            suppress_tokens=list(range(V - K)),
+        )
         codes = written[:, length:].unflatten(1, vae.spec.grid) - (V - K)
         with torch.no_grad():
             found.append(drawn(vae.picture(codes), Images.load(folder)))

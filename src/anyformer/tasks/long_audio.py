@@ -170,8 +170,11 @@ def sentences(
     options = {"max_new_tokens": getattr(position, "length", 0) or 448, **options}  # Whisper's, where nothing says it
     for samples in pieces(processor, source):
         read = processor(samples, processor.sampling_rate, return_attention_mask=True)
-        inputs: dict[str, Any] = {name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-                                  for name, value in read.items() if name in model.inputs}  # fmt: skip
+        inputs: dict[str, Any] = {
+            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for name, value in read.items()
+            if name in model.inputs
+        }
         (ids,) = generate(model, **inputs, **{"do_sample": False, **options})
         if text := tokenizer.decode(ids.tolist(), skip_special_tokens=True).strip():
             yield text

@@ -35,9 +35,15 @@ WRITTEN = 24  # tokens that a pair writes where nobody says what it should have 
 
 
 def scene(
-    source: str, given: str, *, other: str | None = None, target: str | None = None, device: Any = "cpu",
-    dtype: str = "auto", offline: bool = False,
-) -> Scene:  # fmt: skip
+    source: str,
+    given: str,
+    *,
+    other: str | None = None,
+    target: str | None = None,
+    device: Any = "cpu",
+    dtype: str = "auto",
+    offline: bool = False,
+) -> Scene:
     """`given` is a text, or the file of a picture or a recording where the model reads those; `other` is one more, to
     paste from. `target` is what the decoder of a pair reads, by default what it writes itself."""
     folder = hub.resolve(source, offline=offline)
@@ -70,9 +76,16 @@ def scene(
             beside[wanted] = inputs[wanted]
     reads = {"input_ids": "text", "pixel_values": "image"}.get(name, "sound")
     return Scene(
-        model, inputs, name=Path(source).name or source, words=words, media=media, other=beside, target=wanted,
-        reads=reads, sound=lambda: sound_of(model, read, Path(given).expanduser()),
-    )  # fmt: skip
+        model,
+        inputs,
+        name=Path(source).name or source,
+        words=words,
+        media=media,
+        other=beside,
+        target=wanted,
+        reads=reads,
+        sound=lambda: sound_of(model, read, Path(given).expanduser()),
+    )
 
 
 def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene:
@@ -123,8 +136,12 @@ def reader_of(folder: Path, described: Any) -> Processor:
 
 
 def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) -> dict[str, Any]:
-    kinds = {"pixel_values": ("a picture", ENDINGS), "input_values": ("a recording", SOUNDS),
-             "input_features": ("a recording", SOUNDS), "input_ids": ("text", ())}  # fmt: skip
+    kinds = {
+        "pixel_values": ("a picture", ENDINGS),
+        "input_values": ("a recording", SOUNDS),
+        "input_features": ("a recording", SOUNDS),
+        "input_ids": ("text", ()),
+    }
     wanted, path = kinds[name][0], Path(given).expanduser()
     is_file = len(given) < 4096 and "\n" not in given and path.suffix.lower() in (*ENDINGS, *SOUNDS) and path.is_file()
     if name == "input_ids":

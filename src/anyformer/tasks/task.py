@@ -81,9 +81,13 @@ Inputs = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 def open_model(
-    model: Source, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None,
-    offline: bool = False, **options: Any,
-) -> Reader:  # fmt: skip
+    model: Source,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    offline: bool = False,
+    **options: Any,
+) -> Reader:
     """Of a folder, a hub id, or a model that came from one; `options` are a reader's batch and progress."""
     if isinstance(model, Reader | TransformerModule):
         for name, value in (("device", device), ("dtype", dtype)):
@@ -215,9 +219,11 @@ class TaskRun:
     # -- one result for each input
 
     def answer(
-        self, prepare: Callable[[Row], Any], finish: Callable[[TaskRun, list[Any]], Sequence[Any]],
+        self,
+        prepare: Callable[[Row], Any],
+        finish: Callable[[TaskRun, list[Any]], Sequence[Any]],
         at_once: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The result of each input, in order; of a single input, its result. `at_once` rows at a time are prepared,
         and finish(run, prepared) gives a result for each of `run.rows`.
 
@@ -400,8 +406,11 @@ def ask(task: str, model: Source, inputs: Inputs, how: How) -> TaskRun:
 def kinds_read(spec: Any) -> list[str]:
     """What a model reads: "text", "pictures", "sound", or the name of another input."""
     embeddings = [part.embedding for part in spec.readers]
-    return [*dict.fromkeys("pictures" if "an image" in each.gives else READS.get(each.inputs[0], each.inputs[0])
-                           for each in embeddings)]  # fmt: skip
+    return [
+        *dict.fromkeys(
+            "pictures" if "an image" in each.gives else READS.get(each.inputs[0], each.inputs[0]) for each in embeddings
+        )
+    ]
 
 
 def checked_rows(task: str, inputs: Any) -> tuple[list[Any], bool]:

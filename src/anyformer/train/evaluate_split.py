@@ -62,9 +62,15 @@ def beside(model: TransformerModule, task: Objective) -> nn.Module:
 
 
 def evaluate(
-    model: TransformerModule, run: Run, split: str, evaluation: Evaluation, *, size: int = 32, num_beams: int = 1,
+    model: TransformerModule,
+    run: Run,
+    split: str,
+    evaluation: Evaluation,
+    *,
+    size: int = 32,
+    num_beams: int = 1,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """The loss, and the metrics of an evaluation; `size` examples at once."""
     belong(model, evaluation.tokenizer)
     task = evaluation.task

@@ -32,9 +32,14 @@ class Course:
     ) -> None:
         def phase(objective: Objective, split: DataSplit, length: int | None, start: int, stop: int | None) -> Phase:
             plan = plan_of(
-                run.data.train, split, seed=run.seed, examples=run.batch.examples, tokens=run.batch.tokens,
-                length=row_of(objective, length), packs=objective.packs,
-            )  # fmt: skip
+                run.data.train,
+                split,
+                seed=run.seed,
+                examples=run.batch.examples,
+                tokens=run.batch.tokens,
+                length=row_of(objective, length),
+                packs=objective.packs,
+            )
             return Phase(objective, plan, split, start, stop)
 
         begin, self.phases = run.batch.begin, list[Phase]()

@@ -104,10 +104,13 @@ class Muon(Optimizer):
         kind = WideMuon if slow else torch.optim.Muon
         made: list[torch.optim.Optimizer] = [
             kind(
-                [p for _, p in inner], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
+                [p for _, p in inner],
+                lr=self.lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
-        ]  # fmt: skip
+        ]
         if rest:
             others = AdamW(lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
             made += others.optimizers(rest)

@@ -37,11 +37,18 @@ class Metrics(Callback):
 
     def stepped(self, trainer: Trainer, done: Done) -> None:
         terms = done.terms if len(done.terms) > 1 else {}
-        self.write({
-            "step": done.step, "loss": done.loss, **{f"loss/{name}": value for name, value in terms.items()},
-            "norm": done.norm, "lr": done.lr, "examples": trainer.examples, "tokens": trainer.tokens,
-            "seconds": round(trainer.seconds, 3),
-        })  # fmt: skip
+        self.write(
+            {
+                "step": done.step,
+                "loss": done.loss,
+                **{f"loss/{name}": value for name, value in terms.items()},
+                "norm": done.norm,
+                "lr": done.lr,
+                "examples": trainer.examples,
+                "tokens": trainer.tokens,
+                "seconds": round(trainer.seconds, 3),
+            }
+        )
 
     def evaluated(self, trainer: Trainer, scores: dict[str, float]) -> None:
         seen = {f"epochs/{name}": value for name, value in trainer.epochs(trainer.step).items()}
@@ -88,9 +95,14 @@ class Screen(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.bar = Progress(
-            TextColumn("{task.fields[loss]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-        )  # fmt: skip
+            TextColumn("{task.fields[loss]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
         self.task = self.bar.add_task("", total=trainer.steps, completed=trainer.step, loss="", speed="")
         self.bar.start()
 

@@ -182,9 +182,16 @@ def description_of(model: Model | Pretrained) -> Model:
 
 # what may be other when a run goes on: how long, how it is watched, and how the same step is computed
 FREE = (
-    "name", "steps", "keep", "mesh", "compile", "record", "recompute", "batch.micro",
+    "name",
+    "steps",
+    "keep",
+    "mesh",
+    "compile",
+    "record",
+    "recompute",
+    "batch.micro",
     *(f"evaluate.{name}" for name, _ in Evaluate().items() if name != "best"),  # the scores stay comparable
-)  # fmt: skip
+)
 
 
 def differences(old: Run, new: Run) -> list[str]:

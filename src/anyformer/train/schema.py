@@ -24,13 +24,21 @@ def schema() -> dict[str, Any]:
     run["properties"] |= {
         "$schema": {"type": "string", "description": "where this schema is; nothing reads it but editors"},
         "anyformer": {"const": FORMAT, "description": "of the format"},
-        "model": {"anyOf": [{"type": "string", "description": "a name of the zoo, a folder or a hub id"},
-                            run["properties"]["model"]]},
+        "model": {
+            "anyOf": [
+                {"type": "string", "description": "a name of the zoo, a folder or a hub id"},
+                run["properties"]["model"],
+            ]
+        },
         "set": {"type": "object", "description": 'other values by address: {"model.width": 96}'},
-    }  # fmt: skip
+    }
     run["required"] = ["anyformer", *run["required"]]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "a run of anyformer", **run,
-            "$defs": defined}  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a run of anyformer",
+        **run,
+        "$defs": defined,
+    }
 
 
 def described(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +55,13 @@ def described(kind: type[Part], defined: dict[str, Any]) -> dict[str, Any]:
         elif field.default_factory is dataclasses.MISSING:
             needed.append(field.name)
     others = valued(slots_of(kind)[ANY], defined) if kind.open_fields else False
-    return {"type": "object", "description": " ".join((kind.__doc__ or "").split()), "properties": properties,
-            "required": needed, "additionalProperties": others}  # fmt: skip
+    return {
+        "type": "object",
+        "description": " ".join((kind.__doc__ or "").split()),
+        "properties": properties,
+        "required": needed,
+        "additionalProperties": others,
+    }
 
 
 def valued(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
@@ -67,12 +80,20 @@ def valued(hint: Any, defined: dict[str, Any]) -> dict[str, Any]:
     if origin is tuple and inner[1:] == (...,):
         return {"type": "array", "items": valued(inner[0], defined)}
     if origin is tuple:
-        return {"type": "array", "prefixItems": [valued(each, defined) for each in inner], "minItems": len(inner),
-                "maxItems": len(inner)}  # fmt: skip
+        return {
+            "type": "array",
+            "prefixItems": [valued(each, defined) for each in inner],
+            "minItems": len(inner),
+            "maxItems": len(inner),
+        }
     if origin in (Mapping, Table) or hint in (Mapping, Table):
         items = {"type": "object", "additionalProperties": valued(inner[1], defined) if inner else {}}
-        named = {"type": "object", "properties": {"kind": {"const": "Table"}, "items": items},
-                 "required": ["kind", "items"], "additionalProperties": False}  # fmt: skip
+        named = {
+            "type": "object",
+            "properties": {"kind": {"const": "Table"}, "items": items},
+            "required": ["kind", "items"],
+            "additionalProperties": False,
+        }
         return {"anyOf": [{**items, "not": {"required": ["kind"]}}, named]}
     if hint is Part:
         return {"type": "object", "required": ["kind"]}

@@ -19,9 +19,14 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | No
     some = run.evaluate.batches
     most = some * run.batch.examples if some is not None and run.batch.examples is not None else None
     evaluation = Evaluation(
-        run.data.valid, objective, tokenizer, run.evaluate.metrics, split=split, most=most,
+        run.data.valid,
+        objective,
+        tokenizer,
+        run.evaluate.metrics,
+        split=split,
+        most=most,
         skip=run.data.unfit == "skip",
-    )  # fmt: skip
+    )
 
     def score(trainer: Trainer, scores: dict[str, float]) -> dict[str, float]:
         def mean_loss(plain: Objective) -> float:
@@ -30,9 +35,13 @@ def during(run: Run, objective: Objective, tokenizer: Any, split: DataSplit | No
             assert trainer.valid is not None
             with trainer.valid() as batches, trainer.autocast():
                 means = mean_losses(
-                    lambda batch, _: plain.losses(trainer.model, batch), plain, batches, trainer.device, some,
+                    lambda batch, _: plain.losses(trainer.model, batch),
+                    plain,
+                    batches,
+                    trainer.device,
+                    some,
                     trainer.summed,
-                )  # fmt: skip
+                )
             return sum(means.values())
 
         size = 32 if trainer.device.type == "cpu" else 256

@@ -47,17 +47,28 @@ Tell = Callable[[str], object]
 
 
 def train(
-    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = "auto",
-    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None,
-) -> Trainer:  # fmt: skip
+    run: Run,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    device: str | torch.device | None = "auto",
+    callbacks: Iterable[Callback] = (),
+    tell: Tell = lambda line: None,
+) -> Trainer:
     """Trains a run in a folder; with `resume`, from where it was left there."""
     return setup(run, folder, resume=resume, device=device, callbacks=callbacks, tell=tell).fit()
 
 
 def setup(
-    run: Run, folder: str | Path, *, resume: bool = False, device: str | torch.device | None = "auto",
-    callbacks: Iterable[Callback] = (), tell: Tell = lambda line: None, records: Path | None = None,
-) -> Trainer:  # fmt: skip
+    run: Run,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    device: str | torch.device | None = "auto",
+    callbacks: Iterable[Callback] = (),
+    tell: Tell = lambda line: None,
+    records: Path | None = None,
+) -> Trainer:
     """Everything before the first step: the folder, the vocabulary, the records, the model. `records` is where prepared
     data is kept, the run's folder unless said: runs on the same data may share it."""
     folder = Path(folder)
@@ -103,9 +114,12 @@ def setup(
         }
         pad = 0 if tokenizer is None else tokenizer.filler
         options: dict[str, Any] = {
-            "rank": layout.data_rank, "world_size": layout.data_size, "micro": run.batch.micro, "pad": pad,
+            "rank": layout.data_rank,
+            "world_size": layout.data_size,
+            "micro": run.batch.micro,
+            "pad": pad,
             "rate": rate,
-        }  # fmt: skip
+        }
 
         def prepared(objective: Objective, length: int) -> DataSplit:
             part = Data(train=run.data.train, unfit=run.data.unfit)
@@ -129,11 +143,18 @@ def setup(
         if epochs := course.epochs(run.steps):
             tell(f"in {run.steps:,} steps each source is gone through: {shown_epochs(epochs)}")
         trainer = Trainer(
-            run, folder, model=model, objective=objective, feed=lambda step: course.feed(step, loader),
+            run,
+            folder,
+            model=model,
+            objective=objective,
+            feed=lambda step: course.feed(step, loader),
             valid=None if splits.valid is None else valid,
-            tokenizer=tokenizer, identity=identity, layout=layout, callbacks=callbacks,
+            tokenizer=tokenizer,
+            identity=identity,
+            layout=layout,
+            callbacks=callbacks,
             metrics=during(run, objective, tokenizer, splits.valid, pad),
-        )  # fmt: skip
+        )
         trainer.splits, trainer.fresh, trainer.lock, trainer.epochs = splits, fresh, lock, course.epochs
         return trainer
 
@@ -197,12 +218,20 @@ def environment(run: Run) -> dict[str, Any]:
     names = ("numpy", "tokenizers", "safetensors")
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     found = {
-        "anyformer": __version__, "commit": commit, "python": platform.python_version(), "torch": torch.__version__,
-        **versions, "system": platform.platform(), "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "processes": parallel.world_size(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "seed": run.seed,
+        "anyformer": __version__,
+        "commit": commit,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **versions,
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": parallel.world_size(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "seed": run.seed,
         "command": sys.argv,
-    }  # fmt: skip
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

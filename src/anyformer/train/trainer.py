@@ -115,12 +115,21 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Run, folder: Path, *, model: TransformerModule, feed: Feed, objective: Objective | None = None,
-        valid: Callable[[], AbstractContextManager[Iterable[Ready]]] | None = None, tokenizer: Any = None,
-        identity: Mapping[str, str] | None = None, device: str | torch.device = "cpu",
-        layout: parallel.Layout | None = None, callbacks: Iterable[Callback] = (),
+        self,
+        run: Run,
+        folder: Path,
+        *,
+        model: TransformerModule,
+        feed: Feed,
+        objective: Objective | None = None,
+        valid: Callable[[], AbstractContextManager[Iterable[Ready]]] | None = None,
+        tokenizer: Any = None,
+        identity: Mapping[str, str] | None = None,
+        device: str | torch.device = "cpu",
+        layout: parallel.Layout | None = None,
+        callbacks: Iterable[Callback] = (),
         metrics: Callable[[Trainer, dict[str, float]], dict[str, float]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.folder, self.model, self.feed, self.valid = run, folder, model, feed, valid
         self.layout = layout or parallel.Layout(run.mesh, hardware.device(device))
         self.tokenizer, self.identity, self.device = tokenizer, dict(identity or {}), self.layout.device
@@ -298,9 +307,15 @@ class Trainer:
         self.tokens += launched.ready.tokens
         self.seconds += seconds
         self.last = Done(
-            launched.step, loss, dict(zip(launched.names, terms)), norm, launched.lr, launched.ready.examples,
-            launched.ready.tokens, seconds,
-        )  # fmt: skip
+            launched.step,
+            loss,
+            dict(zip(launched.names, terms)),
+            norm,
+            launched.lr,
+            launched.ready.examples,
+            launched.ready.tokens,
+            seconds,
+        )
         self.notify("stepped", self.last)
 
     # -- pieces of a step -----------------------------------------------------------------------------------------
@@ -418,10 +433,15 @@ class Trainer:
     def save(self) -> None:
         score = self.score if self.run.keep.best else None  # without one the newest checkpoint is the run's model
         values = {
-            "examples": self.examples, "tokens": self.tokens, "seconds": self.seconds, "score": score,
-            "best": self.best, "waited": self.waited, "identity": self.identity,
+            "examples": self.examples,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "score": score,
+            "best": self.best,
+            "waited": self.waited,
+            "identity": self.identity,
             "scaler": self.scaler.state_dict(),
-        }  # fmt: skip
+        }
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": self.optimizers.state()}
         if self.average is not None or self.run.lora is not None or self.core.module is not self.model:
             tensors["weights"] = {name: tensor.clone() for name, tensor in self.core.module.state_dict().items()}

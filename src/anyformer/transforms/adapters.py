@@ -38,10 +38,13 @@ A, B = "lora_A.weight", "lora_B.weight"
 
 # the task that PEFT names, by the end of a class's name
 TASKS = {
-    "LMHeadModel": "CAUSAL_LM", "ForCausalLM": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM",
-    "ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForCausalLM": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
-}  # fmt: skip
+}
 # fields of adapter_config.json that are honoured, or that say how it was made and not what it is; any other must be off
 READ = (
     "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
@@ -99,9 +102,12 @@ def rows_of(model: TransformerModule, step: Step) -> list[int]:
 
 @torch.no_grad()
 def save_adapter(
-    model: TransformerModule, folder: str | Path, base: str | None = None,
-    whole: Callable[[Tensor], Tensor] = Tensor.detach, write: bool = True,
-) -> None:  # fmt: skip
+    model: TransformerModule,
+    folder: str | Path,
+    base: str | None = None,
+    whole: Callable[[Tensor], Tensor] = Tensor.detach,
+    write: bool = True,
+) -> None:
     """What was learnt, in PEFT's layout, with the description and the tokenizer beside it. `base` is the model that it
     belongs to, the one that was loaded unless said. Of several processes all gather with `whole` and one writes."""
     layers, folder = adapted(model), Path(folder)
@@ -131,13 +137,17 @@ def save_adapter(
             tensors |= {f"{BEFORE}{name}": t.clone().contiguous() for name, t in zip(step.sources, stored, strict=True)}
     ends = (task for end, task in TASKS.items() if model.spec.architecture.endswith(end))
     content = {
-        "peft_type": "LORA", "task_type": next(ends, None), "inference_mode": True, "bias": "none",
+        "peft_type": "LORA",
+        "task_type": next(ends, None),
+        "inference_mode": True,
+        "bias": "none",
         "base_model_name_or_path": model.origin if base is None else base,
         **sizes({module: tensors[f"{BEFORE}{module}.{A}"].shape[0] for module in scales}, scales),
-        "lora_dropout": model.__dict__["_lora"].dropout, "fan_in_fan_out": flipped,
+        "lora_dropout": model.__dict__["_lora"].dropout,
+        "fan_in_fan_out": flipped,
         "target_modules": short([*scales], [address_of(source) for step in steps for source in step.sources]),
         "modules_to_save": [*replaced] or None,
-    }  # fmt: skip
+    }
     if not write:
         return
     write_checkpoint(folder, tensors, stem=STEM)
@@ -167,10 +177,11 @@ def sizes(ranks: Mapping[str, int], scales: Mapping[str, float]) -> dict[str, An
     pairs = {module: (rank, scales[module] * rank) for module, rank in ranks.items()}
     (rank, alpha), _ = Counter(pairs.values()).most_common(1)[0]
     return {
-        "r": rank, "lora_alpha": alpha,
+        "r": rank,
+        "lora_alpha": alpha,
         "rank_pattern": {re.escape(module): r for module, (r, _) in pairs.items() if r != rank},
         "alpha_pattern": {re.escape(module): value for module, (_, value) in pairs.items() if value != alpha},
-    }  # fmt: skip
+    }
 
 
 def short(chosen: list[str], modules: list[str]) -> list[str]:
@@ -183,9 +194,14 @@ def short(chosen: list[str], modules: list[str]) -> list[str]:
 
 
 def load_adapted(
-    folder: Path, base: str | Path | None, *, dtype: str | torch.dtype, device: torch.device, offline: bool,
+    folder: Path,
+    base: str | Path | None,
+    *,
+    dtype: str | torch.dtype,
+    device: torch.device,
+    offline: bool,
     architecture: str | None,
-) -> tuple[TransformerModule, Report]:  # fmt: skip
+) -> tuple[TransformerModule, Report]:
     """The model of a folder that holds an adapter alone: its base, with the adapter on it."""
     named = config_of(folder).get("base_model_name_or_path") if base is None else base
     if not named:
@@ -276,9 +292,12 @@ def sorted_out(names: list[str]) -> tuple[dict[str, dict[str, str]], dict[str, s
 
 
 def imported(
-    model: TransformerModule, step: Step, pairs: Mapping[str, Mapping[str, str]], stored: Checkpoint,
+    model: TransformerModule,
+    step: Step,
+    pairs: Mapping[str, Mapping[str, str]],
+    stored: Checkpoint,
     config: Mapping[str, Any],
-) -> dict[str, Adapter]:  # fmt: skip
+) -> dict[str, Adapter]:
     """The adapters of published layers as those of ours, by address."""
     for address in map(address_of, step.targets):
         if type(model.get_submodule(address)) is not nn.Linear or model.spec.shares(address):
@@ -304,8 +323,9 @@ def imported(
     used |= ~used.any(0)  # what nobody uses yet, everybody may learn
     return {
         address_of(target): Adapter(torch.cat(a)[columns], part[:, columns], scales[0])
-        for target, part, columns in zip(step.targets, parts, used, strict=True) if bool(columns.any())
-    }  # fmt: skip
+        for target, part, columns in zip(step.targets, parts, used, strict=True)
+        if bool(columns.any())
+    }
 
 
 def taken(model: TransformerModule, step: Step, others: Mapping[str, str], stored: Checkpoint) -> dict[str, Tensor]:

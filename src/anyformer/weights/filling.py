@@ -85,9 +85,7 @@ class Outline:
         return torch.empty(self._of.shape(name), dtype=self._of.dtype(name), device="meta")
 
 
-def fill(
-    model: TransformerModule, stored: Stored, match: Match, dtype: torch.dtype, strict: bool = False
-) -> Report:  # fmt: skip
+def fill(model: TransformerModule, stored: Stored, match: Match, dtype: torch.dtype, strict: bool = False) -> Report:
     """Streams stored tensors into a model on meta, one rule at a time; what fits nowhere is reported, or refused before
     memory is taken for it.
 

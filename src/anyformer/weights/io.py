@@ -125,8 +125,10 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, _Slot], dict[str
         raise ValueError(f"{path}: __metadata__ must map text to text")
     if len(header) >= MAX_TENSORS:
         raise ValueError(f"{path}: {len(header):,} tensors; a file may hold fewer than {MAX_TENSORS:,}")
-    slots = {name: _read_slot(f"{path}: tensor {quote(name)}", entry, 8 + length, size - 8 - length)
-             for name, entry in header.items()}  # fmt: skip
+    slots = {
+        name: _read_slot(f"{path}: tensor {quote(name)}", entry, 8 + length, size - 8 - length)
+        for name, entry in header.items()
+    }
     reached = 8 + length
     for name, slot in sorted(slots.items(), key=lambda item: item[1][2:]):
         if slot.start != reached:

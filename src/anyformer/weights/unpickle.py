@@ -87,9 +87,15 @@ def extract(files: list[Path], targets: list[Path]) -> None:
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.Popen(
-        command, cwd=targets[0].parent, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
+        command,
+        cwd=targets[0].parent,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     where = files[0] if len(files) == 1 else files[0].parent
     try:
         said, _ = child.communicate(timeout=STARTING + 2 * seconds)
@@ -193,9 +199,11 @@ def state_dict(stored: Any) -> dict[str, Tensor]:
 
 def is_weights(value: object) -> bool:
     plain = (Tensor, torch.nn.Parameter)
-    return isinstance(value, Mapping) and bool(value) and all(
-        isinstance(name, str) and type(tensor) in plain for name, tensor in value.items()
-    )  # fmt: skip
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(name, str) and type(tensor) in plain for name, tensor in value.items())
+    )
 
 
 def reason(error: Exception) -> str:

@@ -107,17 +107,25 @@ class Family:
 
         prefixes = {name: each.prefix for name, each in self.classes.items() if each.prefix is not None}
         follows = {
-            "fields": fields, "describe": describe, "rules": rules, "architectures": tuple(self.classes),
+            "fields": fields,
+            "describe": describe,
+            "rules": rules,
+            "architectures": tuple(self.classes),
             "base": tuple(name for name, prefix in prefixes.items() if not prefix),
             "prefixes": {name: prefix for name, prefix in prefixes.items() if prefix},
-        }  # fmt: skip
+        }
         for name, value in follows.items():
             object.__setattr__(self, name, value)
 
     def but(
-        self, name: str, *, changes: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None,
-        weights: Weights | None = None, **others: Any,
-    ) -> Family:  # fmt: skip
+        self,
+        name: str,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        weights: Weights | None = None,
+        **others: Any,
+    ) -> Family:
         """A related family: other values at addresses of the template, other config fields and weights (None: it has no
         such), and other values of whatever else a family has. It has sizes of its own."""
         assert not callable(self.weights) or weights is None, f"{self.name}.weights is a function of the description"
@@ -179,8 +187,9 @@ class Family:
             names = ", ".join(map(repr, strange))
             warnings.warn(
                 f"{self.name} config: the published class does not know {shorten(names, 4000)}; kept, without effect",
-                UnknownFieldWarning, stacklevel=3,
-            )  # fmt: skip
+                UnknownFieldWarning,
+                stacklevel=3,
+            )
         return self._read(config, architecture)
 
     def _strange(self, name: str, value: Any) -> list[str]:

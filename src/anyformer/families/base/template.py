@@ -90,9 +90,12 @@ def activation(*addresses: str, default: Any = TEMPLATE, **more: Any) -> Entry:
 
 
 def derived(
-    *addresses: str, of: Callable[[Config], Any], default: Any = None, unset: tuple[Any, ...] = (None, 0),
+    *addresses: str,
+    of: Callable[[Config], Any],
+    default: Any = None,
+    unset: tuple[Any, ...] = (None, 0),
     usual: Callable[[Any], Any] | None = None,
-) -> Entry:  # fmt: skip
+) -> Entry:
     """A field that is `of` others where it is `unset`. Where a description has the `usual` value, None is written."""
 
     def recover(spec: Any) -> Any:
@@ -101,9 +104,11 @@ def derived(
         return None if value == usual(spec) else value
 
     return entry(
-        *addresses, default=default, read=lambda value, c: of(c) if value in unset else value,
+        *addresses,
+        default=default,
+        read=lambda value, c: of(c) if value in unset else value,
         path=None if usual is None else recover,
-    )  # fmt: skip
+    )
 
 
 def optional_step(address: str, default: bool = False) -> Entry:
@@ -261,8 +266,9 @@ def conv1d(ours: str) -> Callable[[str, Any], list[Rule]]:
     targets = expand(ours)
     if len(targets) == 1:
         return lambda theirs, spec: [
-            Transpose(f"{theirs}.weight", f"{ours}.weight"), Rename(f"{theirs}.bias", f"{ours}.bias"),
-        ]  # fmt: skip
+            Transpose(f"{theirs}.weight", f"{ours}.weight"),
+            Rename(f"{theirs}.bias", f"{ours}.bias"),
+        ]
     return lambda theirs, spec: [
         Split(f"{theirs}.weight", [f"{target}.weight" for target in targets], transpose=True),
         Split(f"{theirs}.bias", [f"{target}.bias" for target in targets]),

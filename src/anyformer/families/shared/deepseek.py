@@ -32,9 +32,11 @@ def shared_experts(spec: Any) -> int:
 
 
 SHARED_EXPERTS = entry(
-    f"{MOE}.shared.width", path=shared_experts, build=without_shared,
+    f"{MOE}.shared.width",
+    path=shared_experts,
+    build=without_shared,
     read=lambda count, c: (count or 0) * c.moe_intermediate_size,
-)  # fmt: skip
+)
 
 
 def score_scale(c: Config) -> float | None:
@@ -65,6 +67,12 @@ def experts(theirs: str, spec: Any) -> list[Rule]:
 
 def yarn(mscale: float) -> dict[str, Any]:
     return {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0,
-        "mscale": mscale, "mscale_all_dim": mscale, "original_max_position_embeddings": 4096,
-    }  # fmt: skip
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale,
+        "original_max_position_embeddings": 4096,
+    }

@@ -76,9 +76,11 @@ def embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) ->
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
     usual = {
         "tokens": Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id),
-        "position": Learned(length=c.max_position_embeddings), "segments": c.type_vocab_size,
-        "norm": LayerNorm(eps=c.layer_norm_eps), "dropout": c.hidden_dropout_prob,
-    }  # fmt: skip
+        "position": Learned(length=c.max_position_embeddings),
+        "segments": c.type_vocab_size,
+        "norm": LayerNorm(eps=c.layer_norm_eps),
+        "dropout": c.hidden_dropout_prob,
+    }
     return kind(**{**usual, **more})
 
 
@@ -127,9 +129,12 @@ def model(c: Any, embedding: TextEmbedding, head: Head | None, stack: Stack | No
     out = {LMHead: "head.out.weight", PretrainingHead: "head.lm.out.weight"}
     tied = [path for kind, path in out.items() if isinstance(head, kind) and c.tie_word_embeddings]
     shared: dict[str, Any] = {
-        "width": c.hidden_size, "embedding": embedding, "head": head, "ties": tuple((path, TOKENS) for path in tied),
+        "width": c.hidden_size,
+        "embedding": embedding,
+        "head": head,
+        "ties": tuple((path, TOKENS) for path in tied),
         "init": {"*": Normal(std=c.initializer_range)},
-    }  # fmt: skip
+    }
     if not decodes:
         return EncoderModel(encoder=stack, **shared)
     writes = isinstance(head, LMHead) and head.shift
@@ -152,20 +157,27 @@ def renames(modules: dict[str, str]) -> list[Rule]:
 def layer_rules(spec: Model) -> list[Rule]:
     """Embedding, layers and pooler."""
     layer, ours = "~encoder.layer.{i}", f"{stack_of(spec)}.layers.{{i}}"
-    attention = {"self.query": "op.q", "self.key": "op.k", "self.value": "op.v", "output.dense": "op.o",
-                 "output.LayerNorm": "out_norm"}  # fmt: skip
-    return renames({
-        "~embeddings.word_embeddings": "embedding.tokens",
-        "~embeddings.position_embeddings": "embedding.position",
-        "~embeddings.token_type_embeddings": "embedding.segments",
-        "~embeddings.LayerNorm": "embedding.norm",
-        **{f"{layer}.attention.{theirs}": f"{ours}.attention.{name}" for theirs, name in attention.items()},
-        **{f"{layer}.crossattention.{theirs}": f"{ours}.cross.{name}" for theirs, name in attention.items()},
-        f"{layer}.intermediate.dense": f"{ours}.feedforward.op.up",
-        f"{layer}.output.dense": f"{ours}.feedforward.op.down",
-        f"{layer}.output.LayerNorm": f"{ours}.feedforward.out_norm",
-        "~pooler.dense": "head.pool.dense",
-    })  # fmt: skip
+    attention = {
+        "self.query": "op.q",
+        "self.key": "op.k",
+        "self.value": "op.v",
+        "output.dense": "op.o",
+        "output.LayerNorm": "out_norm",
+    }
+    return renames(
+        {
+            "~embeddings.word_embeddings": "embedding.tokens",
+            "~embeddings.position_embeddings": "embedding.position",
+            "~embeddings.token_type_embeddings": "embedding.segments",
+            "~embeddings.LayerNorm": "embedding.norm",
+            **{f"{layer}.attention.{theirs}": f"{ours}.attention.{name}" for theirs, name in attention.items()},
+            **{f"{layer}.crossattention.{theirs}": f"{ours}.cross.{name}" for theirs, name in attention.items()},
+            f"{layer}.intermediate.dense": f"{ours}.feedforward.op.up",
+            f"{layer}.output.dense": f"{ours}.feedforward.op.down",
+            f"{layer}.output.LayerNorm": f"{ours}.feedforward.out_norm",
+            "~pooler.dense": "head.pool.dense",
+        }
+    )
 
 
 def lm_rules(spec: Model, theirs: str, dense: str, norm: str) -> list[Rule]:

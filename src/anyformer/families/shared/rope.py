@@ -15,7 +15,7 @@ from anyformer.parts.position.rotary import (
     Rope,
     RopeScaling,
     YarnScaling,
-)  # fmt: skip
+)
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -59,20 +59,27 @@ def _scaling(kind: str, given: Mapping[str, Any], longest: int) -> RopeScaling |
                 return DynamicScaling(factor=given["factor"], length=longest)
             case "yarn":
                 return YarnScaling(
-                    factor=factor(), length=trained,
-                    beta_fast=given.get("beta_fast") or 32.0, beta_slow=given.get("beta_slow") or 1.0,
+                    factor=factor(),
+                    length=trained,
+                    beta_fast=given.get("beta_fast") or 32.0,
+                    beta_slow=given.get("beta_slow") or 1.0,
                     **{n: given[n] for n in ("attention_factor", "mscale", "mscale_all_dim", "truncate") if n in given},
-                )  # fmt: skip
+                )
             case "longrope":
                 return LongScaling(
-                    short=tuple(given["short_factor"]), long=tuple(given["long_factor"]), length=trained,
-                    factor=factor(), attention_factor=given.get("attention_factor"),
-                )  # fmt: skip
+                    short=tuple(given["short_factor"]),
+                    long=tuple(given["long_factor"]),
+                    length=trained,
+                    factor=factor(),
+                    attention_factor=given.get("attention_factor"),
+                )
             case "llama3":
                 return Llama3Scaling(
-                    factor=given["factor"], length=trained, low_frequency_factor=given["low_freq_factor"],
+                    factor=given["factor"],
+                    length=trained,
+                    low_frequency_factor=given["low_freq_factor"],
                     high_frequency_factor=given["high_freq_factor"],
-                )  # fmt: skip
+                )
     except KeyError as error:
         raise ValueError(f"rope_parameters of type {quote(kind)} need {error.args[0]!r}") from None
     raise ValueError(f"rope_parameters: rope_type {quote(kind)} is not supported; {nearest(kind, TYPES)}")
@@ -115,7 +122,10 @@ def write_rope(rope: Rope) -> dict[str, Any]:
             out |= {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
         case Llama3Scaling() as llama:
             out |= {
-                "rope_type": "llama3", "factor": llama.factor, "original_max_position_embeddings": llama.length,
-                "low_freq_factor": llama.low_frequency_factor, "high_freq_factor": llama.high_frequency_factor,
-            }  # fmt: skip
+                "rope_type": "llama3",
+                "factor": llama.factor,
+                "original_max_position_embeddings": llama.length,
+                "low_freq_factor": llama.low_frequency_factor,
+                "high_freq_factor": llama.high_frequency_factor,
+            }
     return out

@@ -119,30 +119,45 @@ LEGACY = {
 def augment(c: Any, learned: bool = True) -> SpecAugment:
     """As a config says; what is hidden becomes a learned vector, or zeros."""
     return SpecAugment(
-        time=c.mask_time_prob, time_span=c.mask_time_length, time_least=c.mask_time_min_masks,
-        channels=c.mask_feature_prob, channel_span=c.mask_feature_length, channel_least=c.mask_feature_min_masks,
-        learned=learned, active=c.apply_spec_augment,
-    )  # fmt: skip
+        time=c.mask_time_prob,
+        time_span=c.mask_time_length,
+        time_least=c.mask_time_min_masks,
+        channels=c.mask_feature_prob,
+        channel_span=c.mask_feature_length,
+        channel_least=c.mask_feature_min_masks,
+        learned=learned,
+        active=c.apply_spec_augment,
+    )
 
 
 def waveform(c: Any, position: Part | None, out_norm: Norm | None = None) -> WaveformEmbedding:
     if c.num_feat_extract_layers not in (None, len(c.conv_dim)):
         raise ValueError(f"num_feat_extract_layers is {c.num_feat_extract_layers}, conv_dim has {len(c.conv_dim)}")
     stem = ConvolutionStem(
-        widths=c.conv_dim, kernels=c.conv_kernel, strides=c.conv_stride, bias=c.conv_bias, norm=c.feat_extract_norm,
+        widths=c.conv_dim,
+        kernels=c.conv_kernel,
+        strides=c.conv_stride,
+        bias=c.conv_bias,
+        norm=c.feat_extract_norm,
         activation=activation_named(c.feat_extract_activation),
-    )  # fmt: skip
+    )
     return WaveformEmbedding(
-        stem=stem, norm=LayerNorm(eps=c.layer_norm_eps), projection_dropout=c.feat_proj_dropout, augment=augment(c),
-        position=position, out_norm=out_norm, dropout=c.hidden_dropout,
-    )  # fmt: skip
+        stem=stem,
+        norm=LayerNorm(eps=c.layer_norm_eps),
+        projection_dropout=c.feat_proj_dropout,
+        augment=augment(c),
+        position=position,
+        out_norm=out_norm,
+        dropout=c.hidden_dropout,
+    )
 
 
 def positional(c: Any) -> Convolutional:
     return Convolutional(
-        kernel=c.num_conv_pos_embeddings, groups=c.num_conv_pos_embedding_groups,
+        kernel=c.num_conv_pos_embeddings,
+        groups=c.num_conv_pos_embedding_groups,
         activation=activation_named(c.feat_extract_activation),
-    )  # fmt: skip
+    )
 
 
 def check(c: Any) -> None:
@@ -156,10 +171,17 @@ def neck(c: Any, norm: Norm | None) -> Neck | None:
     """What follows the last layer; `norm` is not used where all layers are averaged, and stands in the files."""
     if c.use_weighted_layer_sum and c.architecture.endswith(CLASSIFIERS):
         return LayerMix(rest=None if norm is None else Idle(part=norm))
-    adapter = ConvolutionAdapter(
-        width=c.output_hidden_size or c.hidden_size, depth=c.num_adapter_layers, kernel=c.adapter_kernel_size,
-        stride=c.adapter_stride, layer_drop=c.layerdrop,
-    ) if c.add_adapter else None  # fmt: skip
+    adapter = (
+        ConvolutionAdapter(
+            width=c.output_hidden_size or c.hidden_size,
+            depth=c.num_adapter_layers,
+            kernel=c.adapter_kernel_size,
+            stride=c.adapter_stride,
+            layer_drop=c.layerdrop,
+        )
+        if c.add_adapter
+        else None
+    )
     return None if norm is None and adapter is None else SpeechNeck(norm=norm, adapter=adapter)
 
 
@@ -171,9 +193,12 @@ def head(c: Any) -> Head:
             if c.vocab_size is None:
                 raise ValueError(f"{c.architecture} needs vocab_size")
             return CTCHead(
-                vocab_size=c.vocab_size, blank=c.pad_token_id or 0, dropout=c.final_dropout,  # null: for labels alone
-                reduction=c.ctc_loss_reduction, zero_infinity=c.ctc_zero_infinity,
-            )  # fmt: skip
+                vocab_size=c.vocab_size,
+                blank=c.pad_token_id or 0,
+                dropout=c.final_dropout,  # null: for labels alone
+                reduction=c.ctc_loss_reduction,
+                zero_infinity=c.ctc_zero_infinity,
+            )
         case "SequenceClassification":
             pool = Pool(take="mean", dense=True, width=c.classifier_proj_size)
             return ClassifyHead(num_labels=c.num_labels, pool=pool, problem="single_label_classification")
@@ -181,18 +206,24 @@ def head(c: Any) -> Head:
             return FrameHead(num_labels=c.num_labels)
         case "XVector":
             return XVectorHead(
-                num_labels=c.num_labels, widths=c.tdnn_dim, kernels=c.tdnn_kernel, dilations=c.tdnn_dilation,
+                num_labels=c.num_labels,
+                widths=c.tdnn_dim,
+                kernels=c.tdnn_kernel,
+                dilations=c.tdnn_dilation,
                 width=c.xvector_output_dim,
-            )  # fmt: skip
+            )
         case "PreTraining":
             return ContrastHead(
-                features=c.conv_dim[-1], width=c.proj_codevector_dim, dropout=c.feat_quantizer_dropout,
-                temperature=c.contrastive_logits_temperature, negatives=c.num_negatives,
+                features=c.conv_dim[-1],
+                width=c.proj_codevector_dim,
+                dropout=c.feat_quantizer_dropout,
+                temperature=c.contrastive_logits_temperature,
+                negatives=c.num_negatives,
                 diversity=c.diversity_loss_weight,
                 quantizer=Quantizer(
                     groups=c.num_codevector_groups, codes=c.num_codevectors_per_group, width=c.codevector_dim
                 ),
-            )  # fmt: skip
+            )
     return SpeechOutput()
 
 

@@ -54,11 +54,16 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
         "head.summary.take", read=read_type, write={v: k for k, v in TAKES.items()}.get, choices=TYPES
     ),
     "summary_use_proj": Entry(
-        True, lambda spec: spec.head.summary.width is not None, addresses=("head.summary.width",),
+        True,
+        lambda spec: spec.head.summary.width is not None,
+        addresses=("head.summary.width",),
         read=lambda value, c: (1 if c.summary_proj_to_labels else c.n_embd) if value else None,
     ),
     "summary_activation": Entry(
-        None, activation, choices=FUNCTIONS, addresses=("head.summary.activation",),
+        None,
+        activation,
+        choices=FUNCTIONS,
+        addresses=("head.summary.activation",),
         read=lambda name, c: activation_named(name or "linear"),
     ),
     "summary_proj_to_labels": Entry(True, projects_to_labels),
@@ -66,7 +71,7 @@ OF_DOUBLE_HEADS: dict[str, Any] = {
     "summary_last_dropout": Entry(
         None, last_dropout, addresses=("head.summary.last_dropout",), read=lambda value, c: value or 0.0
     ),
-}  # fmt: skip
+}
 
 
 # -- as a Pool --------------------------------------------------------------------------------------------------------
@@ -108,6 +113,9 @@ def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
     if read and c.summary_use_proj and c.summary_proj_to_labels and c.num_labels not in (0, width):
         raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
     return Pool(
-        take=POOLS.get(c.summary_type, "first"), input_dropout=c.summary_first_dropout, dense=c.summary_use_proj,
-        activation=activation_named(c.summary_activation or "identity"), dropout=c.summary_last_dropout,
-    )  # fmt: skip
+        take=POOLS.get(c.summary_type, "first"),
+        input_dropout=c.summary_first_dropout,
+        dense=c.summary_use_proj,
+        activation=activation_named(c.summary_activation or "identity"),
+        dropout=c.summary_last_dropout,
+    )

@@ -44,8 +44,10 @@ FIELDS: dict[str, ConfigField] = {
     "is_encoder_decoder": Ignored(True, "follows from the class"),
 }
 ALIASES = {
-    "num_attention_heads": "encoder_attention_heads", "hidden_size": "d_model", "num_hidden_layers": "encoder_layers",
-}  # fmt: skip
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
 
 
 def stack(c: Any, side: str, bias: str = "qkvo") -> Stack:

@@ -35,20 +35,37 @@ def writer(
     """A GPT-2 over bytes, without dropout; `changes` by address. `scaled`: its weights begin as large as the width asks
     for, not as that of GPT-2 does (0.02), which is too small for a narrow one to learn from soon."""
     config = {
-        "architectures": ["GPT2LMHeadModel"], "vocab_size": SIZE, "n_positions": length, "n_embd": width,
-        "n_layer": depth, "n_head": heads, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-        "bos_token_id": 0, "eos_token_id": 0, "initializer_range": width**-0.5 if scaled else 0.02,
-    }  # fmt: skip
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": SIZE,
+        "n_positions": length,
+        "n_embd": width,
+        "n_layer": depth,
+        "n_head": heads,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "initializer_range": width**-0.5 if scaled else 0.02,
+    }
     return override(families.find("gpt2").read(config), changes or {})
 
 
 def reader(family: str, architecture: str, width: int, depth: int, heads: int, length: int, **more: Any) -> Model:
     """An encoder over bytes, without dropout."""
     config = {
-        "architectures": [architecture], "vocab_size": READER_SIZE, "hidden_size": width, "num_hidden_layers": depth,
-        "num_attention_heads": heads, "intermediate_size": 4 * width, "max_position_embeddings": length,
-        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0, **more,
-    }  # fmt: skip
+        "architectures": [architecture],
+        "vocab_size": READER_SIZE,
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "max_position_embeddings": length,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "pad_token_id": 0,
+        **more,
+    }
     return families.find(family).read(config)
 
 
@@ -66,21 +83,40 @@ def texts(place: Place, name: str, path: str | None = None, language: Language =
 
 
 def training(
-    name: str, model: Model, data: Data, device: str, *, steps: int, batch: int, length: int, lr: float,
-    seed: int = 0, warmup: int | None = None, objective: Objective | None = None, vocabulary: Vocabulary | None = None,
-    every: int | None = None, batches: int = 8,
-) -> Run:  # fmt: skip
+    name: str,
+    model: Model,
+    data: Data,
+    device: str,
+    *,
+    steps: int,
+    batch: int,
+    length: int,
+    lr: float,
+    seed: int = 0,
+    warmup: int | None = None,
+    objective: Objective | None = None,
+    vocabulary: Vocabulary | None = None,
+    every: int | None = None,
+    batches: int = 8,
+) -> Run:
     """A run from scratch whose only checkpoint is its last: one that was stopped begins anew, so that what is measured
     on the way is whole."""
     return Run(
-        name=name, model=model, vocabulary=vocabulary or Bytes(), data=data, objective=objective or NextToken(),
+        name=name,
+        model=model,
+        vocabulary=vocabulary or Bytes(),
+        data=data,
+        objective=objective or NextToken(),
         optimizer=AdamW(lr=lr, betas=(0.9, 0.98)),
         schedule=Cosine(warmup=max(steps // 20, 1) if warmup is None else warmup, floor=0.1),
-        batch=Batch(examples=batch, length=length), steps=steps,
-        precision="bf16" if device.startswith("cuda") else "fp32", record=device.startswith("cuda"), seed=seed,
+        batch=Batch(examples=batch, length=length),
+        steps=steps,
+        precision="bf16" if device.startswith("cuda") else "fp32",
+        record=device.startswith("cuda"),
+        seed=seed,
         evaluate=Evaluate(every=every or steps, batches=batches, patience=None),
         keep=Keep(every=steps, last=1, best=False),
-    )  # fmt: skip
+    )
 
 
 def each_loss(logits: Tensor, ids: Tensor) -> Tensor:

@@ -45,8 +45,14 @@ WINDOW, LATENTS, HEADS, WIDTH, DEPTH, WORDS = 512, 64, 4, 256, 2, 500
 
 
 def encoder(model_type: str, **config: Any) -> Callable[[int], Model]:
-    shape = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS,
-             "intermediate_size": 2 * WIDTH, "hidden_dropout_prob": 0.0}  # fmt: skip
+    shape = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 2 * WIDTH,
+        "hidden_dropout_prob": 0.0,
+    }
     return lambda length: families.find(model_type).read(
         {**shape, "max_position_embeddings": length + 2, **config}  # the first two are RoBERTa's padding
     )

@@ -33,16 +33,16 @@ from anyformer.train.run import Batch, Evaluate, Keep, Pretrained, Run
 
 CLAIM = "tuned after the largest of the equal budgets, ELECTRA tags words at least as well as BERT"
 FORMS = {
-    "tiny": Form(0.2, 0.1, {
-        "depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2, "text": "docs"
-    }),
-    "small": Form(2, 0.5, {
-        "depth": 2, "width": 48, "steps": 240, "batch": 16, "budgets": 2, "tuning": 40, "text": "made-up"
-    }),
-    "full": Form(120, 4, {
-        "depth": 4, "width": 192, "steps": 3000, "batch": 96, "budgets": 4, "tuning": 200, "text": "library"
-    }),
-}  # fmt: skip
+    "tiny": Form(
+        0.2, 0.1, {"depth": 1, "width": 16, "steps": 4, "batch": 2, "budgets": 2, "tuning": 2, "text": "docs"}
+    ),
+    "small": Form(
+        2, 0.5, {"depth": 2, "width": 48, "steps": 240, "batch": 16, "budgets": 2, "tuning": 40, "text": "made-up"}
+    ),
+    "full": Form(
+        120, 4, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "budgets": 4, "tuning": 200, "text": "library"}
+    ),
+}
 LENGTH, LABELS = 96, ("name", "keyword", "operator", "number", "string", "comment")
 KINDS = tuple(f"kind {kind}" for kind in range(LANGUAGE.kinds))
 
@@ -89,22 +89,37 @@ def work(values: Values, place: Place) -> list[Row]:
     objective: Objective = Masked() if generator is None else ReplacedTokens(generator=generator)
     lr = 1e-3
     run = training(
-        values["kind"], model, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
-        batch=values["batch"], length=LENGTH, lr=lr, objective=objective, vocabulary=READER, seed=values["seed"],
-    )  # fmt: skip
+        values["kind"],
+        model,
+        texts(place, values["text"], values["data"]),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=lr,
+        objective=objective,
+        vocabulary=READER,
+        seed=values["seed"],
+    )
     place.train(run, name="pretrained")
     words, labels = (spoken, KINDS) if values["text"] == "made-up" else (tagged, LABELS)
     place.texts("words", lambda: [json.dumps(row) for row in words(20000 if values["steps"] > 1000 else 2000)])
     source = JSONLines(path=str(place.shared / "words.txt"))
     architecture = {"bert": "BertForTokenClassification", "electra": "ElectraForTokenClassification"}[values["kind"]]
     tune = Run(
-        name="tuned", data=Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip"),
+        name="tuned",
+        data=Data(train=Held(source=source), valid=Held(source=source, out=True), unfit="skip"),
         model=Pretrained(path=str(place.folder / "pretrained"), architecture=architecture, labels=labels),
-        objective=Tag(labels=labels), optimizer=AdamW(lr=lr / 2), schedule=Linear(warmup=values["tuning"] // 10),
-        batch=Batch(examples=16, length=LENGTH), steps=values["tuning"], keep=Keep(every=values["tuning"], best=False),
-        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None), precision=run.precision,
+        objective=Tag(labels=labels),
+        optimizer=AdamW(lr=lr / 2),
+        schedule=Linear(warmup=values["tuning"] // 10),
+        batch=Batch(examples=16, length=LENGTH),
+        steps=values["tuning"],
+        keep=Keep(every=values["tuning"], best=False),
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None),
+        precision=run.precision,
         seed=values["seed"],
-    )  # fmt: skip
+    )
     scores = place.train(tune, name="tuned").scores
     return [{"accuracy": scores["accuracy"], "loss": scores["loss"]}]
 

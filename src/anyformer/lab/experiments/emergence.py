@@ -27,22 +27,32 @@ CLAIM = (
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "base": 10, "digits": 1, "seeds": 1}),
     "small": Form(4, 0.5, {"widths": [4, 8, 12, 16], "steps": 2500, "batch": 24, "base": 4, "digits": 3, "seeds": 2}),
-    "full": Form(360, 7, {
-        "widths": [4, 8, 12, 16, 24, 32, 64, 128], "steps": 4000, "batch": 64, "base": 10, "digits": 3,
-        "seeds": 3,
-    }),
-}  # fmt: skip
+    "full": Form(
+        360,
+        7,
+        {
+            "widths": [4, 8, 12, 16, 24, 32, 64, 128],
+            "steps": 4000,
+            "batch": 64,
+            "base": 10,
+            "digits": 3,
+            "seeds": 3,
+        },
+    ),
+}
 NUMBER, HELD = 60000, 500
 
 
 def trials(widths: list[int], steps: int, batch: int, base: int, digits: int, seeds: int) -> list[Trial]:
     same = {"steps": steps, "batch": batch, "base": base, "digits": digits}
     return [
-        Trial(f"width-{width}-{seed}", {
-            "width": width, "parameters": count(described(width)).parameters, "seed": seed, **same
-        })
-        for width in widths for seed in range(seeds)
-    ]  # fmt: skip
+        Trial(
+            f"width-{width}-{seed}",
+            {"width": width, "parameters": count(described(width)).parameters, "seed": seed, **same},
+        )
+        for width in widths
+        for seed in range(seeds)
+    ]
 
 
 def described(width: int) -> Any:
@@ -70,20 +80,29 @@ def work(values: Values, place: Place) -> list[Row]:
         return [line for line in sums(base, digits, NUMBER if values["steps"] > 100 else 500, 0) if line not in held]
 
     run = training(
-        "emergence", described(values["width"]), Data(train=place.texts("sums", others)), place.device,
-        steps=values["steps"], batch=values["batch"], length=64, lr=min(0.3 / values["width"], 8e-3),
+        "emergence",
+        described(values["width"]),
+        Data(train=place.texts("sums", others)),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=64,
+        lr=min(0.3 / values["width"], 8e-3),
         seed=values["seed"],
-    )  # fmt: skip
+    )
     trainer = place.train(run)
     ids = torch.tensor([trainer.tokenizer.encode(line) for line in asked], device=trainer.device)
     with trainer.evaluating():
         logits = trainer.model(input_ids=ids).logits[:, -digits - 2 : -1].float()
     answer = ids[:, -digits - 1 :]
     right = logits.argmax(-1) == answer
-    return [{
-        "answers": float(right.all(-1).float().mean()), "digit": float(right.float().mean()),
-        "loss": float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), answer.flatten())),
-    }]  # fmt: skip
+    return [
+        {
+            "answers": float(right.all(-1).float().mean()),
+            "digit": float(right.float().mean()),
+            "loss": float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), answer.flatten())),
+        }
+    ]
 
 
 def by_size(rows: Sequence[Row], what: str) -> dict[int, float]:

@@ -34,13 +34,17 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "experts": [1, 2], "text": "tongues"}),
-    "small": Form(2, 0.5, {
-        "depth": 1, "width": 32, "steps": 600, "batch": 32, "experts": [1, 4, 16], "text": "tongues", "seeds": 3
-    }),
-    "full": Form(90, 3.5, {
-        "depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 2, 4, 8, 16, 32], "text": "library"
-    }),
-}  # fmt: skip
+    "small": Form(
+        2,
+        0.5,
+        {"depth": 1, "width": 32, "steps": 600, "batch": 32, "experts": [1, 4, 16], "text": "tongues", "seeds": 3},
+    ),
+    "full": Form(
+        90,
+        3.5,
+        {"depth": 4, "width": 128, "steps": 2000, "batch": 64, "experts": [1, 2, 4, 8, 16, 32], "text": "library"},
+    ),
+}
 LENGTH = 64
 LETTERS, FOLLOWERS = 16, 2  # of a tongue; of a letter
 MARKS, MARKED = string.ascii_uppercase + "012345", 1 / 6  # a tongue's own sign, and how often it stands in a text
@@ -101,15 +105,23 @@ def work(values: Values, place: Place) -> list[Row]:
     else:
         data = texts(place, values["text"], values["data"])
     run = training(
-        "experts", mixed(values["experts"], values["width"], values["depth"]), data, place.device,
-        steps=values["steps"], batch=values["batch"], length=LENGTH, lr=3e-3 if values["width"] < 100 else 1e-3,
-        every=max(values["steps"] // 8, 1), seed=values["seed"],
-    )  # fmt: skip
+        "experts",
+        mixed(values["experts"], values["width"], values["depth"]),
+        data,
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=3e-3 if values["width"] < 100 else 1e-3,
+        every=max(values["steps"] // 8, 1),
+        seed=values["seed"],
+    )
     trainer = place.train(run)
     rows: list[Row] = [
-        {"step": line["step"], "loss": line["valid/loss"]} for line in read_metrics(trainer.folder)
+        {"step": line["step"], "loss": line["valid/loss"]}
+        for line in read_metrics(trainer.folder)
         if "valid/loss" in line
-    ]  # fmt: skip
+    ]
     if values["experts"] > 1:
         with trainer.evaluating():
             for layer, routed in enumerate(routing(trace(trainer.model, input_ids=held_out(trainer, 16, LENGTH)))):
@@ -125,10 +137,15 @@ def claim(rows: Sequence[Row]) -> Verdict:
     costs = [last[number, seeds[0]]["flops"] for number in numbers]
     dearer = max(costs) / costs[0] - 1
     found = {f"loss with {number} experts": mean([last[number, seed]["loss"] for seed in seeds]) for number in numbers}
-    return Verdict(min(gains) > 0 and dearer < 0.05, {
-        **found, "least gain of a seed": min(gains), "a token costs more by": dearer,
-        "busiest expert's share": max(row["busiest"] for row in rows if "busiest" in row),
-    })  # fmt: skip
+    return Verdict(
+        min(gains) > 0 and dearer < 0.05,
+        {
+            **found,
+            "least gain of a seed": min(gains),
+            "a token costs more by": dearer,
+            "busiest expert's share": max(row["busiest"] for row in rows if "busiest" in row),
+        },
+    )
 
 
 def plot(rows: Sequence[Row]) -> Any:
@@ -140,9 +157,12 @@ def plot(rows: Sequence[Row]) -> Any:
     sizes = {row["experts"]: row["parameters"] for row in rows}
     for number, losses in measured.items():
         axes[0, 0].plot(
-            list(losses), [mean(each) for each in losses.values()], marker="o", markersize=3,
+            list(losses),
+            [mean(each) for each in losses.values()],
+            marker="o",
+            markersize=3,
             label=f"{number}: {sizes[number]:,}",
-        )  # fmt: skip
+        )
     axes[0, 0].legend(frameon=False, fontsize=8, title="experts: parameters")
     axes[0, 0].set(xlabel="step", title="loss at equal compute")
     ends = {number: list(losses.values())[-1] for number, losses in measured.items()}

@@ -24,10 +24,10 @@ CLAIM = "shots raise the accuracy, and that of the largest model by more than th
 FORMS = {
     "tiny": Form(0.2, 0.1, {"widths": [8, 16], "steps": 2, "batch": 4, "texts": 100, "letters": 4}),
     "small": Form(2, 0.5, {"widths": [8, 24, 64], "steps": 400, "batch": 8, "texts": 12000, "letters": 6}),
-    "full": Form(120, 3.5, {
-        "widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 64, "texts": 60000, "letters": 16
-    }),
-}  # fmt: skip
+    "full": Form(
+        120, 3.5, {"widths": [8, 16, 32, 64, 128, 256], "steps": 3000, "batch": 64, "texts": 60000, "letters": 16}
+    ),
+}
 LETTERS, SHOTS = "abcdefghijklmnop", 12
 LENGTH = 4 * 3 * SHOTS  # of rows, so that most texts in them are whole; two letters and a space a shot, or the end
 
@@ -55,9 +55,15 @@ def made(number: int, letters: int, seed: int) -> list[str]:
 def work(values: Values, place: Place) -> list[Row]:
     data = Data(train=place.texts("pairs", lambda: made(values["texts"], values["letters"], 0)))
     run = training(
-        "few-shot", described(values["width"]), data, place.device, steps=values["steps"], batch=values["batch"],
-        length=LENGTH, lr=min(0.2 / values["width"], 8e-3),
-    )  # fmt: skip
+        "few-shot",
+        described(values["width"]),
+        data,
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=min(0.2 / values["width"], 8e-3),
+    )
     trainer = place.train(run)
     asked = made(512, values["letters"], 1)
     ids = torch.tensor([trainer.tokenizer.encode(text) for text in asked], device=trainer.device)

@@ -59,9 +59,14 @@ def work(values: Values, place: Place) -> list[Row]:
     def seconds(length: int) -> float:
         begin = time.perf_counter()
         generate(
-            model, input_ids=ids, max_new_tokens=length, min_new_tokens=length, use_cache=kind != "no cache",
-            do_sample=False, pad_token_id=0,
-        )  # fmt: skip
+            model,
+            input_ids=ids,
+            max_new_tokens=length,
+            min_new_tokens=length,
+            use_cache=kind != "no cache",
+            do_sample=False,
+            pad_token_id=0,
+        )
         if place.device.startswith("cuda"):
             torch.cuda.synchronize()
         return time.perf_counter() - begin
@@ -90,10 +95,14 @@ def claim(rows: Sequence[Row]) -> Verdict:
     flat = all(len(set(states[kind])) == 1 for kind in ("rwkv", "mamba"))
     flat = flat and max(slopes["rwkv"], slopes["mamba"]) <= 1.15
     holds = ratio >= 2 and slopes["no cache"] > slopes["cache"] and flat
-    return Verdict(holds, {
-        **{f"exponent, {kind}": slope for kind, slope in slopes.items()}, "no cache / cache at the longest": ratio,
-        **{f"bytes of state, {kind}": states[kind][-1] for kind in KINDS if kind != "no cache"},
-    })  # fmt: skip
+    return Verdict(
+        holds,
+        {
+            **{f"exponent, {kind}": slope for kind, slope in slopes.items()},
+            "no cache / cache at the longest": ratio,
+            **{f"bytes of state, {kind}": states[kind][-1] for kind in KINDS if kind != "no cache"},
+        },
+    )
 
 
 def plot(rows: Sequence[Row]) -> Any:

@@ -39,8 +39,15 @@ BEST = 1.05  # of the error of Bayes
 def trials(
     noises: list[float], numbers: int, context: int, depth: int, width: int, steps: int, batch: int, asked: int
 ) -> list[Trial]:
-    same = {"numbers": numbers, "context": context, "depth": depth, "width": width, "steps": steps, "batch": batch,
-            "asked": asked}  # fmt: skip
+    same = {
+        "numbers": numbers,
+        "context": context,
+        "depth": depth,
+        "width": width,
+        "steps": steps,
+        "batch": batch,
+        "asked": asked,
+    }
     return [Trial(f"noise-{noise:g}", {"noise": noise, **same}) for noise in noises]
 
 
@@ -48,11 +55,20 @@ def work(values: Values, place: Place) -> list[Row]:
     steps, cuda = values["steps"], place.device.startswith("cuda")
     objective = Regress(width=values["numbers"], context=values["context"], noise=values["noise"])
     described = model(objective, n_layer=values["depth"], n_embd=values["width"])
-    run = override(recipe("regression"), {
-        "objective": objective, "model": described, "steps": steps, "batch.examples": values["batch"],
-        "schedule.warmup": max(steps // 20, 1), "evaluate.every": steps, "keep.every": steps, "compile": cuda,
-        "precision": "bf16" if cuda else "fp32",
-    })  # fmt: skip
+    run = override(
+        recipe("regression"),
+        {
+            "objective": objective,
+            "model": described,
+            "steps": steps,
+            "batch.examples": values["batch"],
+            "schedule.warmup": max(steps // 20, 1),
+            "evaluate.every": steps,
+            "keep.every": steps,
+            "compile": cuda,
+            "precision": "bf16" if cuda else "fp32",
+        },
+    )
     found = curves(place.train(run).model, objective, values["asked"], batch=min(4096, values["asked"]))
     return [{"pairs": pairs, **dict(zip(found, errors))} for pairs, errors in enumerate(zip(*found.values()))]
 

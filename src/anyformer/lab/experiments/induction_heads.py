@@ -41,10 +41,10 @@ CLAIM = (
 FORMS = {
     "tiny": Form(0.1, 0.1, {"steps": 6, "width": 16, "points": 3, "batch": 4, "texts": 100, "seeds": 1}),
     "small": Form(2, 0.5, {"steps": 500, "width": 64, "points": 40, "batch": 32, "texts": 4000, "seeds": 1}),
-    "full": Form(60, 2, {
-        "steps": 3000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 5, "far": True
-    }),
-}  # fmt: skip
+    "full": Form(
+        60, 2, {"steps": 3000, "width": 64, "points": 100, "batch": 128, "texts": 20000, "seeds": 5, "far": True}
+    ),
+}
 LETTERS = [chr(i) for i in range(65, 97)]
 LENGTH, HALF, HEADS = 64, 20, 4
 INDUCTION = 0.25  # of its attention is on what followed: an induction head (evenly spread it would be 0.03)
@@ -58,8 +58,9 @@ def trials(steps: int, width: int, points: int, batch: int, texts: int, seeds: i
     kinds = {"one": (1, False), "two": (2, True)} | ({"two-far": (2, False)} if far else {})
     return [
         Trial(f"{kind}-seed-{seed}", {"kind": kind, "depth": depth, "near": near, "seed": seed, **same})
-        for seed in range(seeds) for kind, (depth, near) in kinds.items()
-    ]  # fmt: skip
+        for seed in range(seeds)
+        for kind, (depth, near) in kinds.items()
+    ]
 
 
 def work(values: Values, place: Place) -> list[Row]:
@@ -67,9 +68,16 @@ def work(values: Values, place: Place) -> list[Row]:
     model = described(values["depth"], values["width"], values["near"])
     data = Data(train=place.texts("rounds", lambda: rounds(values["texts"])))
     run = training(
-        "induction", model, data, place.device, steps=steps, batch=values["batch"], length=LENGTH, lr=values["lr"],
+        "induction",
+        model,
+        data,
+        place.device,
+        steps=steps,
+        batch=values["batch"],
+        length=LENGTH,
+        lr=values["lr"],
         seed=values["seed"],
-    )  # fmt: skip
+    )
     watch = Watch(checkpoints(steps, values["points"]))
     trainer = place.train(run, watch)
     return [*watch.rows, *ablations(trainer)]
@@ -79,10 +87,17 @@ def described(depth: int, width: int, near: bool) -> Model:
     """Attention alone. A head finds the token before by its distance, and nothing farther: what follows an earlier copy
     must be found by what it says. `near`: the first layer sees nothing farther either."""
     distances = RelativeVectors(before=2, after=0, values=False)
-    whole: Any = writer(width, depth, HEADS, LENGTH, {
-        "embedding.position": None, "decoder.layers.attention.op.position": distances,
-        "init": {"*": Normal(std=width**-0.5)},
-    })  # fmt: skip
+    whole: Any = writer(
+        width,
+        depth,
+        HEADS,
+        LENGTH,
+        {
+            "embedding.position": None,
+            "decoder.layers.attention.op.position": distances,
+            "init": {"*": Normal(std=width**-0.5)},
+        },
+    )
     alone = override(whole, {"decoder.layers": Block(attention=whole.decoder.layers.steps["attention"])})
     return override(alone, {"decoder.layers.0.attention.op.mask": Causal() & Window(size=2)} if near else {})
 
@@ -193,13 +208,22 @@ def of_seed(rows: Sequence[Row], seed: int) -> Verdict:
     if not heads["others"]:  # where nothing is silenced all is kept, which shows nothing
         kept["others"] = EMPTY
     far = jump(curve(rows, "two-far", seed))
-    return Verdict(holds, {
-        "jump of one layer": one, "jump of two layers": two, "at step": step, "score of one layer": single,
-        "score of two layers": whole, "induction heads": heads["induction"],
-        "kept without induction heads": kept["induction"], "others": heads["others"],
-        "kept without others": kept["others"], "best head": curve(rows, "two", seed)[-1]["head"],
-        **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
-    })  # fmt: skip
+    return Verdict(
+        holds,
+        {
+            "jump of one layer": one,
+            "jump of two layers": two,
+            "at step": step,
+            "score of one layer": single,
+            "score of two layers": whole,
+            "induction heads": heads["induction"],
+            "kept without induction heads": kept["induction"],
+            "others": heads["others"],
+            "kept without others": kept["others"],
+            "best head": curve(rows, "two", seed)[-1]["head"],
+            **({"jump where both see all": far[1], "at that step": far[0]} if far[0] else {}),
+        },
+    )
 
 
 def claim(rows: Sequence[Row]) -> Verdict:

@@ -47,9 +47,17 @@ def work(values: Values, place: Place) -> list[Row]:
     length = values["length"]
     described = reader("bert", "BertForMaskedLM", values["width"], values["depth"], 4, length)
     run = training(
-        "low-rank", described, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
-        batch=values["batch"], length=length, lr=1e-3, objective=Masked(), vocabulary=READER,
-    )  # fmt: skip
+        "low-rank",
+        described,
+        texts(place, values["text"], values["data"]),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=length,
+        lr=1e-3,
+        objective=Masked(),
+        vocabulary=READER,
+    )
     trainer = place.train(run)
     ids = held_out(trainer, 4, length)
     with trainer.evaluating():
@@ -57,9 +65,10 @@ def work(values: Values, place: Place) -> list[Row]:
         kinds = dict(zip(KINDS, (learnt, [*map(shuffled, learnt)], maps(build(described, seed=0).to(ids.device), ids))))
         return [
             {"layer": layer, "kind": kind, "share": share, "held": value}
-            for kind, layers in kinds.items() for layer, weights in enumerate(layers)
+            for kind, layers in kinds.items()
+            for layer, weights in enumerate(layers)
             for share, value in spectrum(weights)
-        ]  # fmt: skip
+        ]
 
 
 def maps(model: TransformerModule, ids: Tensor) -> list[Tensor]:

@@ -25,16 +25,16 @@ CLAIM = (
     "masking once"
 )
 FORMS = {
-    "tiny": Form(0.2, 0.1, {
-        "depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 20, "text": "made-up", "documents": 40
-    }),
-    "small": Form(2, 0.5, {
-        "depth": 2, "width": 48, "steps": 300, "batch": 32, "length": 20, "text": "made-up", "documents": 80
-    }),
-    "full": Form(90, 3.5, {
-        "depth": 4, "width": 192, "steps": 3000, "batch": 96, "length": 64, "text": "docs", "documents": 0
-    }),
-}  # fmt: skip
+    "tiny": Form(
+        0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 20, "text": "made-up", "documents": 40}
+    ),
+    "small": Form(
+        2, 0.5, {"depth": 2, "width": 48, "steps": 300, "batch": 32, "length": 20, "text": "made-up", "documents": 80}
+    ),
+    "full": Form(
+        90, 3.5, {"depth": 4, "width": 192, "steps": 3000, "batch": 96, "length": 64, "text": "docs", "documents": 0}
+    ),
+}
 RATES, ASKED = (0.05, 0.15, 0.3, 0.45, 0.6, 0.8), 0.15
 LANGUAGE = Language(topics=6, words=6)
 
@@ -50,8 +50,17 @@ def trials(
     data: str | None = None,
     seed: int = 0,
 ) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
-            "documents": documents, "data": data, "seed": seed}  # fmt: skip
+    same = {
+        "depth": depth,
+        "width": width,
+        "steps": steps,
+        "batch": batch,
+        "length": length,
+        "text": text,
+        "documents": documents,
+        "data": data,
+        "seed": seed,
+    }
     ways = [{"rate": rate, "masking": "dynamic"} for rate in RATES]
     ways += [{"rate": ASKED, "masking": kind} for kind in ("static", "dynamic pieces")]
     return [Trial(f"{way['rate']}-{str(way['masking']).replace(' ', '-')}", {**way, **same}) for way in ways]
@@ -69,10 +78,18 @@ def work(values: Values, place: Place) -> list[Row]:
         "bert", "BertForMaskedLM", width, values["depth"], 4, length, vocab_size=size, initializer_range=width**-0.5
     )
     run = training(
-        "masking", described, texts(place, values["text"], values["data"], LANGUAGE, values["documents"]), place.device,
-        steps=values["steps"], batch=values["batch"], length=length, lr=3e-3 if width < 100 else 1e-3,
-        objective=objective, vocabulary=WORDS if made else READER, seed=values["seed"],
-    )  # fmt: skip
+        "masking",
+        described,
+        texts(place, values["text"], values["data"], LANGUAGE, values["documents"]),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=length,
+        lr=3e-3 if width < 100 else 1e-3,
+        objective=objective,
+        vocabulary=WORDS if made else READER,
+        seed=values["seed"],
+    )
     trainer = place.train(run)
     return [{"loss": asked(trainer, length)}]
 
@@ -105,8 +122,12 @@ def plot(rows: Sequence[Row]) -> Any:
     axes[0, 0].plot(*zip(*points), marker="o", label="dynamic")
     for row in rows:
         if row["masking"] != "dynamic":
-            axes[0, 0].plot([row["rate"]], [row["loss"]], "s", label=f"{row['masking']}, in fixed pieces"
-                            if row["masking"] == "static" else row["masking"])  # fmt: skip
+            axes[0, 0].plot(
+                [row["rate"]],
+                [row["loss"]],
+                "s",
+                label=f"{row['masking']}, in fixed pieces" if row["masking"] == "static" else row["masking"],
+            )
     axes[0, 0].set(xlabel="share of tokens hidden while learning", ylabel="loss with 15 % hidden (nats)")
     axes[0, 0].legend(frameon=False)
     axes[0, 0].grid(alpha=0.3)

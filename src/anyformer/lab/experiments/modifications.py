@@ -71,14 +71,21 @@ def work(values: Values, place: Place) -> list[Row]:
         source = TextFiles(path=values["data"], unit="paragraph")
     data = Data(train=Held(source=source), valid=Held(source=source, out=True))
     run = Run(
-        name="modifications", model=model, data=data, vocabulary=vocabulary(data, values["tokens"], place),
-        objective=SpanCorruption(), optimizer=AdamW(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
-        schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1), steps=steps, seed=values["seed"],
+        name="modifications",
+        model=model,
+        data=data,
+        vocabulary=vocabulary(data, values["tokens"], place),
+        objective=SpanCorruption(),
+        optimizer=AdamW(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        schedule=Cosine(warmup=max(steps // 10, 1), floor=0.1),
+        steps=steps,
+        seed=values["seed"],
         batch=Batch(examples=values["batch"], length=LENGTH),
-        precision="bf16" if place.device.startswith("cuda") else "fp32", record=place.device.startswith("cuda"),
+        precision="bf16" if place.device.startswith("cuda") else "fp32",
+        record=place.device.startswith("cuda"),
         evaluate=Evaluate(every=max(steps // 8, 1), batches=8, patience=None),
         keep=Keep(every=steps, last=1, best=False),
-    )  # fmt: skip
+    )
     trainer = place.train(run)
     seen = [line for line in read_metrics(trainer.folder) if "valid/loss" in line]
     found = {"early": seen[0]["valid/loss"], "final": seen[-1]["valid/loss"], "seconds": trainer.seconds}

@@ -51,8 +51,16 @@ RATES = {"with": 0.5, "without": 1.0}  # how often the second sentence follows t
 def trials(
     depth: int, width: int, steps: int, batch: int, topics: int, words: int, texts: int, tuning: int, seeds: int
 ) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "topics": topics, "words": words,
-            "texts": texts, "tuning": tuning}  # fmt: skip
+    same = {
+        "depth": depth,
+        "width": width,
+        "steps": steps,
+        "batch": batch,
+        "topics": topics,
+        "words": words,
+        "texts": texts,
+        "tuning": tuning,
+    }
     return [Trial(f"{kind}-{seed}", {"kind": kind, "seed": seed, **same}) for seed in range(seeds) for kind in RATES]
 
 
@@ -64,24 +72,37 @@ def work(values: Values, place: Place) -> list[Row]:
         "bert", "BertForPreTraining", width, values["depth"], 4, LENGTH, vocab_size=size, initializer_range=width**-0.5
     )
     run = training(
-        values["kind"], described, Data(train=Held(source=source), valid=Held(source=source, out=True)), place.device,
-        steps=values["steps"], batch=values["batch"], length=LENGTH, lr=3e-3 if width < 100 else 1e-3,
+        values["kind"],
+        described,
+        Data(train=Held(source=source), valid=Held(source=source, out=True)),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=LENGTH,
+        lr=3e-3 if width < 100 else 1e-3,
         objective=MaskedAndNext(length=LENGTH, short=0.0, next_rate=RATES[values["kind"]]),
-        vocabulary=WORDS, seed=values["seed"],
-    )  # fmt: skip
+        vocabulary=WORDS,
+        seed=values["seed"],
+    )
     found = asked(place.train(run, name="pretrained"))
     place.texts("pairs", lambda: [json.dumps(row) for row in pairs(language, 2000)])
     told = Held(source=JSONLines(path=str(place.shared / "pairs.txt")), one_in=2, stratify="label")
     tune = Run(
-        name="tuned", data=Data(train=told, valid=told.replace(out=True)),
+        name="tuned",
+        data=Data(train=told, valid=told.replace(out=True)),
         model=Pretrained(
             path=str(place.folder / "pretrained"), architecture="BertForSequenceClassification", labels=LABELS
         ),
-        objective=Classify(labels=LABELS, pair=True, length=LENGTH), optimizer=AdamW(lr=run.optimizer.lr / 3),
-        schedule=Linear(warmup=values["tuning"] // 10), batch=Batch(examples=16, length=LENGTH),
-        steps=values["tuning"], keep=Keep(every=values["tuning"], best=False), precision=run.precision,
-        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None), seed=values["seed"],
-    )  # fmt: skip
+        objective=Classify(labels=LABELS, pair=True, length=LENGTH),
+        optimizer=AdamW(lr=run.optimizer.lr / 3),
+        schedule=Linear(warmup=values["tuning"] // 10),
+        batch=Batch(examples=16, length=LENGTH),
+        steps=values["tuning"],
+        keep=Keep(every=values["tuning"], best=False),
+        precision=run.precision,
+        evaluate=Evaluate(every=values["tuning"], metrics=("accuracy",), patience=None),
+        seed=values["seed"],
+    )
     return [{"masked": found, "accuracy": place.train(tune, name="tuned").scores["accuracy"]}]
 
 

@@ -29,13 +29,15 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.1, 0.1, {"depth": 2, "width": 16, "steps": 3, "batch": 2, "rates": [3e-3], "text": "made-up"}),
-    "small": Form(2, 0.5, {
-        "depth": 6, "width": 32, "steps": 160, "batch": 8, "rates": [4e-3, 5.5e-3, 7e-3], "text": "made-up"
-    }),
-    "full": Form(240, 3.5, {
-        "depth": 12, "width": 192, "steps": 1000, "batch": 64, "rates": [2.5e-4, 5e-4, 1e-3, 2e-3], "text": "library"
-    }),
-}  # fmt: skip
+    "small": Form(
+        2, 0.5, {"depth": 6, "width": 32, "steps": 160, "batch": 8, "rates": [4e-3, 5.5e-3, 7e-3], "text": "made-up"}
+    ),
+    "full": Form(
+        240,
+        3.5,
+        {"depth": 12, "width": 192, "steps": 1000, "batch": 64, "rates": [2.5e-4, 5e-4, 1e-3, 2e-3], "text": "library"},
+    ),
+}
 DIVERGES = True  # a training that does is a result here
 LENGTH, HEADS = 64, 4
 PLACEMENTS = ("post", "pre", "sandwich", "deepnorm")
@@ -57,21 +59,28 @@ def trials(
     ways: list[tuple[str, float | None, bool | None]] = [("gradients", None, None), *trained]
     return [
         Trial(f"{placement}-{name}", {"placement": placement, "lr": lr, "warm": warm, **same})
-        for placement in PLACEMENTS for name, lr, warm in ways
-    ]  # fmt: skip
+        for placement in PLACEMENTS
+        for name, lr, warm in ways
+    ]
 
 
 def placed(placement: str, width: int, depth: int) -> Model:
     """The norms of every sublayer; all start from Xavier's numbers, so that the placement is all that differs."""
     norm, alpha, beta = LayerNorm(), 1.0, 1.0
-    where = {"post": ("out_norm",), "pre": ("pre_norm",), "sandwich": ("pre_norm", "post_norm"),
-             "deepnorm": ("out_norm",)}[placement]  # fmt: skip
+    where = {
+        "post": ("out_norm",),
+        "pre": ("pre_norm",),
+        "sandwich": ("pre_norm", "post_norm"),
+        "deepnorm": ("out_norm",),
+    }[placement]
     if placement == "deepnorm":
         alpha, beta = deepnorm(decoder=depth)["decoder"]
     init = {**scaled_down(decoder=beta), "*": Normal(std=width**-0.5)}
     changes: dict[str, Any] = {
-        "init": init, "embedding.scale": width**0.5, "decoder.norm": None if "out_norm" in where else norm
-    }  # fmt: skip
+        "init": init,
+        "embedding.scale": width**0.5,
+        "decoder.norm": None if "out_norm" in where else norm,
+    }
     for step in ("attention", "feedforward"):
         for slot in ("pre_norm", "post_norm", "out_norm"):
             changes[f"decoder.layers.{step}.{slot}"] = norm if slot in where else None
@@ -84,10 +93,17 @@ def work(values: Values, place: Place) -> list[Row]:
     if values["lr"] is None:
         return gradients(model, place.device)
     run = training(
-        values["placement"], model, texts(place, values["text"], values["data"]), place.device, steps=steps,
-        batch=values["batch"], length=LENGTH, lr=values["lr"], warmup=max(steps // 5, 1) if values["warm"] else 0,
+        values["placement"],
+        model,
+        texts(place, values["text"], values["data"]),
+        place.device,
+        steps=steps,
+        batch=values["batch"],
+        length=LENGTH,
+        lr=values["lr"],
+        warmup=max(steps // 5, 1) if values["warm"] else 0,
         seed=values["seed"],
-    )  # fmt: skip
+    )
     return [{"valid": place.train(run).scores["loss"]}]
 
 
@@ -129,8 +145,9 @@ def plot(rows: Sequence[Row]) -> Any:
     figure, axes = figures.new(3, 1, 14, 4)
     for number, placement in enumerate(PLACEMENTS):
         style = {"marker": "o", "color": f"C{number}", "label": placement}
-        points = [(row["layer"], row["gradient"]) for row in rows
-                  if row["placement"] == placement and "gradient" in row]  # fmt: skip
+        points = [
+            (row["layer"], row["gradient"]) for row in rows if row["placement"] == placement and "gradient" in row
+        ]
         axes[0, 0].plot(*zip(*points), **style)
         for axis, warm in ((axes[0, 1], True), (axes[0, 2], False)):
             axis.plot(*zip(*ends(rows, placement, warm).items()), **style)

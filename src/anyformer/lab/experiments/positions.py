@@ -35,11 +35,11 @@ CLAIM = (
 )
 FORMS = {
     "tiny": Form(0.2, 0.1, {"depth": 1, "width": 16, "steps": 2, "batch": 2, "length": 16, "text": "made-up"}),
-    "small": Form(2, 0.5, {
-        "depth": 2, "width": 48, "steps": 400, "batch": 8, "length": 64, "text": "made-up", "seeds": 3
-    }),
+    "small": Form(
+        2, 0.5, {"depth": 2, "width": 48, "steps": 400, "batch": 8, "length": 64, "text": "made-up", "seeds": 3}
+    ),
     "full": Form(90, 3.5, {"depth": 4, "width": 192, "steps": 1500, "batch": 64, "length": 128, "text": "library"}),
-}  # fmt: skip
+}
 HEADS, TIMES = 4, (1, 2, 4)
 ROWS = 64  # texts that are read at every length
 PROPERTIES = ("unique", "relative", "consistent", "bounded", "extends")
@@ -58,22 +58,36 @@ def trials(
     data: str | None = None,
     seeds: int = 1,
 ) -> list[Trial]:
-    same = {"depth": depth, "width": width, "steps": steps, "batch": batch, "length": length, "text": text,
-            "data": data}  # fmt: skip
+    same = {
+        "depth": depth,
+        "width": width,
+        "steps": steps,
+        "batch": batch,
+        "length": length,
+        "text": text,
+        "data": data,
+    }
     return [
         Trial(f"{scheme}-{seed}", {"scheme": scheme, **same, "seed": seed})
-        for scheme in SCHEMES for seed in range(seeds if scheme in JUDGED else 1)
-    ]  # fmt: skip
+        for scheme in SCHEMES
+        for seed in range(seeds if scheme in JUDGED else 1)
+    ]
 
 
 def placed(scheme: str, width: int, depth: int, length: int) -> Model:
-    added = {"learned": Learned(length=length), "sinusoidal": Sinusoidal(length=length), "integer": Integer(),
-             "binary": Binary(bits=min(16, width))}  # fmt: skip
+    added = {
+        "learned": Learned(length=length),
+        "sinusoidal": Sinusoidal(length=length),
+        "integer": Integer(),
+        "binary": Binary(bits=min(16, width)),
+    }
     inside = {
-        "rope": Rope(), "alibi": Alibi(num_heads=HEADS),
+        "rope": Rope(),
+        "alibi": Alibi(num_heads=HEADS),
         "bucketed": BucketedBias(num_heads=HEADS, max_distance=max(length, 64), both_ways=False),
-        "shaw": RelativeVectors(before=length - 1, after=0), "transformer-xl": RelativeSinusoids(num_heads=HEADS),
-    }  # fmt: skip
+        "shaw": RelativeVectors(before=length - 1, after=0),
+        "transformer-xl": RelativeSinusoids(num_heads=HEADS),
+    }
     changes = {"embedding.position": added.get(scheme), "decoder.layers.attention.op.position": inside.get(scheme)}
     # tokens as long as sinusoids, which would drown them otherwise [Vaswani et al. 2017]
     return writer(width, depth, HEADS, length, changes | {"embedding.scale": width**0.5}, scaled=True)
@@ -84,10 +98,16 @@ def work(values: Values, place: Place) -> list[Row]:
     model = placed(values["scheme"], values["width"], values["depth"], length)
     rows: list[Row] = [properties(placed(values["scheme"], 32, 1, 32), 32)]
     run = training(
-        values["scheme"], model, texts(place, values["text"], values["data"]), place.device, steps=values["steps"],
-        batch=values["batch"], length=length, lr=3e-3 if values["width"] < 100 else 1e-3,
+        values["scheme"],
+        model,
+        texts(place, values["text"], values["data"]),
+        place.device,
+        steps=values["steps"],
+        batch=values["batch"],
+        length=length,
+        lr=3e-3 if values["width"] < 100 else 1e-3,
         seed=values["seed"],
-    )  # fmt: skip
+    )
     trainer = place.train(run)
     ids = held_out(trainer, ROWS, TIMES[-1] * length)
     with trainer.evaluating():
@@ -129,11 +149,12 @@ def properties(spec: Model, length: int, eps: float = 1e-4) -> Row:
         "unique": bool(apart.min() > eps * spread) and spread > eps,
         "relative": bool(torch.stack(along).max() < eps * spread + 1e-9),
         "consistent": longer is not None and bool(((longer[:, :length, :length] - found)[:, past]).abs().max() < eps),
-        "bounded": longer is not None and bool(
+        "bounded": longer is not None
+        and bool(
             longer[-1][torch.ones(4 * length, 4 * length).tril().bool()].abs().max() <= 2 * found[-1][past].abs().max()
         ),
         "extends": longer is not None,
-    }  # fmt: skip
+    }
 
 
 # -- what it shows ----------------------------------------------------------------------------------------------------
@@ -165,9 +186,15 @@ def claim(rows: Sequence[Row]) -> Verdict:
     relative = [scheme for scheme, row in found.items() if row["relative"]]
     inside = {scheme for scheme in SCHEMES if scheme not in ADDED}
     holds = most <= 0.03 and least >= 0.1 and not found["learned"]["extends"] and set(relative) == inside
-    return Verdict(holds, {
-        **figures, "most lost by alibi with a seed": most, "least by sinusoidal": least, "relative": ", ".join(relative)
-    })  # fmt: skip
+    return Verdict(
+        holds,
+        {
+            **figures,
+            "most lost by alibi with a seed": most,
+            "least by sinusoidal": least,
+            "relative": ", ".join(relative),
+        },
+    )
 
 
 def plot(rows: Sequence[Row]) -> Any:

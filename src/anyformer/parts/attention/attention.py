@@ -64,10 +64,20 @@ class Talk(nn.Module):
 
 
 class Attention(
-    Op, sees="past",
-    called=("self-attention", "multi-head", "MHA", "SDPA", "GQA (num_kv_heads=...)", "grouped-query (num_kv_heads=...)",
-            "MQA (num_kv_heads=1)", "multi-query (num_kv_heads=1)", "cross-attention (memory=True)"),
-):  # fmt: skip
+    Op,
+    sees="past",
+    called=(
+        "self-attention",
+        "multi-head",
+        "MHA",
+        "SDPA",
+        "GQA (num_kv_heads=...)",
+        "grouped-query (num_kv_heads=...)",
+        "MQA (num_kv_heads=1)",
+        "multi-query (num_kv_heads=1)",
+        "cross-attention (memory=True)",
+    ),
+):
     """Every query sees the values of keys like it, by softmax, in several heads [Vaswani et al. 2017]."""
 
     num_heads: int
@@ -163,9 +173,10 @@ class AttentionModule(InHeads):
         self.qkv: Joined | None = None  # all three in one product, where transforms/fuse.py joined them
         self.part, self.mask_key = part, repr(part.mask)
         self.tapped: Declared = {
-            **MIXER, **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
+            **MIXER,
+            **({"position": None} if part.position and not getattr(self.position, "silent", False) else {}),
             **({"weights": "cross_attentions"} if part.memory else {}),
-        }  # fmt: skip
+        }
 
     def state_spec(self) -> PerToken | PerMemory:
         shapes = {"k": (self.num_kv_heads, self.head_width), "v": (self.num_kv_heads, self.value_width)}
@@ -210,10 +221,19 @@ class AttentionModule(InHeads):
         if self.position is not None and places is not None and self.position.has_values:
             values = functools.partial(self.position.values, places=places, ctx=ctx)
         out = attend(
-            q, k, v, visible, bias=bias, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
-            dropout=self.part.dropout if self.training else 0.0, weights=ctx.weights(self.address), values=values,
+            q,
+            k,
+            v,
+            visible,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.part.softcap,
+            kernel=ctx.kernel,
+            dropout=self.part.dropout if self.training else 0.0,
+            weights=ctx.weights(self.address),
+            values=values,
             talk=self.talk,
-        )  # fmt: skip
+        )
         if self.part.mean_at_pads and ctx.tokens is not None and not self.part.memory:
             mean = v.mean(2, keepdim=True).repeat_interleave(out.shape[1] // v.shape[1], dim=1)
             if self.talk is not None:

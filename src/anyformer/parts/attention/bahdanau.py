@@ -69,10 +69,16 @@ class AdditiveAttentionModule(nn.Module):
         scores = self.score(torch.tanh(q[:, :, None] + k[:, None]))[..., 0][:, None]  # (B, 1, T, S)
         v = v[:, None]
         out = attend(  # of scores that are given
-            torch.zeros_like(v[:, :, :1]).expand(-1, -1, x.shape[1], -1), torch.zeros_like(v), v, visible, bias=scores,
-            scale=1.0, kernel=ctx.kernel, dropout=self.part.dropout if self.training else 0.0,
+            torch.zeros_like(v[:, :, :1]).expand(-1, -1, x.shape[1], -1),
+            torch.zeros_like(v),
+            v,
+            visible,
+            bias=scores,
+            scale=1.0,
+            kernel=ctx.kernel,
+            dropout=self.part.dropout if self.training else 0.0,
             weights=ctx.weights(self.address),
-        )  # fmt: skip
+        )
         return self.o(ctx.tap(self.address, "mixed", out[:, 0]))
 
     def memory_keys(self, states: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:

@@ -123,9 +123,15 @@ class LinformerModule(ProjectionsModule):
         q, k, v = self.projections(x, ctx)
         k, v = (self.mix(t, weight, rows) for t, weight in ((k, by_key), (v, by_value)))
         out = attend(  # by weights (B, H, T, k)
-            self.heads(q), k, v, EVERYTHING, scale=self.head_width**-0.5, kernel=ctx.kernel,
-            weights=ctx.weights(self.address), dropout=self.part.dropout if self.training else 0.0,
-        )  # fmt: skip
+            self.heads(q),
+            k,
+            v,
+            EVERYTHING,
+            scale=self.head_width**-0.5,
+            kernel=ctx.kernel,
+            weights=ctx.weights(self.address),
+            dropout=self.part.dropout if self.training else 0.0,
+        )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def mix(self, x: Tensor, weight: Tensor, rows: PackedRows) -> Tensor:
@@ -310,9 +316,14 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def carried(
-    q: Tensor, k: Tensor, power: Tensor | None, v: Tensor, documents: Tensor | None = None,
-    past: tuple[Tensor, ...] | None = None, strict: bool = False,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    power: Tensor | None,
+    v: Tensor,
+    documents: Tensor | None = None,
+    past: tuple[Tensor, ...] | None = None,
+    strict: bool = False,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Sums (B, H, T, V) over the keys up to each query (before it: `strict`) of its document, powers (B, H, T, 1) by
     whose exponentials they are to be multiplied, and what to go on from. In a chunk all pairs, before it one sum."""
     (B, H, _, M), V = q.shape, v.shape[-1]

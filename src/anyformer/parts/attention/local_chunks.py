@@ -29,8 +29,9 @@ class ChunkAttention(InChunks, sees="past", called=("block-local attention", "Re
     def check(self) -> None:
         super().check()
         if not self.ring and (self.loose or self.multiple):
-            raise ValueError("ChunkAttention.ring: without one the length of a row changes nothing, so set no loose "
-                             "and no multiple")  # fmt: skip
+            raise ValueError(
+                "ChunkAttention.ring: without one the length of a row changes nothing, so set no loose and no multiple"
+            )
 
     def reaches(self) -> Sees | None:
         return "past" if self.causal and (self.loose or not self.ring) else "all"
@@ -57,10 +58,13 @@ class ChunkAttentionModule(BucketsModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None:
-            raise ValueError(f"{self.address}: chunks are counted from the start of a row, which holds one text: "
-                             "documents cannot be packed")  # fmt: skip
-        q, k, v = (self.heads(ctx.tap(self.address, n, layer(x)))
-                   for n, layer in (("q", self.q), ("k", self.k), ("v", self.v)))  # fmt: skip
+            raise ValueError(
+                f"{self.address}: chunks are counted from the start of a row, which holds one text: "
+                "documents cannot be packed"
+            )
+        q, k, v = (
+            self.heads(ctx.tap(self.address, n, layer(x))) for n, layer in (("q", self.q), ("k", self.k), ("v", self.v))
+        )
         bucket = torch.zeros(*q.shape[:3], 1, dtype=torch.long, device=x.device)
         out = self.look(q, k, v, bucket, self.head_width**-0.5, ctx)
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))

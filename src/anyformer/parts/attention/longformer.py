@@ -156,9 +156,15 @@ class LocalAttentionModule(InHeads):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visible, kernel: str, weights: Listener | None = None
     ) -> Tensor:
         return attend(
-            q, k, v, visible, scale=self.head_width**-0.5, kernel=kernel, weights=weights,
+            q,
+            k,
+            v,
+            visible,
+            scale=self.head_width**-0.5,
+            kernel=kernel,
+            weights=weights,
             dropout=self.part.dropout if self.training else 0.0,
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.state is not None:
@@ -179,9 +185,14 @@ class LocalAttentionModule(InHeads):
         return self.o(ctx.tap(self.address, "mixed", out))
 
     def chunks(
-        self, q: Tensor, k: Tensor, v: Tensor, chosen: tuple[Tensor, Tensor] | None, ctx: Context,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        chosen: tuple[Tensor, Tensor] | None,
+        ctx: Context,
         weights: Listener | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """(B, T, H K) of what tokens see nearby and of the global ones; zeros for pads and for the global themselves.
         Shown are the weights (B, H, T, g + 2 w + 1)."""
         (B, H, T, K), w = q.shape, self.part.window

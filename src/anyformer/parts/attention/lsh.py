@@ -76,9 +76,16 @@ class BucketsModule(InHeads):
         if out is None or listen is not None:
             pairs = self.pairs(bucket, seen.get("bucket", bucket), places if begun else ctx.index, ctx)
             dense = attend(
-                q, seen["k"], seen["v"], EVERYTHING, bias=pairs.to(q.dtype), scale=scale, kernel=ctx.kernel,
-                weights=listen, dropout=self.dropout,
-            )  # fmt: skip
+                q,
+                seen["k"],
+                seen["v"],
+                EVERYTHING,
+                bias=pairs.to(q.dtype),
+                scale=scale,
+                kernel=ctx.kernel,
+                weights=listen,
+                dropout=self.dropout,
+            )
             out = dense if out is None or (listen is not None and listen.changed) else out
         return out
 
@@ -323,8 +330,10 @@ class LSHAttentionModule(BucketsModule):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         if ctx.documents is not None and not self.own_bucket:
-            raise ValueError(f"{self.address}: a sorted row holds one text, so documents cannot be packed; "
-                             "own_bucket=True keeps them apart")  # fmt: skip
+            raise ValueError(
+                f"{self.address}: a sorted row holds one text, so documents cannot be packed; "
+                "own_bucket=True keeps them apart"
+            )
         q = self.heads(ctx.tap(self.address, "qk", self.qk(x)))
         v = self.heads(ctx.tap(self.address, "v", self.v(x)))
         # keys of length 1, so that no token is looked at for its length

@@ -77,9 +77,15 @@ class BlockAttentionModule(AttentionModule):
         index = torch.arange(size, device=x.device)
         visible = ctx.once(f"visible block {size}", lambda: see(CAUSAL, index, index))
         out = attend(
-            q, k, v, visible, scale=self.scale, softcap=self.part.softcap, kernel=ctx.kernel,
+            q,
+            k,
+            v,
+            visible,
+            scale=self.scale,
+            softcap=self.part.softcap,
+            kernel=ctx.kernel,
             dropout=self.part.dropout if self.training else 0.0,
-        )  # fmt: skip
+        )
         out = out.transpose(1, 2).reshape(B, n * size, -1)[:, :T]
         return self.o(ctx.tap(self.address, "mixed", rows.unpack(out)))
 
@@ -134,9 +140,15 @@ class CompressedAttentionModule(InHeads):
             visible = self.visible(k.shape[1], places, ctx)
         k, v = ctx.tap(self.address, "short_k", k), ctx.tap(self.address, "short_v", v)
         out = attend(
-            self.heads(q), self.heads(k), self.heads(v), visible, scale=self.head_width**-0.5, kernel=ctx.kernel,
-            weights=ctx.weights(self.address), dropout=self.part.dropout if self.training else 0.0,
-        )  # fmt: skip
+            self.heads(q),
+            self.heads(k),
+            self.heads(v),
+            visible,
+            scale=self.head_width**-0.5,
+            kernel=ctx.kernel,
+            weights=ctx.weights(self.address),
+            dropout=self.part.dropout if self.training else 0.0,
+        )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def shorten(self, k: Tensor, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:

@@ -66,9 +66,12 @@ class SynthesizerModule(InHeads):
         for name in names:
             self.add_module(name, nn.Linear(D, D, bias=name in part.bias))
         self.starts: dict[str, Any] = {
-            "share": 0.0, "places": Normal(std=K**-0.5), "table": Normal(std=0.02),
-            "rows": Normal(std=part.rank**-0.5), "columns": Normal(std=part.rank**-0.5),
-        }  # fmt: skip
+            "share": 0.0,
+            "places": Normal(std=K**-0.5),
+            "table": Normal(std=0.02),
+            "rows": Normal(std=part.rank**-0.5),
+            "columns": Normal(std=part.rank**-0.5),
+        }
         if part.scores == "dense":
             self.inner = nn.Linear(D, D, bias=bool(part.bias))
             self.places = nn.Parameter(torch.empty(H, K, L))
@@ -103,9 +106,16 @@ class SynthesizerModule(InHeads):
         if ctx.bias is not None:
             bias = bias + ctx.bias
         out = attend(
-            q, k, v, ctx.visible(part.mask, self.mask_key, places), bias=bias.to(v.dtype), scale=scale,
-            kernel=ctx.kernel, dropout=part.dropout if self.training else 0.0, weights=ctx.weights(self.address),
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            ctx.visible(part.mask, self.mask_key, places),
+            bias=bias.to(v.dtype),
+            scale=scale,
+            kernel=ctx.kernel,
+            dropout=part.dropout if self.training else 0.0,
+            weights=ctx.weights(self.address),
+        )
         return self.o(ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)))
 
     def check_length(self, ctx: Context) -> None:

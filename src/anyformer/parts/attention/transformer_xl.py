@@ -27,9 +27,10 @@ from anyformer.specs.part import Site
 
 
 class RecurrentAttention(
-    Projections, sees="past",
+    Projections,
+    sees="past",
     called=("Transformer-XL memory", "segment recurrence", "Compressive Transformer (compressed=...)"),
-):  # fmt: skip
+):
     """A text is read in segments. A token sees its own from left to right, the `kept` tokens before the segment and,
     before those, `compressed` vectors, each made of `rate` tokens by their mean, their maximum or a convolution. Keys
     of what is kept are made of its states again, so all layers together reach farther than one.
@@ -94,9 +95,16 @@ class RecurrentAttentionModule(ProjectionsModule):
             seen, distance = self.pairs(None if older is None else older[2], places, ctx)
             queries, bias = self.bias(queries, seen, distance, ctx)
             dense = attend(
-                queries, keys, values, EVERYTHING, bias=bias, scale=self.scale, kernel=ctx.kernel, weights=listen,
+                queries,
+                keys,
+                values,
+                EVERYTHING,
+                bias=bias,
+                scale=self.scale,
+                kernel=ctx.kernel,
+                weights=listen,
                 dropout=self.dropout,
-            )  # fmt: skip
+            )
             changed = listen is not None and listen.changed
             out = dense.transpose(1, 2).flatten(2) if out is None or changed else out
         return self.o(ctx.tap(self.address, "mixed", out))
@@ -134,8 +142,9 @@ class RecurrentAttentionModule(ProjectionsModule):
         seen, distance = ctx.once(f"segments {L} {M} {C} {c}", make)
         queries = self.heads(q.reshape(B * n, L, -1))
         queries, bias = self.bias(queries, seen, distance, ctx)
-        out = attend(queries, keys, values, EVERYTHING, bias=bias, scale=self.scale, kernel=ctx.kernel,
-                     dropout=self.dropout)  # fmt: skip
+        out = attend(
+            queries, keys, values, EVERYTHING, bias=bias, scale=self.scale, kernel=ctx.kernel, dropout=self.dropout
+        )
         return rows.unpack(out.transpose(1, 2).reshape(B, n * L, -1)[:, :T])
 
     def pairs(self, number: Tensor | None, places: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:

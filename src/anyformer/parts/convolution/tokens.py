@@ -269,9 +269,11 @@ class BranchedConvolutionModule(nn.Module):
     def state_spec(self) -> PerRow | None:
         part, width = self.part, self.width
         return remembered(
-            part.causal, left=(part.left.kernel, width), right=(part.right.kernel, width),
+            part.causal,
+            left=(part.left.kernel, width),
+            right=(part.right.kernel, width),
             out=(part.out.kernel, self.inner_width),
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         rows, store = PackedRows.of(ctx), ctx.store(self.address) if self.state_spec() is not None else None

@@ -31,8 +31,11 @@ class PatchEmbedding(Embedding, sees="all", called=("ViT", "patchify")):
     once; `attention_mask` hides tokens of it, where no grid is needed."""
 
     inputs: ClassVar[tuple[str, ...]] = (
-        "pixel_values", "bool_masked_pos", "interpolate_pos_encoding", "attention_mask"
-    )  # fmt: skip
+        "pixel_values",
+        "bool_masked_pos",
+        "interpolate_pos_encoding",
+        "attention_mask",
+    )
 
     image_size: Size
     patch_size: Size

@@ -45,9 +45,17 @@ class OrderedText(SegmentedText, sees="all"):
     not among it. `mems` is what a call before this one returned. `input_mask` is attention_mask the other way round."""
 
     inputs: ClassVar[tuple[str, ...]] = (
-        "input_ids", "attention_mask", "mems", "perm_mask", "target_mapping", "token_type_ids", "input_mask",
-        "inputs_embeds", "use_mems", "document_ids",
-    )  # fmt: skip
+        "input_ids",
+        "attention_mask",
+        "mems",
+        "perm_mask",
+        "target_mapping",
+        "token_type_ids",
+        "input_mask",
+        "inputs_embeds",
+        "use_mems",
+        "document_ids",
+    )
 
     @property
     def gives(self) -> tuple[str, ...]:

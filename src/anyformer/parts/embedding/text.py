@@ -109,8 +109,13 @@ class TextEmbedding(Embedding, sees="itself"):
     are projected before positions join."""
 
     inputs: ClassVar[tuple[str, ...]] = (
-        "input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "document_ids",
-    )  # fmt: skip
+        "input_ids",
+        "inputs_embeds",
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "document_ids",
+    )
 
     tokens: Tokens
     position: AbsolutePosition | None = None
@@ -231,9 +236,13 @@ class TextEmbeddingModule(nn.Module):
 
 
 def text_context(
-    x: Tensor, inputs: dict[str, Any], state: State | None, counted: Tensor | None = None, address: str = "",
+    x: Tensor,
+    inputs: dict[str, Any],
+    state: State | None,
+    counted: Tensor | None = None,
+    address: str = "",
     placed: bool = True,
-) -> Context:  # fmt: skip
+) -> Context:
     """Where each token of x (B, T, D) stands, given the masks and what was seen before. `counted` (B, T), remembered
     under `address`: which tokens take up a position, where not all do. `placed`: positions are added to x."""
     (B, T), device = x.shape[:2], x.device
@@ -248,9 +257,13 @@ def text_context(
     check_shape("position_ids", positions, (T,), (1, T), (B, T))
     parents = inputs.get("tree_parents")
     ctx = Context(
-        index=index, positions=index if index.dim() == 2 else index[None], padding=padding, documents=documents,
-        state=state, extras=() if parents is None else (Tree(parents),),
-    )  # fmt: skip
+        index=index,
+        positions=index if index.dim() == 2 else index[None],
+        padding=padding,
+        documents=documents,
+        state=state,
+        extras=() if parents is None else (Tree(parents),),
+    )
     number = None
     if counted is not None:
         if padding is not None:  # pads on the left are not counted, whatever their id

@@ -79,8 +79,10 @@ class TrajectoryEmbeddingModule(nn.Module):
             raise ValueError(f"states is (batch, time steps, {part.state_width}), got {shape}")
         B, N = states.shape[:2]
         shapes: dict[str, list[tuple[int, ...]]] = {
-            "actions": [(B, N, part.action_width)], "returns_to_go": [(B, N, 1)], "timesteps": [(B, N), (1, N)],
-        }  # fmt: skip
+            "actions": [(B, N, part.action_width)],
+            "returns_to_go": [(B, N, 1)],
+            "timesteps": [(B, N), (1, N)],
+        }
         for name, allowed in shapes.items():
             if inputs.get(name) is None:
                 raise ValueError(f"give {name} beside states")
@@ -145,6 +147,8 @@ class TrajectoryModule(HeadModule):
         _, seen, done = x.unflatten(1, (-1, KINDS)).unbind(2)  # (B, N, D) each
         action = self.action(seen)
         return {
-            "state_preds": self.state(done), "action_preds": action.tanh() if self.bounded else action,
-            "return_preds": self.to_go(done), "last_hidden_state": x,
-        }  # fmt: skip
+            "state_preds": self.state(done),
+            "action_preds": action.tanh() if self.bounded else action,
+            "return_preds": self.to_go(done),
+            "last_hidden_state": x,
+        }

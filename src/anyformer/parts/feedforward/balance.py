@@ -119,9 +119,10 @@ class EntropyBalance(Balance, called=("LIMoE", "entropy loss")):
         probabilities = logits.softmax(-1)
         lacking = math.log(self.experts) - entropy(torch.einsum("n,lne->le", real, probabilities))
         return {
-            "local_loss": (entropy(probabilities) @ real).mean(), "global_loss": lacking.clamp(min=0).mean(),
+            "local_loss": (entropy(probabilities) @ real).mean(),
+            "global_loss": lacking.clamp(min=0).mean(),
             "z_loss": (logits.logsumexp(-1).square() @ real).mean(),
-        }  # fmt: skip
+        }
 
     def total(self, terms: dict[str, Tensor]) -> Tensor:
         weights = {"local_loss": self.local, "global_loss": self.whole, "z_loss": self.z_weight}

@@ -48,10 +48,16 @@ class MLPModule(nn.Module):
 
 
 class GatedMLP(
-    Op, sees="itself",
-    called=("SwiGLU (activation='silu')", "GeGLU (activation='gelu')", "ReGLU (activation='relu')",
-            "GLU (activation='sigmoid')", "LiGLU (activation='identity')"),
-):  # fmt: skip
+    Op,
+    sees="itself",
+    called=(
+        "SwiGLU (activation='silu')",
+        "GeGLU (activation='gelu')",
+        "ReGLU (activation='relu')",
+        "GLU (activation='sigmoid')",
+        "LiGLU (activation='identity')",
+    ),
+):
     """down(activation(gate(x)) * up(x)): SwiGLU, GeGLU, ReGLU, GLU, LiGLU by the activation [Shazeer 2020]"""
 
     width: int

@@ -132,9 +132,10 @@ class SeparableLearnedModule(nn.Module):
 
 
 class GridVectors(
-    AttentionPosition, sees="itself",
+    AttentionPosition,
+    sees="itself",
     called=("decomposed relative positions", "MViTv2 positions", "axial relative positions"),
-):  # fmt: skip
+):
     """A learned vector for each distance in rows and one for each in columns (and in frames), whose products with the
     query join the scores [Li et al. 2022]. Grids other than of `size` take vectors from in between; keys of a coarser
     grid stand at the places they were pooled from."""

@@ -21,8 +21,10 @@ from anyformer.specs.checks import at_least, chance
 from anyformer.specs.part import Site
 
 LIKENESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "square": lambda q, k: -((q - k) ** 2), "distance": lambda q, k: -(q - k).abs(), "product": lambda q, k: q * k,
-}  # fmt: skip
+    "square": lambda q, k: -((q - k) ** 2),
+    "distance": lambda q, k: -(q - k).abs(),
+    "product": lambda q, k: q * k,
+}
 
 
 class LocalRelation(Op, sees="all", called=("LR-Net", "pixel attention", "neighbourhood attention")):

@@ -36,8 +36,9 @@ from anyformer.specs.messages import quote
 from anyformer.specs.part import Part, Site
 
 POOLS: dict[str, dict[int, Callable[..., Tensor]]] = {
-    "max": {2: F.max_pool2d, 3: F.max_pool3d}, "mean": {2: F.avg_pool2d, 3: F.avg_pool3d},
-}  # fmt: skip
+    "max": {2: F.max_pool2d, 3: F.max_pool3d},
+    "mean": {2: F.avg_pool2d, 3: F.avg_pool3d},
+}
 
 
 class GridPool(Part, sees="all"):
@@ -173,9 +174,16 @@ class PooledAttentionModule(InHeads):
             bias = ctx.tap(self.address, "position", self.position.bias(q, looking.index, scale, looking)[1])
         visible = EVERYTHING if ctx.padding is None else ctx.visible(FULL, "these, Full()", ctx.index)
         out = attend(
-            q, k, v, visible, bias=bias, scale=scale, kernel=ctx.kernel, weights=ctx.weights(self.address),
+            q,
+            k,
+            v,
+            visible,
+            bias=bias,
+            scale=scale,
+            kernel=ctx.kernel,
+            weights=ctx.weights(self.address),
             dropout=self.part.dropout if self.training else 0.0,
-        )  # fmt: skip
+        )
         out, q = ctx.tap(self.address, "mixed", out.transpose(1, 2).flatten(2)), q.transpose(1, 2).flatten(2)
         if self.part.add_queries == "all":
             out = out + q

@@ -54,7 +54,7 @@ class ClassifyHead(Head, called=("sequence classification",)):
 class ClassifyModule(HeadModule):
     def __init__(
         self, pool: Pool, num_labels: int, bias: bool, problem: Problem | None, site: Site, shares: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.num_labels, self.problem, self.shares = num_labels, problem, shares
         self.pool = pool.build(site.child("pool"))

@@ -107,9 +107,11 @@ class ContrastModule(HeadModule):
             features = F.dropout(features, self.part.dropout)
         codes, numbers, used = self.quantizer(features, hidden)
         return {
-            "projected_states": self.states(x), "projected_quantized_states": self.targets(codes),
-            PERPLEXITY: used, CODES: numbers,
-        }  # fmt: skip
+            "projected_states": self.states(x),
+            "projected_quantized_states": self.targets(codes),
+            PERPLEXITY: used,
+            CODES: numbers,
+        }
 
     def judge(self, said: Said, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         hidden, others = inputs.get("mask_time_indices"), inputs.get("sampled_negative_indices")
@@ -136,9 +138,11 @@ class ContrastModule(HeadModule):
         if not terms:
             return {**said}
         return {
-            "loss": terms["contrast"].sum + terms["diversity"].sum, **said, "contrastive_loss": terms["contrast"].sum,
+            "loss": terms["contrast"].sum + terms["diversity"].sum,
+            **said,
+            "contrastive_loss": terms["contrast"].sum,
             "diversity_loss": self.diversity(said[PERPLEXITY], inputs["mask_time_indices"]),
-        }  # fmt: skip
+        }
 
     def contrast(self, states: Tensor, targets: Tensor, numbers: Tensor, hidden: Tensor, others: Tensor) -> Tensor:
         """How unlikely the own code of each hidden frame is beside `others` (B, T, K), which are numbers of frames

@@ -57,7 +57,12 @@ class CTCModule(HeadModule):
         kept = (labels >= 0) & (labels != self.part.blank)  # -100 or the blank pads the labels
         log_probs, lengths = logits.log_softmax(-1, dtype=torch.float32).transpose(0, 1), kept.sum(-1)
         each = F.ctc_loss(
-            log_probs, labels.masked_select(kept), frames, lengths, blank=self.part.blank, reduction="none",
+            log_probs,
+            labels.masked_select(kept),
+            frames,
+            lengths,
+            blank=self.part.blank,
+            reduction="none",
             zero_infinity=self.part.zero_infinity,
-        )  # fmt: skip
+        )
         return each, lengths

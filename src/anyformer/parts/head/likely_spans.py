@@ -75,12 +75,13 @@ class LikelySpansModule(HeadModule):
         ends = self.ends(x, at(x, places), inputs).softmax(-1).topk(self.part.ends, dim=-1)
         mean = torch.matmul(chance[:, None], x).squeeze(1)  # of where an answer may begin
         return {
-            "start_top_log_probs": likely, "start_top_index": places,
+            "start_top_log_probs": likely,
+            "start_top_index": places,
             # published: the likeliest end of every start comes first, then the second of every start
             "end_top_log_probs": ends.values.transpose(1, 2).flatten(1),
             "end_top_index": ends.indices.transpose(1, 2).flatten(1),
             "cls_logits": self.nothing(x, mean, inputs),
-        }  # fmt: skip
+        }
 
     def losses(self, x: Tensor, ctx: Context, inputs: dict[str, Any]) -> dict[str, Loss]:
         start, end = inputs.get("start_positions"), inputs.get("end_positions")

@@ -77,9 +77,12 @@ class SimilarityModule(nn.Module):
         scores = text @ image.t() * self.scale.exp()
         loss = self.loss(scores).mean if inputs.get("return_loss") else None
         return {
-            "loss": loss, "logits_per_image": scores.t(), "logits_per_text": scores, "text_embeds": text,
+            "loss": loss,
+            "logits_per_image": scores.t(),
+            "logits_per_text": scores,
+            "text_embeds": text,
             "image_embeds": image,
-        }  # fmt: skip
+        }
 
     def loss(self, scores: Tensor) -> Loss:
         """(B, B), each text beside its own image"""
@@ -137,8 +140,9 @@ class SpacesModule(nn.Module):
         given = {name: said.get(f"video_{name}_logits") for name in weights}
         return {
             name: Loss(weights[name] * nearest_of_several(scores).sum(), float(len(scores)))
-            for name, scores in given.items() if scores is not None
-        }  # fmt: skip
+            for name, scores in given.items()
+            if scores is not None
+        }
 
 
 def nearest_of_several(scores: Tensor) -> Tensor:

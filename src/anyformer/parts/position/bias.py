@@ -51,7 +51,7 @@ class AttentionPositionModule(nn.Module):
 
     def between(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         """The same for a scheme that also looks at the keys (B,G,S,K), or lets the mixer's own projections make queries
         and keys of what it holds."""
         return self.bias(q, places, scale, ctx)
@@ -68,7 +68,7 @@ class AttentionPositionModule(nn.Module):
 
 def turned(
     position: AttentionPositionModule, q: Tensor, k: Tensor, ctx: Context, address: str
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Queries and keys as the positions of the mixer at `address` turn them; looked at, they stand side by side
     (B, H + G, T, K)."""
     new_q, new_k = position.rotate(q, k, ctx)

@@ -125,7 +125,7 @@ class DisentangledModule(AttentionPositionModule):
 
     def between(
         self, q: Tensor, k: Tensor, places: Tensor, scale: float, ctx: Context, projections: Projections
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         part, every = self.part, self.part.each_way
         if not part.reads:
             return q, None

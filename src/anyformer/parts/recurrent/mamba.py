@@ -96,8 +96,10 @@ class ConvolvingModule(nn.Module):
 
     tapped: ClassVar[Declared] = {"conv": None, "mixed": None}
     begins: ClassVar[dict[str, Any]] = {
-        "rate": Rates(), "skip": 1.0, "conv.weight": Kaiming(gain=math.sqrt(1 / 3), normal=False),
-    }  # fmt: skip
+        "rate": Rates(),
+        "skip": 1.0,
+        "conv.weight": Kaiming(gain=math.sqrt(1 / 3), normal=False),
+    }
 
     part: Any
     address: str

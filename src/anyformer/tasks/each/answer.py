@@ -15,9 +15,16 @@ LENGTH = 384  # tokens of a window, as models of this kind are trained
 
 
 def answer(
-    model: Source, inputs: Inputs, *, top_k: int = 1, length: int | None = None, stride: int | None = None,
-    max_answer_tokens: int = 30, threshold: float | None = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    top_k: int = 1,
+    length: int | None = None,
+    stride: int | None = None,
+    max_answer_tokens: int = 30,
+    threshold: float | None = None,
+    **how: Unpack[How],
+) -> Any:
     """[{"answer", "score", "start", "end", "no_answer"}, ...] of {"question", "context"}, likeliest first.
 
     A long context is read in windows of `length` tokens, the question among them, that have `stride` in common. `score`

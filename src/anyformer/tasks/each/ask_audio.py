@@ -11,9 +11,15 @@ HEARD = ASKED.replace("{image}", "{audio}")
 
 
 def ask_audio(
-    model: Source, inputs: Inputs, *, question: str | None = None, template: str = HEARD, num_beams: int | None = None,
-    max_new_tokens: int = 64, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    question: str | None = None,
+    template: str = HEARD,
+    num_beams: int | None = None,
+    max_new_tokens: int = 64,
+    **how: Unpack[How],
+) -> Any:
     """The answer; `question` is asked about every recording that brings none of its own. In `template` {audio} and
     {question} stand for them. A recording is a file, or {"audio": (samples, rate)}; of a folder [{"file", "text"}].
 

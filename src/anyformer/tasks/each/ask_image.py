@@ -9,9 +9,15 @@ from anyformer.tasks.task import How, Source, ask
 
 
 def ask_image(
-    model: Source, inputs: Any, *, question: str | None = None, template: str = ASKED, num_beams: int | None = None,
-    max_new_tokens: int = 64, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Any,
+    *,
+    question: str | None = None,
+    template: str = ASKED,
+    num_beams: int | None = None,
+    max_new_tokens: int = 64,
+    **how: Unpack[How],
+) -> Any:
     """The answer; `question` is asked about every picture that brings none of its own. In `template` {image} and
     {question} stand for them. Of a folder, [{"file", "text"}, ...].
 

@@ -11,9 +11,14 @@ WANTED = ASKED.replace("{question}", "Describe the picture in one sentence.")
 
 
 def caption(
-    model: Source, inputs: Any, *, template: str = WANTED, num_beams: int | None = None, max_new_tokens: int = 64,
+    model: Source,
+    inputs: Any,
+    *,
+    template: str = WANTED,
+    num_beams: int | None = None,
+    max_new_tokens: int = 64,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """What is in a picture; `template` is what is read before it is said, with {image} for the picture. Of a folder,
     [{"file", "text"}, ...].
 

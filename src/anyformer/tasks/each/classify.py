@@ -13,9 +13,15 @@ from anyformer.tasks.task import How, Inputs, Row, Source, Truncate, ask, labels
 
 
 def classify(
-    model: Source, inputs: Inputs, *, pair: str | None = None, top_k: int = 1, labels: Sequence[str] | None = None,
-    truncate: Truncate = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    pair: str | None = None,
+    top_k: int = 1,
+    labels: Sequence[str] | None = None,
+    truncate: Truncate = None,
+    **how: Unpack[How],
+) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. A pair is {"text", "pair"};
     `pair` is the second text of every input that has none of its own.
 

@@ -15,9 +15,14 @@ from anyformer.tasks.task import How, Source, TaskRun, ask, file_of, labels_of
 
 
 def classify_image(
-    model: Source, inputs: Any, *, top_k: int = 1, labels: Sequence[str] | None = None, interpolate: bool = False,
+    model: Source,
+    inputs: Any,
+    *,
+    top_k: int = 1,
+    labels: Sequence[str] | None = None,
+    interpolate: bool = False,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Of a folder, those of each picture
     in it, with its "file".
 

@@ -34,8 +34,10 @@ def detect_language(model: Source, inputs: Inputs, *, top_k: int = 1, **how: Unp
         found: list[Any] = []
         _, chances = listener.start(torch.stack(windows))
         for row, tokens in zip(run.rows, listener.languages(chances), strict=True):
-            best = [{**file_of(row), "language": code(token), "name": SPOKEN.get(code(token), code(token)),
-                     "score": score} for token, score in tokens[:top_k]]  # fmt: skip
+            best = [
+                {**file_of(row), "language": code(token), "name": SPOKEN.get(code(token), code(token)), "score": score}
+                for token, score in tokens[:top_k]
+            ]
             found.append(best[0] if top_k == 1 else best)
         run.reader.progress(len(found), len(windows))
         return found

@@ -26,10 +26,19 @@ def detect_replaced(model: Source, inputs: Inputs, *, truncate: Truncate = None,
         results = []
         for row, encoding, own in zip(run.rows, encodings, scores, strict=True):
             columns = zip(own, encoding.offsets, encoding.special_tokens_mask)
-            results.append([
-                {"word": row["text"][start:end], "replaced": score > 0.5, "score": score, "start": start, "end": end}
-                for score, (start, end), special in columns if not special
-            ])  # fmt: skip
+            results.append(
+                [
+                    {
+                        "word": row["text"][start:end],
+                        "replaced": score > 0.5,
+                        "score": score,
+                        "start": start,
+                        "end": end,
+                    }
+                    for score, (start, end), special in columns
+                    if not special
+                ]
+            )
         return results
 
     return asked.answer(lambda row: asked.encode(row["text"], truncate=truncate), finish)

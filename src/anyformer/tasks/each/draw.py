@@ -41,10 +41,19 @@ class Wish:
 
 
 def draw(
-    model: Source, inputs: Inputs, *, out: str | Path | None = "drawn.png", count: int = 1, seed: int = 0,
-    steps: int | None = None, guidance: float | None = None, eta: float | None = None,
-    temperature: float | None = None, top_k: int | None = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    out: str | Path | None = "drawn.png",
+    count: int = 1,
+    seed: int = 0,
+    steps: int | None = None,
+    guidance: float | None = None,
+    eta: float | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    **how: Unpack[How],
+) -> Any:
     """{"text", "count", "file"} of each text, whose pictures are a row of that file; with out=None {"text",
     "pictures"}, (count, H, W, C) bytes. The same seed gives the same pictures.
 
@@ -122,10 +131,15 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
     for start in range(0, len(seeds), reader.batch):
         part = labels[start : start + reader.batch]
         made = denoise(
-            reader.model, {"class_labels": part}, {"class_labels": torch.full_like(part, number)},
-            seeds=seeds[start : start + reader.batch], steps=steps, guidance=guidance, eta=wish.eta or 0.0,
+            reader.model,
+            {"class_labels": part},
+            {"class_labels": torch.full_like(part, number)},
+            seeds=seeds[start : start + reader.batch],
+            steps=steps,
+            guidance=guidance,
+            eta=wish.eta or 0.0,
             clip=widest(reader.images) if vae is None else None,
-        )  # fmt: skip
+        )
         with torch.no_grad():
             found.append(drawn(made if vae is None else vae.picture(made), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))

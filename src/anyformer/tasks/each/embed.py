@@ -19,9 +19,14 @@ POOLS = ("cls", "mean", "last")
 
 
 def embed(
-    model: Source, inputs: Inputs, *, pool: str | None = None, raw: bool = False, truncate: Truncate = None,
+    model: Source,
+    inputs: Inputs,
+    *,
+    pool: str | None = None,
+    raw: bool = False,
+    truncate: Truncate = None,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """(D,) of a text, (N, D) of a list, in fp32 on the CPU, of length 1 unless `raw`. Where an input of a list has an
     error, the list of what each input has.
 

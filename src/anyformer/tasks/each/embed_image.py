@@ -17,9 +17,14 @@ POOLS = ("cls", "mean")
 
 
 def embed_image(
-    model: Source, inputs: Any, *, pool: str | None = None, raw: bool = False, interpolate: bool = False,
+    model: Source,
+    inputs: Any,
+    *,
+    pool: str | None = None,
+    raw: bool = False,
+    interpolate: bool = False,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """(D,) of a picture, (N, D) of a list or a folder in the order of its files, in fp32 on the CPU, of length 1 unless
     `raw`. `pool` says which of the last hidden states speak for it: "cls", the first of those before the patches, where
     there is one; "mean", all patches. Without it a model that ends in a vector for a picture (CLIP) gives that one.

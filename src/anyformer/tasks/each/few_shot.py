@@ -30,11 +30,20 @@ class Answers(list[Any]):
 
 
 def few_shot(
-    model: Source, inputs: Inputs, *, examples: Examples | None = None, shots: int | None = None,
-    template: str = "{text}\n{answer}", instruction: str = "", separator: str = "\n\n",
-    choices: Sequence[str] | None = None, per_token: bool = False, stop: Sequence[str] | None = None,
-    max_new_tokens: int | None = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    examples: Examples | None = None,
+    shots: int | None = None,
+    template: str = "{text}\n{answer}",
+    instruction: str = "",
+    separator: str = "\n\n",
+    choices: Sequence[str] | None = None,
+    per_token: bool = False,
+    stop: Sequence[str] | None = None,
+    max_new_tokens: int | None = None,
+    **how: Unpack[How],
+) -> Any:
     r"""{"answer"}, and "right" where the input tells its answer; a list of them also has an `accuracy`.
 
     The prompt is the instruction, the first `shots` examples (each {"text", "answer"}; a file of JSON lines, or a list)

@@ -15,9 +15,14 @@ from anyformer.tasks.task import How, Inputs, Row, Source, TaskRun, Truncate, as
 
 
 def fill_mask(
-    model: Source, inputs: Inputs, *, top_k: int = 5, targets: Sequence[str] | None = None, truncate: Truncate = None,
+    model: Source,
+    inputs: Inputs,
+    *,
+    top_k: int = 5,
+    targets: Sequence[str] | None = None,
+    truncate: Truncate = None,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """[{"score", "token", "token_str", "sequence"}, ...], likeliest first; where a text has several masks, such a list
     for each of them. `targets` are the only words that may stand there, each one token of the vocabulary.
 

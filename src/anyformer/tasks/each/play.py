@@ -15,9 +15,16 @@ from anyformer.parts.embedding.trajectory import TrajectoryModule
 
 
 def play(
-    model: str | Path | TransformerModule, environment: str, *, returns: Sequence[float], episodes: int = 1,
-    scale: float = 1.0, steps: int = 20, seed: int = 0, device: str | torch.device = "cpu",
-) -> list[dict[str, Any]]:  # fmt: skip
+    model: str | Path | TransformerModule,
+    environment: str,
+    *,
+    returns: Sequence[float],
+    episodes: int = 1,
+    scale: float = 1.0,
+    steps: int = 20,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> list[dict[str, Any]]:
     """For each return that is asked for, so many episodes: {"asked", "return", "steps"}. `scale` and `steps` (how many
     of the last ones are seen) are those of the objective that the model learnt by."""
     player = model if isinstance(model, TransformerModule) else load(model, device=device)
@@ -31,9 +38,10 @@ def play(
     won, lasted = np.zeros(len(worlds)), np.zeros(len(worlds), dtype=int)
     first = [np.ravel(world.reset(seed=seed + i % episodes)[0]) for i, world in enumerate(worlds)]
     seen = {
-        "states": [np.stack(first)], "actions": [np.zeros((len(worlds), head.action.out_features))],
+        "states": [np.stack(first)],
+        "actions": [np.zeros((len(worlds), head.action.out_features))],
         "returns_to_go": [asked[:, None] / scale],
-    }  # fmt: skip
+    }
     going = np.ones(len(worlds), dtype=bool)
     most = player.spec.embedding.steps
     for now in range(most):

@@ -20,9 +20,14 @@ from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
 def search_images(
-    model: Source, inputs: Inputs, *, folder: str | Path = "", index: str | Path | None = None, top_k: int = 5,
+    model: Source,
+    inputs: Inputs,
+    *,
+    folder: str | Path = "",
+    index: str | Path | None = None,
+    top_k: int = 5,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """[{"file", "score"}, ...] of a text, best first; the score is a cosine. `index` keeps the vectors of the folder's
     pictures: those that are new or were changed are read, the others are not.
 

@@ -10,10 +10,18 @@ from anyformer.tasks.writing import check_pair, check_settings, options_of, stor
 
 
 def summarize(
-    model: Source, inputs: Inputs, *, prefix: str | None = None, num_beams: int | None = None,
-    length_penalty: float | None = None, no_repeat_ngram_size: int | None = None, min_new_tokens: int | None = None,
-    max_new_tokens: int | None = None, truncate: Truncate = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    prefix: str | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    no_repeat_ngram_size: int | None = None,
+    min_new_tokens: int | None = None,
+    max_new_tokens: int | None = None,
+    truncate: Truncate = None,
+    **how: Unpack[How],
+) -> Any:
     """The summary, a text. Options that are not given are the folder's own, and so is the `prefix` of the text
     ("summarize: ", T5). A text that is longer than the model takes is an error, or is cut with `truncate`.
 
@@ -25,10 +33,16 @@ def summarize(
     usual = stored(asked, "summarization")
     own = usual.pop("prefix", "")
     first = own if prefix is None else prefix
-    options = options_of(usual, {
-        "num_beams": num_beams, "length_penalty": length_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
-        "min_new_tokens": min_new_tokens, "max_new_tokens": max_new_tokens,
-    })  # fmt: skip
+    options = options_of(
+        usual,
+        {
+            "num_beams": num_beams,
+            "length_penalty": length_penalty,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "min_new_tokens": min_new_tokens,
+            "max_new_tokens": max_new_tokens,
+        },
+    )
     check_settings(asked, options)
 
     def prepare(row: Row) -> Record:

@@ -146,8 +146,9 @@ def spans(found: list[LabelledText], aggregation: str, names: Sequence[str], tex
     if aggregation == "none":
         return [
             {"entity": name, "score": score, "index": piece.index, **placed(text, piece.start, piece.end)}
-            for name, score, piece in best if name != OUTSIDE
-        ]  # fmt: skip
+            for name, score, piece in best
+            if name != OUTSIDE
+        ]
     # a label for every word, parts of speech say, is about one word; entities may have several
     joins = aggregation != "word" or OUTSIDE in names
     groups = []

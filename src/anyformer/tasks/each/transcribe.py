@@ -15,10 +15,17 @@ OPEN = 8  # batches of recordings that are open together: where one ends, the ne
 
 
 def transcribe(
-    model: Source, inputs: Inputs, *, language: str | None = None, translate: bool = False, timestamps: bool = False,
-    num_beams: int | None = None, max_new_tokens: int | None = None, temperatures: Sequence[float] | None = None,
+    model: Source,
+    inputs: Inputs,
+    *,
+    language: str | None = None,
+    translate: bool = False,
+    timestamps: bool = False,
+    num_beams: int | None = None,
+    max_new_tokens: int | None = None,
+    temperatures: Sequence[float] | None = None,
     **how: Unpack[How],
-) -> Any:  # fmt: skip
+) -> Any:
     """The text; of a folder {file, text} of each recording in it. With `timestamps` a list of {start, end, text} in
     place of the text, in seconds: of sentences, or of words where a model hears letters.
 
@@ -103,14 +110,20 @@ def written(asked: TaskRun, processor: AudioProcessor, source: Any, **options: A
 
 
 def listener_of(
-    asked: TaskRun, translate: bool, timestamps: bool, num_beams: int | None, max_new_tokens: int | None,
+    asked: TaskRun,
+    translate: bool,
+    timestamps: bool,
+    num_beams: int | None,
+    max_new_tokens: int | None,
     temperatures: Sequence[float] | None,
-) -> Listener:  # fmt: skip
+) -> Listener:
     listener = Listener(
-        asked.model, asked.tokenizer, AudioProcessor.load(asked.model.folder),
+        asked.model,
+        asked.tokenizer,
+        AudioProcessor.load(asked.model.folder),
         **given(num_beams=num_beams, max_new_tokens=max_new_tokens),
         temperatures=TEMPERATURES if temperatures is None else tuple(temperatures),
-    )  # fmt: skip
+    )
     known = listener.settings
     if translate and "translate" not in (known.task_to_id or {}):
         raise ValueError("translate: this model writes the language that it hears")

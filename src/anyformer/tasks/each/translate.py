@@ -13,10 +13,18 @@ from anyformer.tasks.writing import check_pair, options_of, stored, write
 
 
 def translate(
-    model: Source, inputs: Inputs, *, source: str | None = None, target: str | None = None, prefix: str | None = None,
-    num_beams: int | None = None, length_penalty: float | None = None, max_new_tokens: int | None = None,
-    truncate: Truncate = None, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    prefix: str | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    max_new_tokens: int | None = None,
+    truncate: Truncate = None,
+    **how: Unpack[How],
+) -> Any:
     """The translation, a text.
 
     `source` and `target` are codes of languages; an input may have its own. M2M-100 has a token for each language and

@@ -16,11 +16,22 @@ from anyformer.tasks.writing import check_settings
 
 
 def write(
-    model: Source, inputs: Inputs, stream: bool = False, *, max_new_tokens: int | None = None,
-    num_beams: int | None = None, do_sample: bool = False, temperature: float | None = None, top_k: int | None = None,
-    top_p: float | None = None, min_p: float | None = None, seed: int | None = None, stop: list[str] | None = None,
-    chat: bool = False, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Inputs,
+    stream: bool = False,
+    *,
+    max_new_tokens: int | None = None,
+    num_beams: int | None = None,
+    do_sample: bool = False,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    chat: bool = False,
+    **how: Unpack[How],
+) -> Any:
     """What the model writes after a text (of an encoder-decoder: about it), without the text itself; with `stream` an
     iterator of its pieces, of one text. Options that are not given are the folder's own. With `chat` the text is a
     user's message, and the folder's chat template is put around it.
@@ -33,9 +44,15 @@ def write(
     asked = ask("write", model, inputs, how)
     check_writer(asked.model, asked=True)
     given = {
-        "max_new_tokens": max_new_tokens, "num_beams": num_beams, "do_sample": do_sample or None, "seed": seed,
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-    }  # fmt: skip
+        "max_new_tokens": max_new_tokens,
+        "num_beams": num_beams,
+        "do_sample": do_sample or None,
+        "seed": seed,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     options = {name: value for name, value in given.items() if value is not None}
     stops = [stop] if isinstance(stop, str) else stop
     if not stream:
@@ -69,9 +86,13 @@ def written(asked: TaskRun, records: list[Record], options: dict[str, Any], stop
         for which, batch in asked.batches([records[i] for i in own]):
             ids = batch["input_ids"]
             sequences = generate(
-                asked.model, ids, attention_mask=batch.get("attention_mask"), tokenizer=asked.tokenizer,
-                stop_strings=stops, **{**options, **dict(room)},
-            )  # fmt: skip
+                asked.model,
+                ids,
+                attention_mask=batch.get("attention_mask"),
+                tokenizer=asked.tokenizer,
+                stop_strings=stops,
+                **{**options, **dict(room)},
+            )
             for i, row in zip(which, sequences if asked.model.spec.pair else sequences[:, ids.shape[1] :]):
                 found[own[i]] = "".join(said(asked, row.tolist(), ends, stops))
     return found

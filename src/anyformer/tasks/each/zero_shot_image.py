@@ -14,9 +14,14 @@ from anyformer.tasks.towers import image_vectors, text_vectors, towers
 
 
 def zero_shot_image(
-    model: Source, inputs: Any, *, labels: Sequence[str] | None = None, template: str = "a photo of a {}.",
-    top_k: int = 0, **how: Unpack[How],
-) -> Any:  # fmt: skip
+    model: Source,
+    inputs: Any,
+    *,
+    labels: Sequence[str] | None = None,
+    template: str = "a photo of a {}.",
+    top_k: int = 0,
+    **how: Unpack[How],
+) -> Any:
     """[{"label", "score"}, ...], likeliest first: `top_k` of them, and all with 0. Each label is put in the place of {}
     in `template`. Of a folder, those of each picture in it, with its "file".
 
