@@ -22,7 +22,8 @@ from anyformer.models.construct import skeleton
 from anyformer.parts.init import initialise
 from anyformer.specs.codec import FORMAT, encode, from_json
 from anyformer.specs.messages import quote, shorten
-from anyformer.specs.part import nearest, public, thaw, walk
+from anyformer.specs.part import nearest, thaw, walk
+from anyformer.specs.services import service
 from anyformer.weights import hub
 from anyformer.weights.filling import Outline, Report, fill
 from anyformer.weights.io import Checkpoint, read_json, write_checkpoint, write_json
@@ -177,7 +178,7 @@ def load(
     folder = hub.resolve(name, offline=offline, revision=revision)
     if (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors*")):
         options = {"dtype": dtype, "device": where, "offline": offline, "architecture": architecture}
-        model, report = public("adapters").load_adapted(folder, base, **options)
+        model, report = service("load_adapted")(folder, base, **options)
         return model if strict else (model, report)
     if base is not None:
         raise ValueError(f"base= is for an adapter, and {folder} is a model of its own")
@@ -255,7 +256,7 @@ def save(model: TransformerModule, folder: str | Path, *, format: str = "anyform
         beside = TOKENIZER_FILES if brings_none else ()
         check_free(folder, "overwrite=True replaces the model in it", beside=beside)
     if format == "peft":
-        return public("adapters").save_adapter(model, folder)
+        return service("save_adapter")(model, folder)
     ours = {name: tensor.detach() for name, tensor in plain_state(model).items() if not spec.owner_of(name)}
     dtype = str(model.dtype).removeprefix("torch.")
     if format == "anyformer":

@@ -27,9 +27,9 @@ from anyformer.drawing.outline import (
 )
 from anyformer.drawing.words import counted, field_words, in_words, inside, name, number, phrases, runs, short, sized
 from anyformer.models import Model
-from anyformer.models.base import within
 from anyformer.parts.embedding.text import Embedding
 from anyformer.parts.head.base import Head
+from anyformer.parts.init import within
 from anyformer.parts.norm import Norm
 from anyformer.parts.op import Op
 from anyformer.parts.position.absolute import AbsolutePosition

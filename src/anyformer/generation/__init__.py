@@ -52,7 +52,7 @@ def generate(
         raise ValueError(f"only a model writes, as af.build and af.load give it, got {type(model).__name__}")
     head: Any = model.spec.head
     if isinstance(head, CTCHead) and not model.training:
-        given = {name: options.pop(name) for name in list(options) if name in model.known_inputs()}
+        given = {name: options.pop(name) for name in list(options) if name in model.inputs}
         given |= {} if attention_mask is None else {"attention_mask": attention_mask}
         fields = ctc.write(model, given, options)
         return Output(fields) if return_dict or return_dict_in_generate else fields["sequences"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from anyformer.generation.options import Settings
-from anyformer.models import TransformerModule
+from anyformer.models import Call, TransformerModule
 from anyformer.parts.head.ctc import CTCModule
 
 ALLOWED = {"num_beams", "num_return_sequences", "pad_token_id"}
@@ -36,7 +36,7 @@ def write(model: TransformerModule, inputs: dict[str, Any], options: dict[str, A
             raise ValueError(f"{name}: frames are read at once, and only {', '.join(sorted(ALLOWED))} apply")
     s = Settings(**options)
     s.check(model.spec.head.vocab_size)
-    x, ctx, _ = model.hidden(inputs)
+    x, ctx, _, _ = model.hidden_states(Call(inputs, kernel=model.kernel))
     assert isinstance(model.head, CTCModule)
     scores = model.head.out(x).float().log_softmax(-1)
     lengths = [x.shape[1]] * x.shape[0] if ctx.tokens is None else ctx.tokens.sum(-1).tolist()

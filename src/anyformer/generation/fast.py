@@ -21,6 +21,7 @@ from anyformer.generation.search_state import Job
 from anyformer.generation.stepper import Stepper
 from anyformer.kernels import hardware
 from anyformer.kernels.recording import recorded
+from anyformer.models import Call
 from anyformer.parts.position.absolute import Sinusoidal
 from anyformer.runtime.state import State
 from anyformer.specs.part import walk
@@ -146,8 +147,8 @@ class Recording:
     def step(self) -> Tensor:
         """Reads one token of each row; the scores (B, V) of the next, and the likeliest in its place."""
         buffers = self.buffers
-        out = self.model(**buffers.inputs, past_key_values=self.state, logits_to_keep=1, return_dict=True)
-        scores = out.logits[:, -1].float()
+        call = Call({**buffers.inputs, "logits_to_keep": 1}, self.state, kernel=self.model.kernel)
+        scores = self.model(call)["logits"][:, -1].float()
         best, tokens = highest(scores)
         buffers.inputs[f"{self.prefix}input_ids"].copy_(tokens[:, None])
         buffers.written.index_copy_(1, buffers.count, tokens[:, None])

@@ -12,7 +12,7 @@ from torch import Tensor
 from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import opening
 from anyformer.generation.stepper import align_right
-from anyformer.models import TransformerModule, position_limit
+from anyformer.models import Call, TransformerModule, position_limit
 from anyformer.runtime.inputs import hiding
 
 NOT_HERE = {
@@ -75,7 +75,8 @@ def prompt_of(model: TransformerModule, inputs: dict[str, Any], s: Settings) -> 
         return decoder_prompt(model, inputs, s)
     if first is None:
         raise ValueError("give a prompt: input_ids (or inputs_embeds)")
-    rest, _ = model.fed(dict(inputs))
+    rest, _ = model.embed_towers(Call(inputs, kernel=model.kernel))
+    rest = dict(rest)
     read = {name: value for name, value in inputs.items() if name not in rest}
     ids, mask, embeds = rest.pop("input_ids", None), rest.pop("attention_mask", None), rest.pop("inputs_embeds", None)
     if ids is None:

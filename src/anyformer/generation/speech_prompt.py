@@ -13,6 +13,7 @@ from torch import Tensor
 from anyformer.generation.options import Settings
 from anyformer.inputs.languages import CODES
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 
@@ -87,8 +88,10 @@ def heard(model: TransformerModule, start: Tensor, source: dict[str, Any], s: Se
     """(B,) the token of each recording's language, the likeliest behind the start token, and what the encoder said."""
     memory = source.get("encoder_outputs")
     if memory is None:
-        memory, _ = model.encode({name: v for name, v in source.items() if name in model.spec.embedding.inputs}, None)
+        inputs = {name: v for name, v in source.items() if name in model.spec.embedding.inputs}
+        memory, _ = model.encode(Call(inputs, kernel=model.kernel))
     memory = memory if isinstance(memory, Tensor) else memory[0]
-    scores = model(decoder_input_ids=start, encoder_outputs=memory, use_cache=False, return_dict=True).logits[:, -1]
+    step = Call({"decoder_input_ids": start, "encoder_outputs": memory}, kernel=model.kernel)
+    scores = model(step)["logits"][:, -1]
     ids = torch.tensor(sorted((s.lang_to_id or {}).values()), device=scores.device)
     return ids[scores[:, ids].argmax(-1)], memory

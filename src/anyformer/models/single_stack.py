@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from anyformer.models.base import Model, TransformerModule, memory_mask
+from anyformer.models.base import TransformerModule, memory_mask
+from anyformer.models.call import Call, Hidden
+from anyformer.models.model import Model
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.base import Outputs
 from anyformer.parts.head.classify import ClassifyHead, PooledOutput
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.runtime.context import Context, Memory
-from anyformer.runtime.state import State
-from anyformer.runtime.taps import Shown, Taps, declared
+from anyformer.runtime.context import Memory
+from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.part import Site, walk
 from anyformer.stacks.funnel import Funnel
 from anyformer.stacks.perceiver import Perceiver
@@ -71,10 +71,10 @@ class OneStackModule(TransformerModule):
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
         width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
-        self.inputs, self.shows = self.known_inputs(), declared(self)
+        self.inputs, self.shows = self.input_names(), declared(self)
         if isinstance(part, Perceiver):  # which reads anything
             self.also = {"inputs": spec.embedding.inputs[0]}
-        self.forgotten = self.forgets()
+        self.stateless = self.find_stateless()
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
         found = getattr(self, self.stack_name).shown(seen)
@@ -82,7 +82,7 @@ class OneStackModule(TransformerModule):
             found[kind][-1:] = values
         return {kind: tuple(values) for kind, values in found.items()}
 
-    def known_inputs(self) -> tuple[str, ...]:
+    def input_names(self) -> tuple[str, ...]:
         spec = self.spec
         reads = any(getattr(part, "memory", False) for _, part in walk(spec))
         memory = ("encoder_hidden_states", "encoder_attention_mask") if reads else ()
@@ -96,9 +96,8 @@ class OneStackModule(TransformerModule):
             *self.common,
         )
 
-    def hidden(
-        self, inputs: dict[str, Any], taps: Taps | None = None, state: State | None = None
-    ) -> tuple[Tensor, Context, Outputs]:
+    def compute(self, call: Call) -> Hidden:
+        inputs, state = call.inputs, call.state
         x, ctx = self.embedding(inputs, state)
         memory, padding = inputs.get("encoder_hidden_states"), inputs.get("encoder_attention_mask")
         if state is not None and state.memory is None:
@@ -106,9 +105,9 @@ class OneStackModule(TransformerModule):
         elif state is not None and memory is None:
             memory, padding = state.memory, state.memory_padding
         seen = None if memory is None else Memory(memory, memory_mask(padding, memory, "encoder_attention_mask"))
-        ctx = ctx.having(kernel=self.kernel, taps=taps, memory=seen)
+        ctx = ctx.having(kernel=call.kernel, taps=call.taps, memory=seen)
         x, ctx = getattr(self, self.stack_name)(x, ctx)
         if state is not None:
             state.advance(ctx.index.shape[-1])
         kept = ctx.extra(Kept)
-        return x, ctx, {} if kept is None else {"mems": kept.states}
+        return Hidden(x, ctx, inputs, {} if kept is None else {"mems": kept.states})

@@ -26,6 +26,7 @@ from anyformer.generation.speech_prompt import language_id
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.recordings import ENDINGS, Recording, Source, streams
 from anyformer.models.base import TransformerModule
+from anyformer.models.call import Call
 
 COMPRESSED = 2.4  # a text that becomes so many times smaller says one thing again and again
 UNSURE = -1.0  # mean log-probability of a token, below which a text is tried again
@@ -273,12 +274,13 @@ class Listener:
     @torch.inference_mode()
     def start(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder says of windows (B, M, F), and the probabilities (B, V) of the first token."""
-        memory, _ = self.model.encode({"input_features": features.to(self.model.device, self.model.dtype)}, None)
+        features = features.to(self.model.device, self.model.dtype)
+        memory, _ = self.model.encode(Call({"input_features": features}, kernel=self.model.kernel))
         begin = self.settings.decoder_start_token_id
         begin = self.model.spec.start_token if begin is None else begin
         ids = torch.full((len(features), 1), begin, device=self.model.device)
-        inputs = {"decoder_input_ids": ids, "encoder_outputs": memory, "use_cache": False, "return_dict": True}
-        scores = self.model(**inputs).logits[:, -1]
+        step = Call({"decoder_input_ids": ids, "encoder_outputs": memory}, kernel=self.model.kernel)
+        scores = self.model(step)["logits"][:, -1]
         return memory, scores.float().softmax(-1)
 
     def languages(self, chances: Tensor) -> list[list[tuple[str, float]]]:
