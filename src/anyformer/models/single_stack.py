@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -10,9 +10,6 @@ from anyformer.models.base import TransformerModule, memory_mask
 from anyformer.models.call import Call, Hidden
 from anyformer.models.model import Model
 from anyformer.parts.embedding.text import Embedding
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
-from anyformer.parts.head.language import LMHead
-from anyformer.parts.head.tag import TagHead
 from anyformer.runtime.context import Memory
 from anyformer.runtime.taps import Shown, declared
 from anyformer.specs.part import Site, walk
@@ -21,8 +18,6 @@ from anyformer.stacks.perceiver import Perceiver
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.stages import Stages
 from anyformer.stacks.two_streams import Kept
-
-ANY_VECTORS = (ClassifyHead, LMHead, PooledOutput, TagHead)  # heads that read these, of tokens or not
 
 
 class EncoderModel(Model):
@@ -33,16 +28,7 @@ class EncoderModel(Model):
 
     def check(self) -> None:
         super().check()
-        numbering: Any = getattr(self.embedding, "numbering", None)
-        written = self.encoder.write if isinstance(self.encoder, Perceiver) and self.encoder.by_token else None
-        if written is not None and getattr(numbering, "before", False) and getattr(written.position, "offset", 1) < 1:
-            line = f"what {type(numbering).__name__} leaves out has the row before the first; set offset=1"
-            raise ValueError(f"encoder.write.position: {line}")
-        if isinstance(self.encoder, Perceiver) and self.head is not None and not self.encoder.by_token:
-            pool: Any = getattr(self.head, "pool", None)
-            if not isinstance(self.head, ANY_VECTORS) or (pool is not None and pool.needs):
-                line = f"{type(self.head).__name__} reads a vector of each token, and the encoder gives others"
-                raise ValueError(f"head: {line}; set encoder.write=Write(...) without a count")
+        self.encoder.check_model(self.embedding, self.head)
 
     def build(self, site: Site) -> nn.Module:
         return OneStackModule(self, "encoder", site)
@@ -69,11 +55,10 @@ class OneStackModule(TransformerModule):
         self.embedding = spec.embedding.build(site.child("embedding", depth=getattr(part, "depth", 1)))
         self.add_module(stack, part.build(site.child(stack)))
         self.stack_name, self.address, self.head_address = stack, site.address, site.child("head").address
-        width = getattr(part, "out_width", lambda width: width)(spec.width)  # stages widen
+        width = part.out_width(spec.width)  # stages widen
         self.head = spec.head.build(site.child("head", width=width)) if spec.head else None
         self.inputs, self.shows = self.input_names(), declared(self)
-        if isinstance(part, Perceiver):  # which reads anything
-            self.also = {"inputs": spec.embedding.inputs[0]}
+        self.also = dict.fromkeys(part.input_aliases, spec.embedding.inputs[0])
         self.stateless = self.find_stateless()
 
     def shown(self, seen: Shown) -> dict[str, tuple[Tensor, ...]]:
