@@ -13,7 +13,7 @@ from torch import Tensor
 from anyformer.kernels.recording import recording
 from anyformer.models.call import Call, Hidden
 from anyformer.models.model import Model, notebook_html
-from anyformer.models.published import PublishedModule
+from anyformer.models.published import PublishedModule, call_published
 from anyformer.parts.head.base import HeadModule, Outputs
 from anyformer.parts.head.language import LMHead
 from anyformer.runtime.context import Context
@@ -67,6 +67,42 @@ class TransformerModule(PublishedModule):
             return super().__call__(*args, **inputs)
         with name_own_parts():
             return super().__call__(*args, **inputs)
+
+    def forward(
+        self,
+        *args: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **others: Any,
+    ) -> Any:
+        """The outputs of the published class for the inputs in `self.inputs`. The most common ones are named here:
+        Hugging Face's Trainer chooses columns by this signature. With `num_items_in_batch` the loss of a language model
+        is the sum over its labels divided by that number. Inside, a model is called with one `Call`."""
+        if args and isinstance(args[0], Call):
+            return self.run(args[0])
+        named = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+            "pixel_values": pixel_values,
+            "input_values": input_values,
+            "labels": labels,
+            "start_positions": start_positions,
+            "end_positions": end_positions,
+        }
+        inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
+        return call_published(self, inputs, args, num_items=num_items_in_batch)
 
     def hidden_states(self, call: Call) -> Hidden:
         """Embedding and stacks: the last hidden states, for the head."""

@@ -30,48 +30,9 @@ INNER_CONFIGS = {"input_ids": "text_config", "pixel_values": "vision_config", "i
 
 
 class PublishedModule(nn.Module):
-    """`forward` under the published names, and the attributes that Hugging Face's Trainer asks for."""
+    """What users and Hugging Face's Trainer ask of a published class beside its `forward`."""
 
     spec: Any
-
-    def forward(
-        self,
-        *args: Any,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **others: Any,
-    ) -> Any:
-        """The outputs of the published class for the inputs in `self.inputs`. The most common ones are named here:
-        Hugging Face's Trainer chooses columns by this signature. With `num_items_in_batch` the loss of a language model
-        is the sum over its labels divided by that number. Inside, a model is called with one `Call`."""
-        if args and isinstance(args[0], Call):
-            return self.run(args[0])
-        named = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-            "pixel_values": pixel_values,
-            "input_values": input_values,
-            "labels": labels,
-            "start_positions": start_positions,
-            "end_positions": end_positions,
-        }
-        inputs = {**{name: value for name, value in named.items() if value is not None}, **others}
-        return call_published(self, inputs, args, num_items=num_items_in_batch)
-
-    def run(self, call: Call) -> dict[str, Any]:
-        raise NotImplementedError
 
     @property
     def accepts_loss_kwargs(self) -> bool:
