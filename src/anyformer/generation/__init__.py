@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyformer.generation import assisted, beams, contrastive, ctc, fast, sample
 from anyformer.generation.options import Settings
-from anyformer.generation.search_state import Job, alone
+from anyformer.generation.search_state import Search, run_writer
 from anyformer.generation.setup import begin, check_writer
 from anyformer.models import Output, TransformerModule
 from anyformer.parts.head.ctc import CTCHead
@@ -74,15 +74,15 @@ def generate(
     return Output(fields) if detailed else fields["sequences"]
 
 
-def write(job: Job) -> dict[str, Any]:
+def write(job: Search) -> dict[str, Any]:
     """Writes on in the way the settings ask for."""
     s = job.settings
     if s.num_beams > 1:
-        return alone(beams.search(job), job.stepper)
+        return run_writer(beams.search(job), job.stepper)
     if s.contrastive:
         return contrastive.search(job)
     if job.draft is not None or s.prompt_lookup_num_tokens:
         return assisted.write(job)
     if job.stepper.recording is not None and job.plain:
         return fast.write(job)
-    return alone(sample.write(job), job.stepper)
+    return run_writer(sample.write(job), job.stepper)

@@ -12,9 +12,9 @@ from anyformer.generation import fast
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
 from anyformer.generation.prompt import NOT_HERE, Prompt, prompt_of, room
-from anyformer.generation.random_state import Dice
+from anyformer.generation.random_state import SeededRows
 from anyformer.generation.scores import steps
-from anyformer.generation.search_state import Ending, Job
+from anyformer.generation.search_state import Ending, Search
 from anyformer.generation.stepper import Stepper
 from anyformer.models import Call, TransformerModule
 from anyformer.runtime.inputs import check_given
@@ -34,7 +34,7 @@ def begin(
     stream: Callable[[Tensor], None] | None = None,
     tokenizer: Any = None,
     compiled: bool | None = None,
-) -> Job:
+) -> Search:
     """Reads the prompt. `named` are inputs of the model; `options` are settings, and more of its inputs."""
     check_writer(model, asked=True)
     if model.training:
@@ -71,7 +71,7 @@ def begin(
     stepper = Stepper(model, {**prompt.source, **said}, s.use_cache, s.prefill_chunk_size)
     stepper.wants_hidden = s.contrastive
     copies = s.num_beams if s.num_beams > 1 else s.num_return_sequences
-    dice = Dice(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
+    rng = SeededRows(s.seed, prompt.ids.shape[0], 1 if s.num_beams > 1 else copies, device)
     scores = stepper.begin(prompt.aligned, prompt.mask, prompt.embeds, state)
     ids = prompt.written(s.pad, V)
     encoded = None
@@ -80,8 +80,8 @@ def begin(
         encoded = Prompt(read, read, prompt.source.get("attention_mask"), None, {}).written(s.pad, V).clamp(max=V)
     rules = steps(s, P, max_length, encoded if stepper.pair else ids, device)
     stepper.repeat(copies)
-    fast.quicken(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
-    job = Job(
+    fast.capture_decode_step(stepper, prompt.num_read + max_length - P, max_length - P, compiled)
+    job = Search(
         settings=s,
         stepper=stepper,
         prompt=prompt.ids,
@@ -90,7 +90,7 @@ def begin(
         places=prompt.places().repeat_interleave(copies),
         steps=rules,
         ended=ended,
-        dice=dice,
+        rng=rng,
         detailed=detailed,
         stream=stream,
         source_ids=None if encoded is None else encoded.repeat_interleave(copies, 0),

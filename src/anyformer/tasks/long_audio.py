@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anyformer.generation import generate
-from anyformer.generation.ctc import Held, merged, prefixes
+from anyformer.generation.ctc import TokenSpan, merge_frames, prefixes
 from anyformer.generation.defaults import settings_for
 from anyformer.generation.options import Settings
 from anyformer.generation.speech_prompt import language_id
@@ -62,11 +62,11 @@ def letters(model: TransformerModule, processor: AudioProcessor, source: Source,
     return [held.token for held in likeliest(model, processor, source)]
 
 
-def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[Held]:
+def likeliest(model: TransformerModule, processor: AudioProcessor, source: Source) -> list[TokenSpan]:
     """The tokens of the likeliest path, window by window. No tensors are kept: small ones between the large ones of a
     window would hold the memory of all windows."""
     windows = frames(model, processor, source)
-    return merged((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
+    return merge_frames((token for window in windows for token in window.argmax(-1).tolist()), model.spec.head.blank)
 
 
 @torch.inference_mode()
@@ -78,9 +78,9 @@ def words(model: TransformerModule, tokenizer: Any, processor: AudioProcessor, s
     return [Segment(word[0].start * frame, word[-1].end * frame, [held.token for held in word]) for word in found]
 
 
-def worded(heard: Sequence[Held], decode: Callable[[list[int]], str]) -> list[list[Held]]:
+def worded(heard: Sequence[TokenSpan], decode: Callable[[list[int]], str]) -> list[list[TokenSpan]]:
     """The tokens of each word. What parts words, or says nothing, belongs to none."""
-    found: list[list[Held]] = []
+    found: list[list[TokenSpan]] = []
     since: list[int] = []  # tokens from the last word's first on, with those that say nothing
     word = ""
     for held in heard:
