@@ -42,6 +42,9 @@ HIDDEN: dict[str, ConfigField] = {
 }
 
 
+AUGMENTATION = {name: str(field.path) for name, field in HIDDEN.items() if isinstance(field, Field)}  # as addresses
+
+
 def of(kind: type, path: str) -> Callable[[Any], Any]:
     """Reads a field of one kind of head, where another has one of the same name."""
 
