@@ -270,6 +270,14 @@ def rules(spec: Any, position: str) -> list[Rule]:
     ]
 
 
+def pointwise(ours: str) -> Callable[[str, Any], list[Rule]]:
+    """The weights of a linear layer that is published as a convolution of one tap."""
+    return lambda theirs, spec: [
+        Reshape(f"{theirs}.weight", f"{ours}.weight", (-1, spec.width, 1)),
+        Rename(f"{theirs}.bias", f"{ours}.bias"),
+    ]
+
+
 def head_rules(head: Any) -> list[Rule]:
     if isinstance(head, ContrastHead):
         q = head.quantizer
