@@ -41,16 +41,17 @@ from anyformer.weights.rules import Rename, Rule
 THEIRS, OURS = "~encoder.layer.{i}.attention.self", "encoder.layers.{i}.attention.op"
 
 NORM = LayerNorm(eps=1e-7)
+EMBEDDING = TextEmbedding(
+    tokens=Tokens(vocab_size=50265, padding_index=0),
+    position=Learned(length=512),
+    idle_segments=True,
+    norm=NORM,
+    dropout=0.1,
+    zero_pads=True,
+)
 TEMPLATE = EncoderModel(
     width=768,
-    embedding=TextEmbedding(
-        tokens=Tokens(vocab_size=50265, padding_index=0),
-        position=Learned(length=512),
-        idle_segments=True,
-        norm=NORM,
-        dropout=0.1,
-        zero_pads=True,
-    ),
+    embedding=EMBEDDING,
     encoder=Stack(
         depth=12,
         # with relative_attention the position of each attention is Disentangled
@@ -108,7 +109,7 @@ COMPUTED: dict[str, Callable[[Config], Any]] = {
     f"{ATTENTION}.scale": lambda c: scale(c, 1 + len(asked(c))),  # a term counts, whatever its name
     "embedding.idle_segments": lambda c: c.type_vocab_size < 1,
     "embedding.order": lambda c: (
-        ("segments", "position", "project", "norm", "dropout") if narrow(c) else TEMPLATE.embedding.order
+        ("segments", "position", "project", "norm", "dropout") if narrow(c) else EMBEDDING.order
     ),
     "embedding.project_bias": lambda c: not narrow(c),
     "head.transform.width": lambda c: (c.embedding_size or c.hidden_size) if c.legacy else None,
