@@ -7,8 +7,8 @@ from typing import Any
 
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Ignored, Removed
-from anyformer.families.base.template import Class, Config, Entry, activation, entry, parameter
-from anyformer.families.shared.heads import causal_mask
+from anyformer.families.base.template import Class, Config, Entry, entry, parameter
+from anyformer.families.shared import transformer
 from anyformer.families.shared.transformer import ALIASES, TOKENS, check_padding, weights
 from anyformer.models import DecoderModel, EncoderDecoderModel
 from anyformer.parts.attention.attention import Attention
@@ -108,27 +108,12 @@ ONLY_BART: dict[str, Any] = {
 }
 CONFIG: dict[str, Any] = {
     "vocab_size": ("*.tokens.vocab_size", "head.vocab_size"),
-    "d_model": "width",
-    "encoder_layers": "encoder.depth",
-    "encoder_ffn_dim": "encoder.layers.feedforward.op.width",
-    "encoder_attention_heads": "encoder.layers.*.op.num_heads",
-    "encoder_layerdrop": "encoder.layer_drop",
-    "decoder_layers": "decoder.depth",
-    "decoder_ffn_dim": "decoder.layers.feedforward.op.width",
-    "decoder_attention_heads": "decoder.layers.*.op.num_heads",
-    "decoder_layerdrop": "decoder.layer_drop",
+    **transformer.CONFIG,
     "max_position_embeddings": "*.position.length",
-    "dropout": ("embedding.dropout", "decoder_embedding.dropout", "*.layers.*.dropout"),
-    "attention_dropout": "*.layers.*.op[Attention].dropout",
-    "activation_dropout": "*.layers.feedforward.op.dropout",
-    "activation_function": activation("*.layers.feedforward.op.activation"),
-    "init_std": "init.*.std",
     "scale_embedding": scale_at("*.tokens.scale"),
     "tie_word_embeddings": Entry(True, lambda spec: bool(spec.ties), build=share_tables),
     "pad_token_id": ("*.tokens.padding_index", "padding_token"),
     "decoder_start_token_id": "start_token",
-    "is_causal": causal_mask("decoder.layers.attention.op.mask"),
-    "is_encoder_decoder": Ignored(True, "follows from the class"),
     "bos_token_id": Ignored(0, "used by generation"),
     **IN_MARIAN_TOO,
     **ONLY_BART,

@@ -6,152 +6,190 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Fixed, Ignored, again
-from anyformer.families.bert import LARGE
+from anyformer.families.base.fields import Fixed, Ignored
+from anyformer.families.base.template import Class, Config, Entry, activation, choice, divides, entry, helper
+from anyformer.families.bert import DROPPED, LARGE, POOL
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head, seen
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.shared.encoder import LAYERS, NORM, stack_of
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.attention.big_bird import BlockSparseAttention, BlockTextEmbedding, TextOnly
-from anyformer.parts.embedding.text import TextEmbedding
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Head
+from anyformer.parts.head.base import Transform
 from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
-from anyformer.parts.head.pool import Pool
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pretraining import PretrainingHead
 from anyformer.parts.head.question_span import QuestionHead
-from anyformer.parts.head.span import SpanHead
-from anyformer.parts.norm import LayerNorm
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
 from anyformer.parts.unused import Idle
-from anyformer.runtime.mask import FULL
+from anyformer.specs.addresses import at, edit
 from anyformer.specs.messages import quote
 from anyformer.stacks.stack import Stack
-from anyformer.weights.rules import Rule
+
+ATTENTION = "*.layers.attention.op"
+
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=BlockTextEmbedding(
+        block_size=64,
+        random_blocks=3,
+        tokens=Tokens(vocab_size=50358, padding_index=0),
+        position=Learned(length=4096),
+        segments=2,
+        norm=NORM,
+        dropout=0.1,
+        order=("segments", "position", "dropout", "norm", "project"),
+    ),
+    encoder=Stack(
+        depth=12,
+        layers=edit(
+            LAYERS,
+            {
+                "attention.op": BlockSparseAttention(
+                    num_heads=12, block_size=64, random_blocks=3, length=4096, dropout=0.1
+                ),
+                "feedforward.op.activation": "gelu_tanh",
+            },
+        ),
+        neck=TextOnly(),
+    ),
+    init={"*": Normal(std=0.02)},
+)
+LM = LMHead(vocab_size=50358, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM), shift=False)
+
+
+def without_blocks(embedding: Any) -> TextEmbedding:
+    blocks = BlockTextEmbedding.__annotations__
+    return TextEmbedding(**{name: value for name, value in embedding.items() if name not in blocks})
+
+
+def blocks(name: str) -> Entry:
+    """A number that only counts where attention is sparse."""
+    usual = getattr(TEMPLATE.embedding, name)
+    return entry(
+        f"{ATTENTION}.{name}",
+        f"embedding.{name}",
+        read=lambda value, c: usual if c.attention_type == "original_full" else value,
+    )
+
+
+def attend_to_all(spec: Any, kind: str, c: Config) -> Any:
+    if kind not in ("original_full", "block_sparse"):
+        raise ValueError(f"attention_type {quote(kind)}; it is 'original_full' or 'block_sparse'")
+    if kind == "block_sparse":
+        return spec
+    op = at(spec, "encoder.layers.attention.op")
+    full = Attention(num_heads=op.num_heads, bias=op.bias, dropout=op.dropout)
+    return edit(spec, {"encoder.layers.attention.op": full, "embedding": without_blocks(spec.embedding)})
 
 
 def attention_type(spec: Any) -> str:
-    op = encoder.inside("layers.attention.op")(spec)
+    op = at(spec, f"{stack_of(spec)}.layers.attention.op")
     return "block_sparse" if isinstance(op, BlockSparseAttention) else "original_full"
 
 
-def separator(spec: Any) -> int | None:
-    if not isinstance(spec.head, QuestionHead):
-        raise Absent
-    return spec.head.separator
+def decode(spec: Any, is_decoder: bool, c: Config) -> Any:
+    """Other than BERT's, the memory of a decoder is returned with labels too."""
+    if not is_decoder:
+        return spec
+    spec = encoder.decode(spec, is_decoder, c).replace(embedding=without_blocks(spec.embedding))
+    return spec.replace(state_offered="always") if spec.state_offered == "without labels" else spec
 
 
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    **encoder.DECODING,
-    "vocab_size": Field(50358, "embedding.tokens.vocab_size"),
-    **again(encoder.FIELDS, hidden_act="gelu_new"),
-    "max_position_embeddings": Field(4096, "embedding.position.length"),
-    "attention_type": Field("block_sparse", attention_type),
-    "block_size": Field(64, encoder.inside("layers.attention.op.block_size")),
-    "num_random_blocks": Field(3, encoder.inside("layers.attention.op.random_blocks")),
-    "use_bias": Field(True, lambda spec: "q" in encoder.inside("layers.attention.op.bias")(spec)),
-    "rescale_embeddings": Field(False, lambda spec: spec.embedding.scale is not None),
-    "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
-    "sep_token_id": Field(66, separator),
-    "bos_token_id": Ignored(1, "used by tokenizers and generation"),
-    "eos_token_id": Ignored(2, "used by tokenizers and generation"),
-}
+def check(c: Config) -> None:
+    if c.type_vocab_size < 1:
+        raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
+    if isinstance(c.classifier_dropout, bool):  # also where no head reads it
+        raise ValueError(f"classifier_dropout={c.classifier_dropout} is not a number")
 
 
-def describe(c: Any) -> Model:
-    if c.attention_type not in ("original_full", "block_sparse"):
-        raise ValueError(f"attention_type {quote(c.attention_type)}; it is 'original_full' or 'block_sparse'")
-    sparse = c.attention_type == "block_sparse"
-    common: dict[str, Any] = {
-        "num_heads": c.num_attention_heads,
-        "dropout": c.attention_probs_dropout_prob,
-        "bias": "qkvo" if c.use_bias else "o",
-        "mask": seen(c) if c.is_decoder else FULL,
-    }
-    blocks = {"block_size": c.block_size, "random_blocks": c.num_random_blocks}
-    length = c.max_position_embeddings
-    op = BlockSparseAttention(**common, **blocks, length=length) if sparse else Attention(**common)
-    kind: dict[str, Any] = {"order": ORDER, "scale": c.hidden_size**0.5 if c.rescale_embeddings else None}
-    if sparse and not c.is_decoder:
-        embedding = encoder.embedding(c, BlockTextEmbedding, **kind, **blocks)
-    else:
-        embedding = encoder.embedding(c, TextEmbedding, **kind)
-    stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers, neck=neck(head(c)))
-    model = encoder.model(c, embedding, head(c), stack)
-    labelled = model.state_offered == "without labels"  # other than BERT's, its memory is returned with them too
-    return model.replace(state_offered="always") if labelled else model
+# most classes carry a pooler that they do not use
+IDLE: dict[str, Any] = {"encoder.neck.rest": Idle(part=POOL)}
+IDLE_WEIGHTS = {"~pooler": "*.neck.rest.part.dense"}
 
-
-ORDER = ("segments", "position", "dropout", "norm", "project")
-POOL = Pool(take="first", dense=True, activation="tanh")
-
-
-def neck(head: Head | None) -> TextOnly:
-    """Most classes carry a pooler that they do not use."""
-    own = isinstance(head, (PretrainingHead, PooledOutput, MultipleChoiceHead, SpanHead))
-    return TextOnly(rest=None if own else Idle(part=POOL))
-
-
-def head(c: Any) -> Head | None:
-    dropout, act, lm = encoder.classifier_dropout(c), activation_named(c.hidden_act), encoder.lm_head(c, c.hidden_act)
-    match c.architecture:
-        case "BigBirdForPreTraining":
-            return PretrainingHead(lm=lm, pool=POOL, tokens_alone=True)
-        case "BigBirdForQuestionAnswering":  # with two labels whatever num_labels is
-            return QuestionHead(
-                separator=c.sep_token_id,
-                feedforward=MLP(width=c.intermediate_size, activation=act),
-                norm=LayerNorm(eps=c.layer_norm_eps),
-                dropout=c.hidden_dropout_prob,
-            )
-    classify = POOL.replace(activation=act, input_dropout=dropout, dropout=dropout)
-    choose = POOL.replace(dropout=c.hidden_dropout_prob)
-    return encoder_head(c, lm, classify, choose, PooledOutput(pool=POOL), dropout=dropout)
-
-
-def rules(spec: Model) -> list[Rule]:
-    names = {"cls.seq_relationship" if isinstance(spec.head, PretrainingHead) else "classifier": "head.out"}
-    if isinstance(spec.head, ClassifyHead):
-        names = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
-    if isinstance(spec.head, QuestionHead):
-        names = {
-            "intermediate.dense": "feedforward.up",
-            "output.dense": "feedforward.down",
-            "output.LayerNorm": "norm",
-            "qa_outputs": "out",
-        }
-        names = {f"qa_classifier.{theirs}": f"head.{ours}" for theirs, ours in names.items()}
-    stack = encoder.stack_of(spec)
-    pooler: Any = getattr(spec, stack).neck.rest
-    return [
-        *encoder.lm_rules(spec, "cls.predictions", "transform.dense", "transform.LayerNorm"),
-        *encoder.renames(names),
-        *encoder.renames({"~pooler": "head.pool.dense" if pooler is None else f"{stack}.neck.rest.part.dense"}),
-        *encoder.layer_rules(spec),
-    ]
-
-
-FAMILIES = (
-    Family(
-        name="big_bird",
-        about="encoders for long texts, and decoders made of them",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "BigBirdForPreTraining",
-            "BigBirdForMaskedLM",
-            "BigBirdForCausalLM",
-            "BigBirdModel",
-            "BigBirdForSequenceClassification",
-            "BigBirdForTokenClassification",
-            "BigBirdForQuestionAnswering",
-            "BigBirdForMultipleChoice",
+BIG_BIRD = Family(
+    name="big_bird",
+    about="encoders for long texts, and decoders made of them",
+    template=TEMPLATE,
+    classes={
+        "BigBirdForPreTraining": Class(PretrainingHead(lm=LM, pool=POOL, tokens_alone=True), "cls.seq_relationship"),
+        "BigBirdForMaskedLM": Class(LM, changes=IDLE, weights=IDLE_WEIGHTS),
+        "BigBirdForCausalLM": Class(LM.replace(shift=True), changes=IDLE, weights=IDLE_WEIGHTS),
+        "BigBirdModel": Class(PooledOutput(pool=POOL), prefix=""),
+        "BigBirdForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=DROPPED.replace(activation="gelu_tanh", input_dropout=0.1)),
+            "classifier.out_proj",
+            changes=IDLE,
+            weights={**IDLE_WEIGHTS, "classifier.dense": "head.pool.dense"},
         ),
-        base=("BigBirdModel",),
-        prefix="bert.",
-        dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.{p}", "cls.seq_relationship.{p}"),
-        sizes={"bigbird-roberta-base": Size({}, 127e6), "bigbird-roberta-large": Size(LARGE)},
-    ),
+        "BigBirdForTokenClassification": Class(
+            TagHead(num_labels=2, dropout=0.1), "classifier", changes=IDLE, weights=IDLE_WEIGHTS
+        ),
+        "BigBirdForQuestionAnswering": Class(  # with two labels whatever num_labels is
+            QuestionHead(separator=66, feedforward=MLP(width=3072, activation="gelu_tanh"), norm=NORM, dropout=0.1),
+            "qa_classifier.qa_outputs",
+            weights={
+                "qa_classifier.{intermediate,output}.dense": "head.feedforward.{up,down}",
+                "qa_classifier.output.LayerNorm": "head.norm",
+            },
+        ),
+        "BigBirdForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
+    },
+    config={
+        **encoder.CONFIG,
+        "intermediate_size": ("*.layers.feedforward.op.width", "head.feedforward.width"),
+        "hidden_act": activation(
+            "*.layers.feedforward.op.activation",
+            "**.transform.activation",
+            "head.feedforward.activation",
+            "head[ClassifyHead].pool.activation",
+        ),
+        "hidden_dropout_prob": (
+            "embedding.dropout",
+            "*.layers.*.dropout",
+            "head[QuestionHead].dropout",
+            "head[MultipleChoiceHead].pool.dropout",
+        ),
+        "attention_probs_dropout_prob": f"{ATTENTION}.dropout",
+        "max_position_embeddings": ("embedding.position.length", f"{ATTENTION}.length"),
+        "block_size": blocks("block_size"),
+        "num_random_blocks": blocks("random_blocks"),
+        "use_bias": choice(f"{ATTENTION}.bias", {True: "qkvo", False: "o"}),
+        "rescale_embeddings": entry(
+            "embedding.scale",
+            read=lambda value, c: c.hidden_size**0.5 if value else None,
+            write=lambda scale: scale is not None,
+        ),
+        "sep_token_id": "head.separator",
+        "attention_type": Entry("block_sparse", attention_type, build=attend_to_all),
+        **encoder.OF_DECODERS,
+        "is_decoder": Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
+        "add_cross_attention": Fixed(False, "the published self-attention then looks at the memory too"),
+        "classifier_dropout": helper(
+            addresses=(
+                "head[ClassifyHead].pool.dropout",
+                "head[ClassifyHead].pool.input_dropout",
+                "head[TagHead].dropout",
+            ),
+            read=lambda value, c: c.hidden_dropout_prob if value is None else value,
+        ),
+        "bos_token_id": Ignored(1, "used by tokenizers and generation"),
+        "eos_token_id": Ignored(2, "used by tokenizers and generation"),
+    },
+    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},
+    weights={
+        **encoder.WEIGHTS,
+        "~pooler.dense": None,
+        "~pooler": "head.pool.dense",
+        "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
+    },
+    prefix="bert.",
+    checks=(divides("num_attention_heads", "hidden_size"), check),
+    dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.{p}", "cls.seq_relationship.{p}"),
+    sizes={"bigbird-roberta-base": Size({}, 127e6), "bigbird-roberta-large": Size(LARGE)},
 )
+
+FAMILIES = (BIG_BIRD,)

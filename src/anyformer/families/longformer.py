@@ -4,120 +4,140 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, Removed
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, entry
+from anyformer.families.bert import DROPPED, LARGE, LM, POOL
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.models import Model
+from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.longformer import GlobalTextEmbedding, LocalAttention
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import PooledOutput
-from anyformer.parts.head.pool import Pool
+from anyformer.parts.embedding.text import Tokens
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
+from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
+from anyformer.specs.addresses import edit
 from anyformer.stacks.stack import Stack
-from anyformer.weights.rules import Rule
 
-# the tokens that are global where the caller names none
-GLOBAL = {
-    "LongformerForSequenceClassification": "first",
-    "LongformerForQuestionAnswering": "before",
-    "LongformerForMultipleChoice": "after",
-}
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=GlobalTextEmbedding(
+        tokens=Tokens(vocab_size=30522, padding_index=1),
+        position=Learned(length=510, offset=2, padding=True),
+        numbering=WithoutToken(token=1, first=2),
+        segments=2,
+        norm=NORM,
+        dropout=0.1,
+    ),
+    encoder=Stack(
+        depth=12,
+        layers=edit(LAYERS, {"attention.op": LocalAttention(num_heads=12, window=256, dropout=0.1, shown=512)}),
+    ),
+    init={"*": Normal(std=0.02)},
+)
+
+
+def set_windows(spec: Any, window: Any, c: Config) -> Any:
+    """Each layer may have a window of its own; configs count both sides together."""
+    depth = c.num_hidden_layers
+    sizes = [window] * depth if isinstance(window, int) else list(window)
+    if len(sizes) != depth or any(not isinstance(size, int) or size < 2 or size % 2 for size in sizes):
+        raise ValueError(f"attention_window is an even number, or one for each of {depth} layers; got {window}")
+    shown, layers = max(sizes, default=1), spec.encoder.layers
+    kinds = {
+        f"window_{size}": edit(layers, {"attention.op.window": size // 2, "attention.op.shown": shown})
+        for size in sizes
+    }
+    one = len(kinds) == 1
+    pattern = () if one else tuple(f"window_{size}" for size in sizes)
+    stack = spec.encoder.replace(layers=next(iter(kinds.values())) if one else kinds, pattern=pattern)
+    return spec.replace(encoder=stack)
 
 
 def windows(spec: Any) -> list[int]:
-    """Of each layer, both sides together."""
     stack = spec.encoder
     return [2 * stack.layer(i).steps["attention"].op.window for i in range(stack.depth)]
 
 
-def separator(spec: Any) -> int:
-    if spec.embedding.separator is None:
-        raise Absent
-    return spec.embedding.separator
+def counted_positions(length: int, c: Config) -> Learned:
+    """fairseq's way: positions count the tokens that are not padding, from the row after the padding token's."""
+    pad = c.pad_token_id
+    if pad is None:
+        raise ValueError("pad_token_id is None; positions are counted from it")
+    if length - pad - 1 < 1:
+        raise ValueError(f"max_position_embeddings {length} leaves none after pad_token_id {pad}")
+    return Learned(length=length - pad - 1, offset=pad + 1, padding=pad != -1)  # -1 is no token: all are counted
 
 
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    "max_position_embeddings": encoder.COUNTED_LENGTH,
-    "pad_token_id": Field(1, "embedding.tokens.padding_index"),
-    "attention_window": Field(512, windows),
-    "sep_token_id": Field(2, separator),
-    "attention_dilation": Removed(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
-    "attention_mode": Removed("longformer", "other ways of the original code, which no published class has"),
-    "ignore_attention_mask": Removed(False, "an option of the original code, which no published class has"),
-    "bos_token_id": Ignored(0, "used by tokenizers"),
-    "eos_token_id": Ignored(2, "used by tokenizers"),
-    "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
-}
-
-
-def describe(c: Any) -> Model:
-    L, given = c.num_hidden_layers, c.attention_window
-    each = [given] * L if isinstance(given, int) else list(given)
-    if len(each) != L or any(not isinstance(size, int) or size < 2 or size % 2 for size in each):
-        raise ValueError(f"attention_window is an even number, or one for each of {L} layers; got {given}")
-
-    def layer(size: int) -> Any:
-        return encoder.block(
-            c,
-            LocalAttention(
-                num_heads=c.num_attention_heads,
-                window=size // 2,
-                dropout=c.attention_probs_dropout_prob,
-                shown=max(each),
-            ),
-        )
-
-    kinds = {f"window_{size}": layer(size) for size in each}
-    one = len(kinds) == 1
-    stack = Stack(
-        layers=layer(each[0]) if one else kinds, pattern=() if one else tuple(f"window_{s}" for s in each), depth=L
-    )
-    kind = GLOBAL.get(c.architecture, "none")
-    parts = c.sep_token_id if kind in ("before", "after") else None
-    embedding = encoder.counted_embedding(c, GlobalTextEmbedding, global_tokens=kind, separator=parts)
-    return encoder.model(c, embedding, head(c), stack)
-
-
-def head(c: Any) -> Head | None:
-    dropout = c.hidden_dropout_prob
-    pool = Pool(take="first", dense=True, activation="tanh")
-    dropped = pool.replace(dropout=dropout)
-    base, classify = PooledOutput(pool=pool), dropped.replace(input_dropout=dropout)
-    return encoder_head(c, encoder.lm_head(c, "gelu"), classify, dropped, base, dropout=dropout)
-
-
-def rules(spec: Model) -> list[Rule]:
-    theirs, ours = "~encoder.layer.{i}.attention.self", "encoder.layers.{i}.attention.op.global_"
-    names = {"query": "q", "key": "k", "value": "v"}
-    own = encoder.renames({f"{theirs}.{name}_global": f"{ours}{n}" for name, n in names.items()})
-    return [*own, *roberta.rules(spec)]
+def numbering(c: Config) -> Numbering:
+    return ByPlace() if c.pad_token_id == -1 else WithoutToken(token=c.pad_token_id, first=c.pad_token_id + 1)
 
 
 BASE = {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
-FAMILIES = (
-    Family(
-        name="longformer",
-        about="encoders for long texts",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "LongformerForMaskedLM",
-            "LongformerModel",
-            "LongformerForSequenceClassification",
-            "LongformerForTokenClassification",
-            "LongformerForQuestionAnswering",
-            "LongformerForMultipleChoice",
+LONGFORMER = Family(
+    name="longformer",
+    about="encoders for long texts",
+    template=TEMPLATE,
+    classes={  # with the tokens that are global where the caller names none
+        "LongformerForMaskedLM": Class(LM),
+        "LongformerModel": Class(PooledOutput(pool=POOL), prefix=""),
+        "LongformerForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=DROPPED.replace(input_dropout=0.1)),
+            "classifier.out_proj",
+            weights={"classifier.dense": "head.pool.dense"},
+            changes={"embedding.global_tokens": "first"},
         ),
-        base=("LongformerModel",),
-        prefix="longformer.",
-        dropped=("~embeddings.position_ids", "~pooler.dense.{p}"),
-        sizes={
-            "longformer-base": Size(BASE, 149e6),
-            "longformer-large": Size({**BASE, **roberta.LARGE}, 435e6),
-        },
-    ),
+        "LongformerForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+        "LongformerForQuestionAnswering": Class(
+            SpanHead(), "qa_outputs", changes={"embedding.global_tokens": "before", "embedding.separator": 2}
+        ),
+        "LongformerForMultipleChoice": Class(
+            MultipleChoiceHead(pool=DROPPED),
+            "classifier",
+            changes={"embedding.global_tokens": "after", "embedding.separator": 2},
+        ),
+    },
+    config={
+        **encoder.CONFIG,
+        "hidden_act": activation("encoder.layers.feedforward.op.activation"),
+        "hidden_dropout_prob": (
+            "embedding.dropout",
+            "encoder.layers.*.dropout",
+            "head[ClassifyHead].pool.dropout",
+            "head[ClassifyHead].pool.input_dropout",
+            "head[MultipleChoiceHead].pool.dropout",
+            "head[TagHead].dropout",
+        ),
+        "attention_probs_dropout_prob": "encoder.layers.attention.op.dropout",
+        "max_position_embeddings": entry(
+            "embedding.position",
+            default=512,
+            read=counted_positions,
+            path=lambda spec: spec.embedding.position.length + spec.embedding.position.offset,
+        ),
+        "attention_window": Entry(512, windows, build=set_windows),
+        "sep_token_id": "embedding.separator[int]",
+        "attention_dilation": Removed(None, "windows with gaps, which no published class has", ([1] * 12, [1] * 24)),
+        "attention_mode": Removed("longformer", "other ways of the original code, which no published class has"),
+        "ignore_attention_mask": Removed(False, "an option of the original code, which no published class has"),
+        "bos_token_id": Ignored(0, "used by tokenizers"),
+        "eos_token_id": Ignored(2, "used by tokenizers"),
+        "onnx_export": Ignored(False, "how chunks are cut, not what they hold"),
+    },
+    computed={"embedding.numbering": numbering, "head.idle_bias": lambda c: not c.tie_word_embeddings},
+    weights={
+        **encoder.WEIGHTS,
+        "~encoder.layer.{i}.attention.self.{query,key,value}_global": "*.layers.{i}.attention.op.global_{q,k,v}",
+        "lm_head": encoder.vocabulary("dense", "layer_norm"),
+    },
+    prefix="longformer.",
+    checks=(encoder.check,),
+    dropped=("~embeddings.position_ids", "~pooler.dense.{p}"),
+    sizes={"longformer-base": Size(BASE, 149e6), "longformer-large": Size({**BASE, **LARGE}, 435e6)},
 )
+
+FAMILIES = (LONGFORMER,)

@@ -6,80 +6,56 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field
+from anyformer.families.base.template import Config, Entry, activation
 from anyformer.families.shared import speech
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.shared.speech import one_of
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.layer_mix import LayerMix
 from anyformer.parts.norm import LayerNorm
 from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
 from anyformer.stacks.sublayer import Sublayer
-from anyformer.weights.rules import Rename, Rule
 
-POSITION = "embedding.position"
+POSITION, LAYER = "embedding.position", "encoder.layers.{i}"
 
-
-def is_stable(spec: Any) -> bool:
-    return spec.embedding.out_norm is None
-
-
-FIELDS: dict[str, ConfigField] = {
-    **speech.FIELDS,
-    "vocab_size": Field(32, "head.vocab_size"),
-    "do_stable_layer_norm": Field(False, is_stable),
-    "num_conv_pos_embeddings": Field(128, f"{POSITION}.kernel"),
-    "num_conv_pos_embedding_groups": Field(16, f"{POSITION}.groups"),
-    "adapter_attn_dim": Field(None, "encoder.layers.adapter.op.width"),
-}
-
-
-def describe(c: Any) -> Model:
-    speech.check(c)
-    norm, stable = LayerNorm(eps=c.layer_norm_eps), c.do_stable_layer_norm
-    place: dict[str, Any] = {"pre_norm" if stable else "out_norm": norm}
-    attention = Attention(num_heads=c.num_attention_heads, dropout=c.attention_dropout)
-    mlp = MLP(width=c.intermediate_size, activation=activation_named(c.hidden_act), dropout=c.activation_dropout)
-    steps = {"attention": attention, "feedforward": mlp}
-    block = {name: Sublayer(op=op, dropout=c.hidden_dropout, **place) for name, op in steps.items()}
-    if stable and c.adapter_attn_dim is not None:  # of one language each [Pratap et al. 2023]
-        block["adapter"] = Sublayer(pre_norm=LayerNorm(), op=MLP(width=c.adapter_attn_dim, activation="relu"))
-    return EncoderModel(
-        width=c.hidden_size,
-        embedding=speech.waveform(c, speech.positional(c), None if stable else norm),
-        encoder=Stack(
-            layers=Block(**block),
-            depth=c.num_hidden_layers,
-            layer_drop=c.layerdrop,
-            neck=speech.neck(c, norm if stable else None),
+NORM = LayerNorm(eps=1e-5)
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=speech.EMBEDDING.replace(out_norm=NORM),
+    encoder=Stack(
+        depth=12,
+        layers=Block(
+            attention=Sublayer(op=Attention(num_heads=12, dropout=0.1), out_norm=NORM, dropout=0.1),
+            feedforward=Sublayer(op=MLP(width=3072, activation="gelu", dropout=0.1), out_norm=NORM, dropout=0.1),
         ),
-        head=speech.head(c),
-        init=speech.init(c, POSITION),
-    )
+        layer_drop=0.1,
+    ),
+)
 
 
-def rules(spec: Any) -> list[Rule]:
-    layer, ours = "~encoder.layers.{i}", "encoder.layers.{i}"
-    stable, mixed = is_stable(spec), isinstance(spec.encoder.neck, LayerMix)
-    place, last = "pre_norm" if stable else "out_norm", "embedding.out_norm"
-    if stable:
-        last = "encoder.neck.rest.part" if mixed else "encoder.neck.norm"
-    return [
-        *speech.rules(spec, POSITION),
-        *[Rename(f"{layer}.attention.{n}_proj.{{p}}", f"{ours}.attention.op.{n}.{{p}}") for n in "qkv"],
-        Rename(f"{layer}.attention.out_proj.{{p}}", f"{ours}.attention.op.o.{{p}}"),
-        Rename(f"{layer}.layer_norm.{{p}}", f"{ours}.attention.{place}.{{p}}"),
-        Rename(f"{layer}.feed_forward.intermediate_dense.{{p}}", f"{ours}.feedforward.op.up.{{p}}"),
-        Rename(f"{layer}.feed_forward.output_dense.{{p}}", f"{ours}.feedforward.op.down.{{p}}"),
-        Rename(f"{layer}.final_layer_norm.{{p}}", f"{ours}.feedforward.{place}.{{p}}"),
-        Rename(f"{layer}.adapter_layer.norm.{{p}}", f"{ours}.adapter.pre_norm.{{p}}"),
-        Rename(f"{layer}.adapter_layer.linear_1.{{p}}", f"{ours}.adapter.op.up.{{p}}"),
-        Rename(f"{layer}.adapter_layer.linear_2.{{p}}", f"{ours}.adapter.op.down.{{p}}"),
-        Rename("~encoder.layer_norm.{p}", f"{last}.{{p}}"),
-    ]
+def norm_first(spec: Any, stable: bool, c: Config) -> Any:
+    """With do_stable_layer_norm norms stand before each step and after the last layer; there may be adapters then."""
+    if not stable:
+        return spec
+    steps = {
+        name: step.replace(pre_norm=step.out_norm, out_norm=None) for name, step in spec.encoder.layers.steps.items()
+    }
+    if c.adapter_attn_dim is not None:  # of one language each [Pratap et al. 2023]
+        steps["adapter"] = Sublayer(pre_norm=LayerNorm(), op=MLP(width=c.adapter_attn_dim, activation="relu"))
+    stack = spec.encoder.replace(layers=Block(**steps))
+    return spec.replace(embedding=spec.embedding.replace(out_norm=None), encoder=stack)
 
+
+WEIGHTS: dict[str, Any] = {
+    **speech.weights(POSITION),
+    "~encoder.layers.{i}.attention.{q,k,v,out}_proj": f"{LAYER}.attention.op.{{q,k,v,o}}",
+    "~encoder.layers.{i}.layer_norm": one_of(f"{LAYER}.attention.pre_norm", f"{LAYER}.attention.out_norm"),
+    "~encoder.layers.{i}.feed_forward.{intermediate,output}_dense": f"{LAYER}.feedforward.op.{{up,down}}",
+    "~encoder.layers.{i}.final_layer_norm": one_of(f"{LAYER}.feedforward.pre_norm", f"{LAYER}.feedforward.out_norm"),
+    "~encoder.layers.{i}.adapter_layer.{norm,linear_1,linear_2}": f"{LAYER}.adapter.{{pre_norm,op.up,op.down}}",
+    "~encoder.layer_norm": one_of("embedding.out_norm", "encoder.neck.norm", "encoder.neck.rest.part"),
+}
 
 LARGE = {
     "hidden_size": 1024,
@@ -91,21 +67,38 @@ LARGE = {
 }
 STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
 
-FAMILIES = (
-    Family(
-        name="wav2vec2",
-        about="speech encoders that learn without labels, and recognisers",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("Wav2Vec2Model", *(f"Wav2Vec2{kind}" for kind in speech.KINDS)),
-        base=("Wav2Vec2Model",),
-        prefix="wav2vec2.",
-        legacy=speech.LEGACY,
-        sizes={
-            "wav2vec2-base": Size({}, 95e6),
-            "wav2vec2-large": Size(LARGE, 317e6),
-            "wav2vec2-large-stable": Size({**LARGE, **STABLE}, 317e6, "as wav2vec2-large-lv60 and XLSR-53"),
-        },
-    ),
+WAV2VEC2 = Family(
+    name="wav2vec2",
+    about="speech encoders that learn without labels, and recognisers",
+    template=TEMPLATE,
+    classes=speech.classes("Wav2Vec2"),
+    config={
+        **speech.CONFIG,
+        "hidden_act": activation("encoder.layers.feedforward.op.activation"),
+        "attention_dropout": "encoder.layers.attention.op.dropout",
+        "hidden_dropout": ("embedding.dropout", "encoder.layers.*.dropout"),
+        "layer_norm_eps": "**.eps",
+        "feat_extract_activation": activation(f"{speech.STEM}.activation", f"{POSITION}.activation"),
+        "vocab_size": "head.vocab_size",
+        "num_conv_pos_embeddings": f"{POSITION}.kernel",
+        "num_conv_pos_embedding_groups": f"{POSITION}.groups",
+        "adapter_attn_dim": Entry(None, "encoder.layers.adapter.op.width"),
+        "do_stable_layer_norm": Entry(False, lambda spec: spec.embedding.out_norm is None, build=norm_first),
+    },
+    computed={
+        "encoder.neck": lambda c: speech.neck(c, LayerNorm(eps=c.layer_norm_eps) if c.do_stable_layer_norm else None),
+        "head.features": lambda c: c.conv_dim[-1],
+        "init": lambda c: speech.init(c, POSITION),
+    },
+    weights=WEIGHTS,
+    prefix="wav2vec2.",
+    checks=(speech.check,),
+    legacy=speech.LEGACY,
+    sizes={
+        "wav2vec2-base": Size({}, 95e6),
+        "wav2vec2-large": Size(LARGE, 317e6),
+        "wav2vec2-large-stable": Size({**LARGE, **STABLE}, 317e6, "as wav2vec2-large-lv60 and XLSR-53"),
+    },
 )
+
+FAMILIES = (WAV2VEC2,)

@@ -3,35 +3,77 @@ was said, in which language, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import Absent, ConfigField, Field, Ignored, again
-from anyformer.families.base.template import rules_of
+from anyformer.families.base.fields import Absent, Ignored
+from anyformer.families.base.template import Class, Config, Entry, entry, parameter
 from anyformer.families.shared import transformer
-from anyformer.families.shared.speech import AUGMENT, HIDDEN, augment
-from anyformer.families.shared.transformer import check_padding, stack, target
-from anyformer.models import EncoderDecoderModel, EncoderModel, Model
-from anyformer.parts.activation import published_name
+from anyformer.families.shared.speech import AUGMENT, AUGMENTATION
+from anyformer.families.shared.transformer import check_padding
+from anyformer.models import EncoderDecoderModel, EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.spec_augment import SpecAugment
 from anyformer.parts.embedding.spectrogram import SpectrogramEmbedding
 from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
 from anyformer.parts.head.classify import ClassifyHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.init import Normal, Value
 from anyformer.parts.layer_mix import LayerMix
+from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned, Sinusoidal
-from anyformer.specs.addresses import at
-from anyformer.weights.rules import Rename, Rule
+from anyformer.runtime.mask import Causal
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
+NORM = LayerNorm(eps=1e-5)
+FEEDFORWARD = Sublayer(pre_norm=NORM, op=MLP(width=1536, activation="gelu"))
+SOUND = SpectrogramEmbedding(
+    channels=80, whole=True, position=Sinusoidal(length=1500, inclusive=True, stored=True), dropout=0.0
+)
+ENCODER = Stack(
+    depth=4,
+    layers=Block(
+        attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=6, bias="qvo")),
+        feedforward=FEEDFORWARD,
+    ),
+    norm=NORM,
+)
+TEMPLATE = EncoderDecoderModel(
+    width=384,
+    embedding=SOUND.replace(
+        augment=SpecAugment(
+            time=0.05, time_span=10, time_least=2, channels=0.0, channel_span=10, channel_least=0,
+            learned=False, active=False,
+        )
+    ),
+    encoder=ENCODER,
+    decoder_embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=51865, padding_index=50256), position=Learned(length=448), dropout=0.0
+    ),
+    decoder=Stack(
+        depth=4,
+        layers=Block(
+            attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=6, bias="qvo", mask=Causal())),
+            cross=Sublayer(pre_norm=NORM, op=Attention(num_heads=6, bias="qvo", memory=True)),
+            feedforward=FEEDFORWARD,
+        ),
+        norm=NORM,
+    ),
+    start_token=50257,
+    padding_token=50256,
+    init={"*": Normal(std=0.02)},
+)  # fmt: skip
+ONLY_ENCODER = EncoderModel(
+    width=384,
+    embedding=SOUND,
+    encoder=ENCODER,
+    init={"encoder.neck.weight": Value(value=0.2), "*": Normal(std=0.02)},
+)
 CLASSIFIER = "WhisperForAudioClassification"
-TIE = ("head.out.weight", "decoder_embedding.tokens.weight")
-
-
-def either(path: str) -> Callable[[Any], Any]:
-    """Reads what both stacks have from the decoder, or from the encoder of a model without one."""
-    return lambda spec: at(spec, f"{'decoder' if spec.pair else 'encoder'}.layers.{path}")
 
 
 def mixes(spec: Any) -> bool:
@@ -40,38 +82,36 @@ def mixes(spec: Any) -> bool:
     return isinstance(spec.encoder.neck, LayerMix)
 
 
+def tie(spec: Any, value: bool, c: Config) -> Any:
+    shared = ("head.out.weight", "decoder_embedding.tokens.weight")
+    return spec.replace(ties=(shared,)) if value and isinstance(spec.head, LMHead) else spec
+
+
 def is_tied(spec: Any) -> bool:
     if not isinstance(spec.head, LMHead):
         raise Absent
     return bool(spec.ties)
 
 
-FIELDS: dict[str, ConfigField] = {
-    **transformer.FIELDS,
-    "vocab_size": Field(51865, lambda spec: target(spec).tokens.vocab_size),
-    "num_mel_bins": Field(80, "embedding.channels"),
-    **again(
-        transformer.FIELDS,
-        d_model=384,
-        dropout=0.0,
-        **{
-            f"{side}_{name}": value
-            for side in ("encoder", "decoder")
-            for name, value in (("layers", 4), ("attention_heads", 6), ("ffn_dim", 1536))
-        },
+CONFIG: dict[str, Any] = {
+    **transformer.CONFIG,
+    "vocab_size": ("decoder_embedding.tokens.vocab_size", "head.vocab_size"),
+    "num_mel_bins": "embedding.channels",
+    "max_source_positions": "embedding.position.length",
+    "max_target_positions": "decoder_embedding.position.length",
+    "tie_word_embeddings": Entry(True, is_tied, build=tie),
+    "pad_token_id": ("decoder_embedding.tokens.padding_index", "padding_token"),
+    "decoder_start_token_id": "start_token",
+    "apply_spec_augment": f"{AUGMENT}.active",
+    **AUGMENTATION,
+    "use_weighted_layer_sum": entry(
+        "encoder.neck",
+        default=False,
+        read=lambda value, c: LayerMix(tells=True) if value and c.architecture == CLASSIFIER else None,
+        path=mixes,
     ),
-    "attention_dropout": Field(0.0, either("attention.op.dropout")),
-    "activation_dropout": Field(0.0, either("feedforward.op.dropout")),
-    "activation_function": Field("gelu", lambda spec: published_name(either("feedforward.op.activation")(spec))),
-    "max_source_positions": Field(1500, "embedding.position.length"),
-    "max_target_positions": Field(448, "decoder_embedding.position.length"),
-    "tie_word_embeddings": Field(True, is_tied),
-    "pad_token_id": Field(50256, "decoder_embedding.tokens.padding_index"),
-    "decoder_start_token_id": Field(50257, "start_token"),
-    "apply_spec_augment": Field(False, f"{AUGMENT}.active"),
-    **HIDDEN,
-    "use_weighted_layer_sum": Field(False, mixes),
-    "classifier_proj_size": Field(256, "head.pool.width"),
+    "classifier_proj_size": "head.pool.width",
+    "problem_type": None,  # one label a sound
     "scale_embedding": Ignored(False, "the published class computes the factor and does not use it"),
     "bos_token_id": Ignored(50256, "used by generation"),
     "eos_token_id": Ignored(50256, "used by generation"),
@@ -80,55 +120,12 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
-    classifies = c.architecture == CLASSIFIER
-    encoder, init = stack(c, "encoder", bias="qvo"), {"*": Normal(std=c.init_std)}
-    embedding = SpectrogramEmbedding(
-        channels=c.num_mel_bins,
-        whole=True,
-        dropout=c.dropout,
-        augment=None if classifies else augment(c, False),
-        position=Sinusoidal(length=c.max_source_positions, inclusive=True, stored=True),
-    )
-    if classifies:
-        mix = LayerMix(tells=True) if c.use_weighted_layer_sum else None
-        pool = Pool(take="mean", dense=True, width=c.classifier_proj_size)
-        return EncoderModel(
-            width=c.d_model,
-            embedding=embedding,
-            encoder=encoder.replace(neck=mix),
-            head=ClassifyHead(num_labels=c.num_labels, pool=pool, problem="single_label_classification"),
-            init={"encoder.neck.weight": Value(value=1 / (c.encoder_layers + 1)), **init},
-        )
-    check_padding(c, c.vocab_size)
-    writes = c.architecture == "WhisperForConditionalGeneration"
-    return EncoderDecoderModel(
-        width=c.d_model,
-        embedding=embedding,
-        encoder=encoder,
-        decoder_embedding=TextEmbedding(
-            tokens=Tokens(vocab_size=c.vocab_size, padding_index=c.pad_token_id),
-            dropout=c.dropout,
-            position=Learned(length=c.max_target_positions),
-        ),
-        decoder=stack(c, "decoder", bias="qvo"),
-        start_token=c.decoder_start_token_id,
-        padding_token=c.pad_token_id,
-        head=LMHead(vocab_size=c.vocab_size, shift=False) if writes else None,
-        ties=(TIE,) if writes and c.tie_word_embeddings else (),
-        init=init,
-    )
-
-
-def rules(spec: Model) -> list[Rule]:
-    out = "classifier" if isinstance(spec, EncoderModel) else "proj_out"
-    return [
-        *[Rename(f"~encoder.conv{i + 1}.{{p}}", f"embedding.convolutions.{i}.{{p}}") for i in range(2)],
-        *rules_of(transformer.weights("pre_norm"), spec),
-        Rename("layer_weights", "encoder.neck.weight"),
-        Rename("projector.{p}", "head.pool.dense.{p}"),
-        Rename(f"{out}.{{p}}", "head.out.{p}"),
-    ]
+def check(c: Config) -> None:
+    for side in ("encoder",) if c.architecture == CLASSIFIER else ("encoder", "decoder"):
+        if c.d_model % (heads := getattr(c, f"{side}_attention_heads")):
+            raise ValueError(f"d_model {c.d_model} is not a multiple of {side}_attention_heads {heads}")
+    if c.architecture != CLASSIFIER:
+        check_padding(c, c.vocab_size)
 
 
 def size(width: int, layers: int, **more: Any) -> dict[str, Any]:
@@ -156,26 +153,39 @@ ENGLISH = {
 THIRD = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}  # Cantonese, and finer spectrograms
 SHAPES = {"tiny": (384, 4, 39e6), "base": (512, 6, 74e6), "small": (768, 12, 244e6), "medium": (1024, 24, 769e6)}
 
-FAMILIES = (
-    Family(
-        name="whisper",
-        about="speech in many languages into text, with times",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=("WhisperForConditionalGeneration", "WhisperModel", CLASSIFIER),
-        base=("WhisperModel", CLASSIFIER),
-        prefix="model.",
-        aliases={**transformer.ALIASES, "num_key_value_heads": "encoder_attention_heads"},
-        sizes={
-            **{f"whisper-{name}": Size(size(width, layers), count) for name, (width, layers, count) in SHAPES.items()},
-            **{
-                f"whisper-{name}.en": Size(size(width, layers, **ENGLISH), count)
-                for name, (width, layers, count) in SHAPES.items()
-            },
-            "whisper-large-v2": Size(size(1280, 32), 1550e6),
-            "whisper-large-v3": Size(size(1280, 32, **THIRD), 1550e6),
-            "whisper-large-v3-turbo": Size(size(1280, 32, **THIRD, decoder_layers=4), 809e6),
+WHISPER = Family(
+    name="whisper",
+    about="speech in many languages into text, with times",
+    template=TEMPLATE,
+    classes={
+        "WhisperForConditionalGeneration": Class(LMHead(vocab_size=51865, shift=False), "proj_out"),
+        "WhisperModel": Class(prefix=""),
+        CLASSIFIER: Class(
+            ClassifyHead(
+                num_labels=2, pool=Pool(take="mean", dense=True, width=256), problem="single_label_classification"
+            ),
+            "classifier",
+            prefix="",
+            template=ONLY_ENCODER,
+            weights={"layer_weights": parameter("encoder.neck.weight"), "projector": "head.pool.dense"},
+        ),
+    },
+    config=CONFIG,
+    computed={"init.*.value": lambda c: 1 / (c.encoder_layers + 1)},
+    weights={"~encoder.conv{1,2}": "embedding.convolutions.{0,1}", **transformer.weights("pre_norm")},
+    prefix="model.",
+    checks=(check,),
+    aliases={**transformer.ALIASES, "num_key_value_heads": "encoder_attention_heads"},
+    sizes={
+        **{f"whisper-{name}": Size(size(width, layers), count) for name, (width, layers, count) in SHAPES.items()},
+        **{
+            f"whisper-{name}.en": Size(size(width, layers, **ENGLISH), count)
+            for name, (width, layers, count) in SHAPES.items()
         },
-    ),
+        "whisper-large-v2": Size(size(1280, 32), 1550e6),
+        "whisper-large-v3": Size(size(1280, 32, **THIRD), 1550e6),
+        "whisper-large-v3-turbo": Size(size(1280, 32, **THIRD, decoder_layers=4), 809e6),
+    },
 )
+
+FAMILIES = (WHISPER,)

@@ -6,20 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, activation_at, tied
-from anyformer.families.shared.encoder import TOKENS, renames
-from anyformer.families.shared.heads import encoder_head
-from anyformer.families.shared.summary import pool_fields, summary_pool
-from anyformer.models import EncoderModel, Model
-from anyformer.parts.activation import activation_named
+from anyformer.families.base.fields import Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, activation, entry, expand, parameter, tied
+from anyformer.families.shared.summary import check_pool, pool_entries
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.permuted_text import OrderedText
 from anyformer.parts.embedding.segments import SegmentedSinusoids
 from anyformer.parts.embedding.text import Tokens
 from anyformer.parts.feedforward.mlp import MLP
-from anyformer.parts.head.base import Head
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.likely_spans import LikelySpans
+from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
 from anyformer.parts.init import Normal
@@ -31,40 +30,71 @@ from anyformer.specs.part import nearest
 from anyformer.stacks.block import Block
 from anyformer.stacks.sublayer import Sublayer
 from anyformer.stacks.two_streams import TwoStreams
-from anyformer.weights.rules import Flip, Heads, Rename, Reshape, Rule
+from anyformer.weights.rules import Flip, Heads, Reshape, Rule
 
-ATTENTION, WAYS = "encoder.layers.attention.op", ("uni", "bi")
-SUMMARISED = ("XLNetForSequenceClassification", "XLNetForMultipleChoice")
+ATTENTION, INNER = "encoder.layers.attention.op", "encoder.layers.feedforward.op"
+OURS = "encoder.layers.{i}.attention.op"
+
+NORM = LayerNorm(eps=1e-12)
+TEMPLATE = EncoderModel(
+    width=1024,
+    embedding=OrderedText(tokens=Tokens(vocab_size=32000), dropout=0.1),
+    encoder=TwoStreams(
+        depth=24,
+        layers=Block(
+            attention=Sublayer(
+                op=Attention(
+                    num_heads=16,
+                    bias="",
+                    position=SegmentedSinusoids(num_heads=16, width=1024, joint=None, first_apart=False, dropout=0.1),
+                    dropout=0.1,
+                ),
+                out_norm=NORM,
+                dropout=0.1,
+            ),
+            feedforward=Sublayer(op=MLP(width=4096, activation="gelu", dropout=0.1), out_norm=NORM, dropout=0.1),
+        ),
+        dropout=0.1,
+        shows="stream",
+        kept=512,
+    ),
+    init={"*": Normal(std=0.02)},
+)
+POOL = Pool(take="end", dense=True, activation="tanh", dropout=0.1)
+WAYS = ("uni", "bi")
 
 
-def mask_of(spec: Any) -> Mask:
-    return at(spec, f"{ATTENTION}.mask")
+def mask(kind: str, c: Config) -> Mask:
+    if kind not in WAYS:
+        raise ValueError(f"attn_type {quote(kind)} is not valid; {nearest(str(kind), WAYS)}")
+    return FULL if kind == "bi" else CAUSAL & SameReach() if c.same_length else CAUSAL
 
 
-FIELDS: dict[str, ConfigField] = {
-    "vocab_size": Field(32000, "embedding.tokens.vocab_size"),
-    "d_model": Field(1024, "width"),
-    "n_layer": Field(24, "encoder.depth"),
-    "n_head": Field(16, f"{ATTENTION}.num_heads"),
-    "d_inner": Field(4096, "encoder.layers.feedforward.op.width"),
-    "d_head": Field(None, lambda spec: spec.width // at(spec, f"{ATTENTION}.num_heads")),
-    "ff_activation": Field("gelu", activation_at("encoder.layers.feedforward.op.activation")),
-    "attn_type": Field("bi", lambda spec: WAYS[isinstance(mask_of(spec), Full)]),
-    "same_length": Field(False, lambda spec: mask_of(spec) == CAUSAL & SameReach()),
-    "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-    "layer_norm_eps": Field(1e-12, "encoder.layers.attention.out_norm.eps"),
-    "dropout": Field(0.1, "embedding.dropout"),
-    "mem_len": Field(512, "encoder.kept"),
-    "reuse_len": Field(None, "encoder.reused"),
-    "use_mems_eval": Field(True, "encoder.keeps"),
-    "use_mems_train": Field(False, "encoder.keeps_training"),
-    "bi_data": Field(False, f"{ATTENTION}.position.mirrored"),
-    "clamp_len": Field(-1, lambda spec: at(spec, f"{ATTENTION}.position.most") or -1),
-    **pool_fields("last", "tanh", 0.1, SUMMARISED),
-    "start_n_top": Field(5, "head.starts"),
-    "end_n_top": Field(5, "head.ends"),
-    "tie_word_embeddings": Field(True, tied(LMHead)),
-    "problem_type": Field(None, "head.problem"),
+CONFIG: dict[str, Any] = {
+    "vocab_size": ("embedding.tokens.vocab_size", "head.vocab_size"),
+    "d_model": ("width", f"{ATTENTION}.position.width"),
+    "n_layer": "encoder.depth",
+    "n_head": (f"{ATTENTION}.num_heads", f"{ATTENTION}.position.num_heads"),
+    "d_inner": f"{INNER}.width",
+    "d_head": Entry(None, lambda spec: spec.width // at(spec, f"{ATTENTION}.num_heads")),
+    "ff_activation": activation(f"{INNER}.activation"),
+    "attn_type": entry(f"{ATTENTION}.mask", read=mask, write=lambda mask: WAYS[isinstance(mask, Full)]),
+    "same_length": Entry(False, lambda spec: at(spec, f"{ATTENTION}.mask") == CAUSAL & SameReach()),
+    "initializer_range": "init.*.std",
+    "layer_norm_eps": "**.eps",
+    "dropout": ("embedding.dropout", "encoder.dropout", "encoder.layers.**.dropout"),
+    "mem_len": entry("encoder.kept", read=lambda value, c: value or None),
+    "reuse_len": entry("encoder.reused", read=lambda value, c: value or None),
+    "use_mems_eval": "encoder.keeps",
+    "use_mems_train": "encoder.keeps_training",
+    "bi_data": f"{ATTENTION}.position.mirrored",
+    "clamp_len": entry(
+        f"{ATTENTION}.position.most", read=lambda value, c: value if value > 0 else None, write=lambda most: most or -1
+    ),
+    **pool_entries("head.pool"),
+    "start_n_top": "head.starts",
+    "end_n_top": "head.ends",
+    "tie_word_embeddings": tied(True, LMHead="head.out.weight"),
     "pad_token_id": Ignored(5, "a token id, used by tokenizers; no vector of it is special"),
     "bos_token_id": Ignored(1, "a token id, used by tokenizers and generation"),
     "eos_token_id": Ignored(2, "a token id, used by tokenizers and generation"),
@@ -72,99 +102,35 @@ FIELDS: dict[str, ConfigField] = {
 }
 
 
-def describe(c: Any) -> Model:
+def check(c: Config) -> None:
     if c.d_model % c.n_head or c.d_head not in (None, 0, c.d_model // c.n_head):
         raise ValueError(f"d_model {c.d_model} is not n_head {c.n_head} times d_head {c.d_head}")
-    if c.attn_type not in WAYS:
-        raise ValueError(f"attn_type {quote(c.attn_type)} is not valid; {nearest(str(c.attn_type), WAYS)}")
-    back = CAUSAL & SameReach() if c.same_length else CAUSAL
-    attention = Attention(
-        num_heads=c.n_head,
-        bias="",
-        dropout=c.dropout,
-        mask=FULL if c.attn_type == "bi" else back,
-        position=SegmentedSinusoids(
-            num_heads=c.n_head,
-            width=c.d_model,
-            dropout=c.dropout,
-            joint=None,
-            first_apart=False,
-            most=c.clamp_len if c.clamp_len > 0 else None,
-            mirrored=c.bi_data,
-        ),
-    )
-    inner = MLP(width=c.d_inner, activation=activation_named(c.ff_activation), dropout=c.dropout)
-    norm, dropout = LayerNorm(eps=c.layer_norm_eps), c.dropout
-    layer = Block(
-        attention=Sublayer(op=attention, out_norm=norm, dropout=dropout),
-        feedforward=Sublayer(op=inner, out_norm=norm, dropout=dropout),
-    )
-    out = head(c)
-    tie = c.tie_word_embeddings and isinstance(out, LMHead)
-    return EncoderModel(
-        width=c.d_model,
-        embedding=OrderedText(tokens=Tokens(vocab_size=c.vocab_size), dropout=dropout),
-        encoder=TwoStreams(
-            layers=layer,
-            depth=c.n_layer,
-            dropout=dropout,
-            shows="stream",
-            kept=c.mem_len or None,
-            reused=c.reuse_len or None,
-            keeps=c.use_mems_eval,
-            keeps_training=c.use_mems_train,
-        ),
-        head=out,
-        ties=(("head.out.weight", TOKENS),) if tie else (),
-        init={"*": Normal(std=c.initializer_range)},
-    )
+    if c.architecture == "XLNetForQuestionAnsweringSimple" and c.num_labels != 2:
+        raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
+    check_pool(c, c.d_model, "XLNetForSequenceClassification", "XLNetForMultipleChoice")
 
 
-def head(c: Any) -> Head | None:
-    lm = LMHead(vocab_size=c.vocab_size, bias=True, shift=False)
-    if c.architecture == "XLNetLMHeadModel":
-        return lm
-    if c.architecture == "XLNetForQuestionAnswering":
-        return LikelySpans(starts=c.start_n_top, ends=c.end_n_top, norm=LayerNorm(eps=c.layer_norm_eps))
-    if c.architecture == "XLNetForQuestionAnsweringSimple":
-        if c.num_labels != 2:
-            raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
-        return SpanHead()
-    pool = summary_pool(c, c.d_model, SUMMARISED)
-    return encoder_head(c, lm, pool, pool, dropout=0.0)
+def head_shape(spec: Any) -> tuple[int, int]:
+    heads = at(spec, f"{ATTENTION}.num_heads")
+    return heads, spec.width // heads
 
 
-def rules(spec: Any) -> list[Rule]:
-    theirs, ours = "~layer.{i}.rel_attn", "encoder.layers.{i}.attention.op"
-    num_heads = at(spec, f"{ATTENTION}.num_heads")
-    shape = num_heads, spec.width // num_heads
-    inner, mine = "~layer.{i}.ff", "encoder.layers.{i}.feedforward"
-    out = {LMHead: "lm_loss", SpanHead: "qa_outputs", TagHead: "classifier"}
-    return [
-        Reshape("~mask_emb", "embedding.mask_embedding", (1, 1, -1)),
-        *[Heads(f"{theirs}.{n}", f"{ours}.{n}.weight", shape) for n in "qkv"],
-        Heads(f"{theirs}.r", f"{ours}.position.project.weight", shape),
-        Reshape(f"{theirs}.o", f"{ours}.o.weight", (-1, *shape)),
-        *[Rename(f"{theirs}.r_{a}_bias", f"{ours}.position.{b}") for a, b in zip("wrs", "uvs", strict=True)],
-        Flip(f"{theirs}.seg_embed", f"{ours}.position.kinds"),
-        *renames(
-            {
-                "~word_embedding": "embedding.tokens",
-                f"{theirs}.layer_norm": "encoder.layers.{i}.attention.out_norm",
-                f"{inner}.layer_1": f"{mine}.op.up",
-                f"{inner}.layer_2": f"{mine}.op.down",
-                f"{inner}.layer_norm": f"{mine}.out_norm",
-                "sequence_summary.summary": "head.pool.dense",
-                "start_logits.dense": "head.begin",
-                "end_logits.dense_0": "head.end_dense",
-                "end_logits.LayerNorm": "head.end_norm",
-                "end_logits.dense_1": "head.end",
-                "answer_class.dense_0": "head.none_dense",
-                "answer_class.dense_1": "head.none",
-                out.get(type(spec.head), "logits_proj"): "head.out",
-            }
-        ),
-    ]
+def in_heads(theirs: str, spec: Any) -> list[Rule]:
+    ours = expand(f"{OURS}.{{q,k,v,position.project}}.weight")
+    return [Heads(one, other, head_shape(spec)) for one, other in zip(expand(theirs), ours, strict=True)]
+
+
+WEIGHTS: dict[str, Any] = {
+    "~mask_emb": parameter("embedding.mask_embedding", (1, 1, -1)),
+    "~word_embedding": "embedding.tokens",
+    "~layer.{i}.rel_attn.{q,k,v,r}": in_heads,
+    "~layer.{i}.rel_attn.o": lambda theirs, spec: [Reshape(theirs, f"{OURS}.o.weight", (-1, *head_shape(spec)))],
+    "~layer.{i}.rel_attn.r_{w,r,s}_bias": parameter(f"{OURS}.position.{{u,v,s}}"),
+    "~layer.{i}.rel_attn.seg_embed": lambda theirs, spec: [Flip(theirs, f"{OURS}.position.kinds")],
+    "~layer.{i}.rel_attn.layer_norm": "encoder.layers.{i}.attention.out_norm",
+    "~layer.{i}.ff.{layer_1,layer_2,layer_norm}": "encoder.layers.{i}.feedforward.{op.up,op.down,out_norm}",
+    "sequence_summary.summary": "head.pool.dense",
+}
 
 
 def size(width: int, depth: int, published: float) -> Size:
@@ -172,30 +138,37 @@ def size(width: int, depth: int, published: float) -> Size:
     return Size({**shape, "mem_len": None}, published)
 
 
-FAMILIES = (
-    Family(
-        name="xlnet",
-        about="encoders for text that learned to write it in any order",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "XLNetLMHeadModel",
-            "XLNetModel",
-            "XLNetForSequenceClassification",
-            "XLNetForTokenClassification",
-            "XLNetForMultipleChoice",
-            "XLNetForQuestionAnsweringSimple",
-            "XLNetForQuestionAnswering",
+XLNET = Family(
+    name="xlnet",
+    about="encoders for text that learned to write it in any order",
+    template=TEMPLATE,
+    classes={
+        "XLNetLMHeadModel": Class(LMHead(vocab_size=32000, bias=True, shift=False), "lm_loss"),
+        "XLNetModel": Class(prefix=""),
+        "XLNetForSequenceClassification": Class(ClassifyHead(num_labels=2, pool=POOL), "logits_proj"),
+        "XLNetForTokenClassification": Class(TagHead(num_labels=2, dropout=0.0), "classifier"),
+        "XLNetForMultipleChoice": Class(MultipleChoiceHead(pool=POOL), "logits_proj"),
+        "XLNetForQuestionAnsweringSimple": Class(SpanHead(), "qa_outputs"),
+        "XLNetForQuestionAnswering": Class(
+            LikelySpans(starts=5, ends=5, norm=NORM),
+            weights={
+                "start_logits.dense": "head.begin",
+                "end_logits.{dense_0,LayerNorm,dense_1}": "head.{end_dense,end_norm,end}",
+                "answer_class.{dense_0,dense_1}": "head.{none_dense,none}",
+            },
         ),
-        base=("XLNetModel",),
-        prefix="transformer.",
-        aliases={
-            "n_token": "vocab_size",
-            "hidden_size": "d_model",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-        },
-        sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 360e6)},
-    ),
+    },
+    config=CONFIG,
+    weights=WEIGHTS,
+    prefix="transformer.",
+    checks=(check,),
+    aliases={
+        "n_token": "vocab_size",
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    sizes={"xlnet-base-cased": size(768, 12, 117e6), "xlnet-large-cased": size(1024, 24, 360e6)},
 )
+
+FAMILIES = (XLNET,)

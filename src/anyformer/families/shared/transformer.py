@@ -1,12 +1,13 @@
 """What the published forms of the original Transformer [Vaswani et al. 2017] share: names of tensors and of fields; the
-pre-norm stacks of Whisper and of the Conformer's decoder. BART has the template of the others."""
+pre-norm stack of the Conformer's decoder. BART has the template of the others."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from anyformer.families.base.fields import ConfigField, Field, Ignored, activation_at
-from anyformer.families.shared.heads import causal, seen
+from anyformer.families.base.template import activation
+from anyformer.families.shared.heads import causal, causal_mask, seen
 from anyformer.parts.activation import activation_named
 from anyformer.parts.attention.attention import Attention
 from anyformer.parts.embedding.text import TextEmbedding
@@ -41,6 +42,24 @@ FIELDS: dict[str, ConfigField] = {
     "activation_function": Field("gelu", activation_at(f"{STEP}.feedforward.op.activation")),
     "init_std": Field(0.02, lambda spec: spec.init["*"].std),
     "is_causal": causal(f"{STEP}.attention.op.mask"),
+    "is_encoder_decoder": Ignored(True, "follows from the class"),
+}
+CONFIG: dict[str, Any] = {
+    "d_model": "width",
+    "encoder_layers": "encoder.depth",
+    "encoder_ffn_dim": "encoder.layers.feedforward.op.width",
+    "encoder_attention_heads": "encoder.layers.*.op.num_heads",
+    "encoder_layerdrop": "encoder.layer_drop",
+    "decoder_layers": "decoder.depth",
+    "decoder_ffn_dim": "decoder.layers.feedforward.op.width",
+    "decoder_attention_heads": "decoder.layers.*.op.num_heads",
+    "decoder_layerdrop": "decoder.layer_drop",
+    "dropout": ("embedding.dropout", "decoder_embedding.dropout", "*.layers.*.dropout"),
+    "attention_dropout": "*.layers.*.op[Attention].dropout",
+    "activation_dropout": "*.layers.feedforward.op.dropout",
+    "activation_function": activation("*.layers.feedforward.op.activation"),
+    "init_std": "init.*.std",
+    "is_causal": causal_mask("decoder.layers.attention.op.mask"),
     "is_encoder_decoder": Ignored(True, "follows from the class"),
 }
 ALIASES = {

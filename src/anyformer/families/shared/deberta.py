@@ -1,0 +1,72 @@
+"""What both versions of DeBERTa share: how far two tokens are apart, as a term of their score, and config fields about
+it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from anyformer.families.base.fields import Absent
+from anyformer.families.base.template import Config, Entry, entry
+from anyformer.parts.position.disentangled import Disentangled
+from anyformer.specs.addresses import at
+
+ATTENTION = "encoder.layers.attention.op"
+POSITION = "encoder.layers.0.attention.op.position"  # the first layer has the vectors of distances
+
+
+def asked(c: Config) -> list[str]:
+    """The terms of a score beside q k, by name."""
+    kinds = c.pos_att_type or []
+    return [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+
+
+def scale(c: Config, terms: int) -> float | None:
+    return None if terms == 1 else (terms * c.hidden_size / c.num_attention_heads) ** -0.5
+
+
+def distances(c: Config, **more: Any) -> Disentangled | None:
+    """`more` are fields that differ between the versions."""
+    if not c.relative_attention:
+        return None
+    return Disentangled(
+        num_heads=c.num_attention_heads,
+        reach=c.max_relative_positions if c.max_relative_positions > 0 else c.max_position_embeddings,
+        by_query="c2p" in asked(c),
+        by_key="p2c" in asked(c),
+        dropout=c.hidden_dropout_prob,
+        **more,
+    )
+
+
+def relative_attention(read: Callable[[Config], Disentangled | None]) -> Entry:
+    return entry(
+        f"{ATTENTION}.position",
+        default=False,
+        read=lambda value, c: read(c),
+        path=lambda spec: getattr(at(spec, POSITION), "reach", 0) > 0,
+    )
+
+
+def of_distances(default: Any, read: Callable[[Disentangled], Any]) -> Entry:
+    """A field that is written where there are distances."""
+
+    def recover(spec: Any) -> Any:
+        position = at(spec, POSITION)
+        if position is None or not position.reach:
+            raise Absent
+        return read(position)
+
+    return Entry(default, recover)
+
+
+def undeclared(field: Entry) -> Entry:
+    """A field that the published config class does not declare and its model reads: left out where it says nothing."""
+
+    def recover(spec: Any) -> Any:
+        if (value := field.recover(spec)) == field.default:
+            raise Absent
+        return value
+
+    return dataclasses.replace(field, path=recover)
