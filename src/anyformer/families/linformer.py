@@ -19,9 +19,9 @@ OP = "encoder.layers.attention.op"
 
 FIELDS: dict[str, ConfigField] = {
     **encoder.FIELDS,
-    "vocab_size": roberta.FIELDS["vocab_size"],
+    "vocab_size": Field(50265, "embedding.tokens.vocab_size"),
     "max_position_embeddings": encoder.COUNTED_LENGTH,
-    "pad_token_id": roberta.FIELDS["pad_token_id"],
+    "pad_token_id": Field(1, "embedding.tokens.padding_index"),
     "projected": Field(256, f"{OP}.projected"),
     "sharing": Field("layerwise", f"{OP}.sharing"),
 }
