@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.fields import Absent, ConfigField, Field, activation_at
-from anyformer.families.base.template import Config, Entry, entry
+from anyformer.families.base.template import Config, Entry, entry, helper
 from anyformer.parts.activation import ACTIVATION_NAMES, activation_named, published_name
 from anyformer.parts.head.double import DoubleHead, Summary
 from anyformer.parts.head.language import LMHead
@@ -119,3 +119,42 @@ def summary_pool(c: Any, width: int, classes: tuple[str, ...]) -> Pool:
         activation=activation_named(c.summary_activation or "identity"),
         dropout=c.summary_last_dropout,
     )
+
+
+# -- as a Pool, in a family that is data ------------------------------------------------------------------------------
+
+
+def pool_entries(address: str) -> dict[str, Entry]:
+    """The fields of a summary, which is the Pool at this address of the template."""
+    names = {ours: theirs for theirs, ours in POOLS.items()}
+
+    def take(value: str, c: Config) -> str:
+        if value not in POOLS:
+            raise ValueError(f"is not supported; {nearest(str(value), POOLS)}")
+        return POOLS[value]
+
+    def written(dropout: float) -> float:
+        """The published config classes have no such field, and their models read it."""
+        if dropout == 0:
+            raise Absent
+        return dropout
+
+    return {
+        "summary_type": entry(f"{address}.take", read=take, write=names.get, choices=TYPES),
+        "summary_use_proj": entry(f"{address}.dense"),
+        "summary_activation": entry(
+            f"{address}.activation",
+            read=lambda name, c: activation_named(name or "identity"),
+            write=published_name,
+            choices=FUNCTIONS,
+        ),
+        "summary_first_dropout": entry(f"{address}.input_dropout", default=0.0, write=written),
+        "summary_last_dropout": entry(f"{address}.dropout"),
+        "summary_proj_to_labels": helper(False),
+    }
+
+
+def check_pool(c: Config, width: int, *classes: str) -> None:
+    labels = c.architecture in classes and c.summary_use_proj and c.summary_proj_to_labels
+    if labels and c.num_labels not in (0, width):
+        raise ValueError("summary_proj_to_labels=True is a summary of another width than the layer that reads it")
