@@ -282,11 +282,15 @@ OF_DECODERS: dict[str, ConfigField] = {
 }
 
 
-def check(c: Config) -> None:
+def check_shape(c: Config) -> None:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
     if c.type_vocab_size < 1:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
+
+
+def check(c: Config) -> None:
+    check_shape(c)
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
         raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
 
