@@ -8,7 +8,7 @@ from typing import Any
 from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
 from anyformer.families.base.fields import Field
-from anyformer.families.base.template import Class, activation
+from anyformer.families.base.template import Class, activation, entry
 from anyformer.families.shared import encoder
 from anyformer.families.shared.encoder import NORM
 from anyformer.parts.attention.linear import LinformerAttention
@@ -48,14 +48,13 @@ LINFORMER = Family(
         "hidden_act": activation("encoder.layers.feedforward.op.activation"),
         "attention_probs_dropout_prob": f"{OP}.dropout",
         "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
-        "projected": f"{OP}.projected",
+        "projected": entry(f"{OP}.projected", build=lambda spec, k, c: spec.replace(init=init(k, c.initializer_range))),
         "sharing": f"{OP}.sharing",
     },
     computed={
         **encoder.COUNTED,
         f"{OP}.length": lambda c: encoder.counted_position(c).length,
         "head.idle_bias": lambda c: not c.tie_word_embeddings,
-        "init": lambda c: init(c.projected, c.initializer_range),
     },
     weights=weights,
     checks=(encoder.check,),
