@@ -3,46 +3,54 @@ of text in place of the next sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, Removed, again
+from anyformer.families.base.fields import Field, Ignored, Removed
+from anyformer.families.base.template import Class, Config, Entry, helper, rules_of, tied
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.models import Model
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import PooledOutput
+from anyformer.families.shared.encoder import NORM
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.pretraining import SentenceOrderHead
 from anyformer.parts.head.span import SpanHead
-from anyformer.specs.codec import override
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
-_ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"
-
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    "vocab_size": Field(30000, "embedding.tokens.vocab_size"),
-    "embedding_size": Field(128, lambda spec: spec.embedding.tokens.width or spec.width),
-    "hidden_size": Field(4096, "width"),
-    "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // inner(spec)),
-    "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // inner(spec)),
-    "num_attention_heads": Field(64, "encoder.layers.attention.op.num_heads"),
-    "intermediate_size": Field(16384, "encoder.layers.feedforward.op.width"),
-    "inner_group_num": Field(1, lambda spec: inner(spec)),
-    **again(encoder.FIELDS, hidden_act="gelu_new"),
-    "hidden_dropout_prob": Field(0.0, "embedding.dropout"),
-    "attention_probs_dropout_prob": Field(0.0, "encoder.layers.attention.op.dropout"),
-    "classifier_dropout_prob": Field(0.1),
-    "bos_token_id": Ignored(2, "used by tokenizers and generation"),
-    "eos_token_id": Ignored(3, "used by tokenizers and generation"),
-    "down_scale_factor": Removed(1, _ORIGINAL),
-    **{name: Removed(0, _ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
-    "layers_to_keep": Removed([], _ORIGINAL),
-    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
-}
+TEMPLATE = EncoderModel(
+    width=4096,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=30000, width=128, padding_index=0),
+        position=Learned(length=512),
+        segments=2,
+        norm=NORM,
+        dropout=0.0,
+    ),
+    encoder=Stack(
+        depth=1,
+        order=(0,) * 12,  # the one layer runs twelve times
+        layers=Block(
+            attention=Sublayer(op=Attention(num_heads=64, dropout=0.0), out_norm=NORM, dropout=0.0),
+            feedforward=Sublayer(op=MLP(width=16384, activation="gelu_tanh"), out_norm=NORM),
+        ),
+    ),
+    init={"*": Normal(std=0.02)},
+)
+POOL = Pool(take="first", dense=True, activation="tanh")
+DROPPED = POOL.replace(dropout=0.1)
+LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM, width=128), shift=False)
 
 
 def inner(spec: Any) -> int:
@@ -50,11 +58,9 @@ def inner(spec: Any) -> int:
     return max(len(spec.encoder.pattern), 1)
 
 
-def describe(c: Any) -> Model:
-    L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
-    if not 1 <= G <= L or n < 1:
-        raise ValueError(f"num_hidden_groups {G} of inner_group_num {n} do not share num_hidden_layers {L}")
-    layer = override(encoder.block(c), {"feedforward.dropout": 0.0})  # published so
+def share(spec: Any, n: int, c: Config) -> Any:
+    """Groups of `n` layers that run one after the other, each for its share of the depth."""
+    L, G, layer = c.num_hidden_layers, c.num_hidden_groups, spec.encoder.layers
     kinds = {f"inner_{j}": layer for j in range(n)}
     stack = Stack(
         layers=layer if n == 1 else kinds,
@@ -62,51 +68,29 @@ def describe(c: Any) -> Model:
         depth=G * n,
         order=tuple(int(i / (L / G)) * n + j for i in range(L) for j in range(n)),
     )
-    tokens = Tokens(vocab_size=c.vocab_size, width=c.embedding_size, padding_index=c.pad_token_id)
-    return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c), stack)
+    return spec.replace(encoder=stack)
 
 
-def head(c: Any) -> Head | None:
-    dropout = c.classifier_dropout_prob
-    pool = Pool(take="first", dense=True, activation="tanh")
-    dropped = pool.replace(dropout=dropout)
-    lm = encoder.lm_head(c, c.hidden_act, c.embedding_size)
-    if c.architecture == "AlbertForPreTraining":
-        if c.num_labels != 2:
-            raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
-        return SentenceOrderHead(lm=lm, pool=dropped)
-    return encoder_head(c, lm, dropped, dropped, PooledOutput(pool=pool), dropout=dropout)
+def check(c: Config) -> None:
+    L, G, n = c.num_hidden_layers, c.num_hidden_groups, c.inner_group_num
+    if not 1 <= G <= L or n < 1:
+        raise ValueError(f"num_hidden_groups {G} of inner_group_num {n} do not share num_hidden_layers {L}")
+    encoder.check(c)
+    if c.architecture == "AlbertForPreTraining" and c.num_labels != 2:
+        raise ValueError(f"num_labels is {c.num_labels}; two pieces of text have two orders")
 
 
-def rules(spec: Any) -> list[Rule]:
-    found = encoder.lm_rules(spec, "predictions", "dense", "LayerNorm")
+def layer_rules(theirs: str, spec: Any) -> Iterator[Rule]:
     for k in range(spec.encoder.depth):
         group, j = divmod(k, inner(spec))
-        layer, ours = f"~encoder.albert_layer_groups.{group}.albert_layers.{j}", f"encoder.layers.{k}"
-        found += encoder.renames(
-            {
-                f"{layer}.attention.query": f"{ours}.attention.op.q",
-                f"{layer}.attention.key": f"{ours}.attention.op.k",
-                f"{layer}.attention.value": f"{ours}.attention.op.v",
-                f"{layer}.attention.dense": f"{ours}.attention.op.o",
-                f"{layer}.attention.LayerNorm": f"{ours}.attention.out_norm",
-                f"{layer}.ffn": f"{ours}.feedforward.op.up",
-                f"{layer}.ffn_output": f"{ours}.feedforward.op.down",
-                f"{layer}.full_layer_layer_norm": f"{ours}.feedforward.out_norm",
-            }
-        )
-    out = {SentenceOrderHead: "sop_classifier.classifier", SpanHead: "qa_outputs"}
-    return [
-        *found,
-        *encoder.renames(
-            {
-                "~encoder.embedding_hidden_mapping_in": "embedding.project",
-                "~pooler": "head.pool.dense",
-                out.get(type(spec.head), "classifier"): "head.out",
-            }
-        ),
-        *encoder.layer_rules(spec),
-    ]
+        layer, ours = f"{theirs}.{group}.albert_layers.{j}", f"encoder.layers.{k}"
+        names = {
+            f"{layer}.attention.{{query,key,value,dense}}": f"{ours}.attention.op.{{q,k,v,o}}",
+            f"{layer}.attention.LayerNorm": f"{ours}.attention.out_norm",
+            f"{layer}.{{ffn,ffn_output}}": f"{ours}.feedforward.op.{{up,down}}",
+            f"{layer}.full_layer_layer_norm": f"{ours}.feedforward.out_norm",
+        }
+        yield from rules_of(names, spec)
 
 
 def size(width: int, depth: int, num_heads: int, published: float, note: str = "") -> Size:
@@ -114,31 +98,67 @@ def size(width: int, depth: int, num_heads: int, published: float, note: str = "
     return Size({**shape, "intermediate_size": 4 * width}, published, note)
 
 
-FAMILIES = (
-    Family(
-        name="albert",
-        about="encoders for text whose layers share their weights",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "AlbertForPreTraining",
-            "AlbertForMaskedLM",
-            "AlbertModel",
-            "AlbertForSequenceClassification",
-            "AlbertForTokenClassification",
-            "AlbertForQuestionAnswering",
-            "AlbertForMultipleChoice",
+ORIGINAL = "of the original code, where other values stood for experiments; the published class reads none of it"
+
+ALBERT = Family(
+    name="albert",
+    about="encoders for text whose layers share their weights",
+    template=TEMPLATE,
+    classes={
+        "AlbertForPreTraining": Class(SentenceOrderHead(lm=LM, pool=DROPPED), "sop_classifier.classifier"),
+        "AlbertForMaskedLM": Class(LM),
+        "AlbertModel": Class(PooledOutput(pool=POOL), prefix=""),
+        "AlbertForSequenceClassification": Class(ClassifyHead(num_labels=2, pool=DROPPED), "classifier"),
+        "AlbertForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+        "AlbertForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
+        "AlbertForMultipleChoice": Class(MultipleChoiceHead(pool=DROPPED), "classifier"),
+    },
+    config={
+        **encoder.CONFIG,
+        "embedding_size": Entry(
+            path=lambda spec: spec.embedding.tokens.width or spec.width,
+            addresses=("embedding.tokens.width", "**.transform.width"),
         ),
-        base=("AlbertModel",),
-        prefix="albert.",
-        # pretraining leaves a pooler and a sentence-order head behind that most classes have no use for
-        dropped=("~embeddings.position_ids", "~pooler.{p}", "sop_classifier.classifier.{p}"),
-        sizes={
-            "albert-base": size(768, 12, 12, 12e6),
-            "albert-large": size(1024, 24, 16, 18e6),
-            "albert-xlarge": size(2048, 24, 16, 60e6),
-            "albert-xxlarge": size(4096, 12, 64, 223e6, "the paper prints 235M; the released files hold 223M"),
-        },
-    ),
+        "num_hidden_layers": Field(12, lambda spec: len(spec.encoder.steps) // inner(spec)),
+        "num_hidden_groups": Field(1, lambda spec: spec.encoder.depth // inner(spec)),
+        "inner_group_num": Entry(1, inner, build=share),
+        "hidden_dropout_prob": ("embedding.dropout", "*.layers.attention.dropout"),  # published so
+        "classifier_dropout_prob": helper(
+            0.1,
+            addresses=(
+                "head[SentenceOrderHead].pool.dropout",
+                "head[ClassifyHead].pool.dropout",
+                "head[MultipleChoiceHead].pool.dropout",
+                "head[TagHead].dropout",
+            ),
+        ),
+        "tie_word_embeddings": tied(True, LMHead="head.out.weight", SentenceOrderHead="head.lm.out.weight"),
+        "bos_token_id": Ignored(2, "used by tokenizers and generation"),
+        "eos_token_id": Ignored(3, "used by tokenizers and generation"),
+        "down_scale_factor": Removed(1, ORIGINAL),
+        **{name: Removed(0, ORIGINAL) for name in ("gap_size", "net_structure_type", "num_memory_blocks")},
+        "layers_to_keep": Removed([], ORIGINAL),
+        "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
+    },
+    computed={"**.idle_bias": lambda c: not c.tie_word_embeddings},
+    weights={
+        "~embeddings.{word,position,token_type}_embeddings": "embedding.{tokens,position,segments}",
+        "~embeddings.LayerNorm": "embedding.norm",
+        "~encoder.embedding_hidden_mapping_in": "embedding.project",
+        "~encoder.albert_layer_groups": layer_rules,
+        "~pooler": "head.pool.dense",
+        "predictions": encoder.vocabulary("dense", "LayerNorm"),
+    },
+    prefix="albert.",
+    checks=(check,),
+    # pretraining leaves a pooler and a sentence-order head behind that most classes have no use for
+    dropped=("~embeddings.position_ids", "~pooler.{p}", "sop_classifier.classifier.{p}"),
+    sizes={
+        "albert-base": size(768, 12, 12, 12e6),
+        "albert-large": size(1024, 24, 16, 18e6),
+        "albert-xlarge": size(2048, 24, 16, 60e6),
+        "albert-xxlarge": size(4096, 12, 64, 223e6, "the paper prints 235M; the released files hold 223M"),
+    },
 )
+
+FAMILIES = (ALBERT,)

@@ -3,77 +3,48 @@ in; both are BERT's encoder behind tokens of a width of their own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored
-from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.families.shared.summary import pool_fields, summary_pool
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named
-from anyformer.parts.embedding.text import Tokens
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, Entry, activation
+from anyformer.families.shared import encoder, summary
+from anyformer.families.shared.encoder import NORM
+from anyformer.models import EncoderModel
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
 from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.replaced_tokens import DetectHead
 from anyformer.parts.head.span import SpanHead
-from anyformer.weights.rules import Rule
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
+from anyformer.stacks.block import Block
+from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 
-CHOOSE = "ElectraForMultipleChoice"
-
-
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    **encoder.DECODING,
-    "embedding_size": Field(128, lambda spec: spec.embedding.tokens.width or spec.width),
-    "hidden_size": Field(256, "width"),
-    "num_attention_heads": Field(4, encoder.inside("layers.attention.op.num_heads")),
-    "intermediate_size": Field(1024, encoder.inside("layers.feedforward.op.width")),
-    **pool_fields("first", "gelu", 0.1, (CHOOSE,)),
-    "generator_size": Ignored(None, "how a pair was made; each of the two has a config of its own"),
-    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
-}
-
-
-def describe(c: Any) -> Model:
-    narrow = None if c.embedding_size == c.hidden_size else c.embedding_size
-    tokens = Tokens(vocab_size=c.vocab_size, width=narrow, padding_index=c.pad_token_id)
-    return encoder.model(c, encoder.embedding(c, tokens=tokens), head(c))
-
-
-def head(c: Any) -> Head | None:
-    dropout = encoder.classifier_dropout(c)
-    if c.architecture == "ElectraForPreTraining":
-        return DetectHead(activation=activation_named(c.hidden_act))
-    return encoder_head(
-        c,
-        encoder.lm_head(c, "gelu", c.embedding_size).replace(idle_bias=False),
-        classify=Pool(take="first", input_dropout=dropout, dense=True, activation="gelu", dropout=dropout),
-        choose=summary_pool(c, c.hidden_size, (CHOOSE,)),
-        dropout=dropout,
-    )
-
-
-def rules(spec: Model) -> list[Rule]:
-    out = {
-        LMHead: "generator_lm_head",
-        SpanHead: "qa_outputs",
-        ClassifyHead: "classifier.out_proj",
-        DetectHead: "discriminator_predictions.dense_prediction",
-    }
-    pool = "sequence_summary.summary" if spec.architecture == CHOOSE else "classifier.dense"
-    return encoder.renames(
-        {
-            "~embeddings_project": "embedding.project",
-            "generator_predictions.dense": "head.transform.dense",
-            "generator_predictions.LayerNorm": "head.transform.norm",
-            "discriminator_predictions.dense": "head.dense",
-            pool: "head.pool.dense",
-            out.get(type(spec.head), "classifier"): "head.out",
-        }
-    ) + encoder.layer_rules(spec)
+TEMPLATE = EncoderModel(
+    width=256,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=30522, width=128, padding_index=0),
+        position=Learned(length=512),
+        segments=2,
+        norm=NORM,
+        dropout=0.1,
+    ),
+    encoder=Stack(
+        depth=12,
+        layers=Block(
+            attention=Sublayer(op=Attention(num_heads=4, dropout=0.1), out_norm=NORM, dropout=0.1),
+            feedforward=Sublayer(op=MLP(width=1024, activation="gelu"), out_norm=NORM, dropout=0.1),
+        ),
+    ),
+    init={"*": Normal(std=0.02)},
+)
+POOL = Pool(take="first", dense=True, activation="gelu", dropout=0.1)
+LM = LMHead(vocab_size=30522, bias=True, transform=Transform(activation="gelu", norm=NORM, width=128), shift=False)
 
 
 def size(embedding: int, width: int, depth: int, heads: int, published: float | None) -> Size:
@@ -84,33 +55,59 @@ def size(embedding: int, width: int, depth: int, heads: int, published: float | 
     )
 
 
-FAMILIES = (
-    Family(
-        name="electra",
-        about="encoders for text that learned to tell replaced tokens, and their generators",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "ElectraForPreTraining",
-            "ElectraForMaskedLM",
-            "ElectraForCausalLM",
-            "ElectraModel",
-            "ElectraForSequenceClassification",
-            "ElectraForTokenClassification",
-            "ElectraForQuestionAnswering",
-            "ElectraForMultipleChoice",
+ELECTRA = Family(
+    name="electra",
+    about="encoders for text that learned to tell replaced tokens, and their generators",
+    template=TEMPLATE,
+    classes={
+        "ElectraForPreTraining": Class(DetectHead(activation="gelu"), "discriminator_predictions.dense_prediction"),
+        "ElectraForMaskedLM": Class(LM, "generator_lm_head"),
+        "ElectraForCausalLM": Class(LM.replace(shift=True), "generator_lm_head"),
+        "ElectraModel": Class(prefix=""),
+        "ElectraForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=POOL.replace(input_dropout=0.1)), "classifier.out_proj"
         ),
-        base=("ElectraModel",),
-        prefix="electra.",
-        dropped=("~embeddings.position_ids",),
-        sizes={
-            "electra-small": size(128, 256, 12, 4, 14e6),
-            "electra-base": size(768, 768, 12, 12, 110e6),
-            "electra-large": size(1024, 1024, 24, 16, 335e6),
-            "electra-small-generator": size(128, 256, 12, 4, None),
-            "electra-base-generator": size(768, 256, 12, 4, None),
-            "electra-large-generator": size(1024, 256, 24, 4, None),
-        },
-    ),
+        "ElectraForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+        "ElectraForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
+        "ElectraForMultipleChoice": Class(
+            MultipleChoiceHead(pool=POOL), "classifier", weights={"sequence_summary.summary": "head.pool.dense"}
+        ),
+    },
+    config={
+        **encoder.CONFIG,
+        **encoder.OF_DECODERS,
+        "embedding_size": Entry(
+            path=lambda spec: spec.embedding.tokens.width or spec.width,
+            addresses=("embedding.tokens.width",),
+            read=lambda width, c: None if width == c.hidden_size else width,
+        ),
+        "hidden_act": activation("*.layers.feedforward.op.activation", "head[DetectHead].activation"),
+        "classifier_dropout": encoder.head_dropout(
+            "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
+        ),
+        **summary.pool_entries("head[MultipleChoiceHead].pool"),
+        "generator_size": Ignored(None, "how a pair was made; each of the two has a config of its own"),
+        "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
+    },
+    computed={"head.transform.width": lambda c: c.embedding_size},
+    weights={
+        "~embeddings_project": "embedding.project",
+        "generator_predictions.{dense,LayerNorm}": "head.transform.{dense,norm}",
+        "discriminator_predictions.dense": "head.dense",
+        "classifier.dense": "head.pool.dense",
+        **encoder.WEIGHTS,
+    },
+    prefix="electra.",
+    checks=(encoder.check_decoder, lambda c: summary.check_pool(c, c.hidden_size, "ElectraForMultipleChoice")),
+    dropped=("~embeddings.position_ids",),
+    sizes={
+        "electra-small": size(128, 256, 12, 4, 14e6),
+        "electra-base": size(768, 768, 12, 12, 110e6),
+        "electra-large": size(1024, 1024, 24, 16, 335e6),
+        "electra-small-generator": size(128, 256, 12, 4, None),
+        "electra-base-generator": size(768, 256, 12, 4, None),
+        "electra-large-generator": size(1024, 256, 24, 4, None),
+    },
 )
+
+FAMILIES = (ELECTRA,)

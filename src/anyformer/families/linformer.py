@@ -7,53 +7,58 @@ from typing import Any
 
 from anyformer.families import roberta
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field
+from anyformer.families.base.fields import Field
+from anyformer.families.base.template import Class, activation, entry
 from anyformer.families.shared import encoder
-from anyformer.models import Model
+from anyformer.families.shared.encoder import NORM
 from anyformer.parts.attention.linear import LinformerAttention
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.init import Normal
-from anyformer.stacks.stack import Stack
-from anyformer.weights.rules import Rule
+from anyformer.specs.addresses import edit
 
 OP = "encoder.layers.attention.op"
 
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    "vocab_size": roberta.FIELDS["vocab_size"],
-    "max_position_embeddings": encoder.COUNTED_LENGTH,
-    "pad_token_id": roberta.FIELDS["pad_token_id"],
-    "projected": Field(256, f"{OP}.projected"),
-    "sharing": Field("layerwise", f"{OP}.sharing"),
-}
 
-
-def describe(c: Any) -> Model:
-    embedding: Any = encoder.counted_embedding(c)
-    op = LinformerAttention(
-        num_heads=c.num_attention_heads,
-        length=embedding.position.length,
-        projected=c.projected,
-        sharing=c.sharing,
-        dropout=c.attention_probs_dropout_prob,
-    )
-    stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)
-    model = encoder.model(c, embedding, encoder.lm_head(c, "gelu"), stack)
+def init(projected: int, std: float) -> Any:
     # variance 1 / k: lengths are kept in the mean [Johnson and Lindenstrauss 1984]
-    return model.replace(init={"*.op.project*": Normal(std=c.projected**-0.5), **model.init})
+    return {"*.op.project*": Normal(std=max(projected, 1) ** -0.5), "*": Normal(std=std)}
 
 
-def rules(spec: Model) -> list[Rule]:
+def weights(spec: Any) -> Any:
     raise ValueError("no files of a linformer are published; load a folder that anyformer saved (spec.json)")
 
 
-FAMILIES = (
-    Family(
-        name="linformer",
-        about="encoders for text whose keys are projected to a few",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(),
-        sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for texts of 512, one projection for all layers")},
+LINFORMER = Family(
+    name="linformer",
+    about="encoders for text whose keys are projected to a few",
+    template=edit(
+        roberta.TEMPLATE,
+        {
+            OP: LinformerAttention(num_heads=12, length=510, projected=256, sharing="layerwise", dropout=0.1),
+            "init": init(projected=256, std=0.02),
+        },
     ),
+    classes={
+        "": Class(LMHead(vocab_size=50265, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False))
+    },
+    config={
+        **encoder.CONFIG,
+        **encoder.COUNTED_CONFIG,
+        "hidden_act": activation("encoder.layers.feedforward.op.activation"),
+        "attention_probs_dropout_prob": f"{OP}.dropout",
+        "initializer_range": Field(0.02, lambda spec: spec.init["*"].std),
+        "projected": entry(f"{OP}.projected", build=lambda spec, k, c: spec.replace(init=init(k, c.initializer_range))),
+        "sharing": f"{OP}.sharing",
+    },
+    computed={
+        **encoder.COUNTED,
+        f"{OP}.length": lambda c: encoder.counted_position(c).length,
+        "head.idle_bias": lambda c: not c.tie_word_embeddings,
+    },
+    weights=weights,
+    checks=(encoder.check,),
+    sizes={"linformer-base": Size(roberta.BASE, note="k = 256 for texts of 512, one projection for all layers")},
 )
+
+FAMILIES = (LINFORMER,)

@@ -6,96 +6,122 @@ from __future__ import annotations
 from typing import Any
 
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Fixed, Ignored, again
+from anyformer.families.base.fields import Fixed, Ignored
+from anyformer.families.base.template import Class, Config, activation
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.models import Model
-from anyformer.parts.activation import activation_named
+from anyformer.models import EncoderModel
 from anyformer.parts.attention.nystrom import NystromAttention
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
+from anyformer.parts.head.tag import TagHead
+from anyformer.parts.init import Normal
+from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
 from anyformer.parts.position.numbering import ByPlace
+from anyformer.specs.addresses import at
+from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Reshape, Rule
 
 OP = "encoder.layers.attention.op"
+NORM = LayerNorm(eps=1e-5)
 
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    "vocab_size": Field(30000, "embedding.tokens.vocab_size"),
-    **again(encoder.FIELDS, hidden_act="gelu_new"),
-    "max_position_embeddings": Field(510, "embedding.position.length"),
-    "layer_norm_eps": Field(1e-5, "embedding.norm.eps"),
-    "pad_token_id": Field(1, "embedding.tokens.padding_index"),
-    "segment_means_seq_len": Field(64, f"{OP}.length"),
-    "num_landmarks": Field(64, f"{OP}.landmarks"),
-    "conv_kernel_size": Field(65, f"{OP}.taps"),
-    "add_cross_attention": Ignored(False, "kept by the published class, which never looks at it"),
-    "inv_coeff_init_option": Fixed(False, "the published class fails with it"),
-    "attention_probs_dropout_prob": Ignored(0.1, "the published class makes a dropout of it and never applies it"),
-    "bos_token_id": Ignored(0, "used by tokenizers"),
-    "eos_token_id": Ignored(2, "used by tokenizers"),
-}
-
-
-def describe(c: Any) -> Model:
-    op = NystromAttention(
-        num_heads=c.num_attention_heads,
-        length=c.segment_means_seq_len,
-        landmarks=c.num_landmarks,
-        taps=c.conv_kernel_size,
-    )
-    # two rows of the table stand before the first position, and a caller's position_ids count them
-    position = Learned(length=c.max_position_embeddings, offset=2)
-    stack = Stack(layers=encoder.block(c, op), depth=c.num_hidden_layers)
-    return encoder.model(c, encoder.embedding(c, position=position, numbering=ByPlace(first=2)), head(c), stack)
-
-
-def head(c: Any) -> Head | None:
-    if c.architecture == "NystromformerForQuestionAnswering":  # with two labels whatever num_labels is
-        return SpanHead()
-    dropout = c.hidden_dropout_prob
-    act = activation_named(c.hidden_act)
-    classify = Pool(take="first", input_dropout=dropout, dense=True, activation=act, dropout=dropout)
-    choose = Pool(take="first", dense=True, activation="relu")
-    return encoder_head(c, encoder.lm_head(c, c.hidden_act), classify, choose, dropout=dropout)
-
-
-def rules(spec: Any) -> list[Rule]:
-    classify = isinstance(spec.head, ClassifyHead)
-    out = "qa_outputs" if isinstance(spec.head, SpanHead) else "classifier"
-    op = spec.encoder.layers.steps["attention"].op
-    taps = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
-    return [
-        Reshape("~encoder.layer.{i}.attention.self.conv.weight", "encoder.layers.{i}.attention.op.conv.weight", taps),
-        *encoder.lm_rules(spec, "cls.predictions", "transform.dense", "transform.LayerNorm"),
-        *encoder.renames({"classifier.dense" if classify else "pre_classifier": "head.pool.dense"}),
-        *encoder.renames({f"{out}.out_proj" if classify else out: "head.out"}),
-        *encoder.layer_rules(spec),
-    ]
-
-
-FAMILIES = (
-    Family(
-        name="nystromformer",
-        about="encoders for text whose attention goes through landmarks",
-        fields=FIELDS,
-        describe=describe,
-        rules=rules,
-        architectures=(
-            "NystromformerForMaskedLM",
-            "NystromformerModel",
-            "NystromformerForSequenceClassification",
-            "NystromformerForTokenClassification",
-            "NystromformerForQuestionAnswering",
-            "NystromformerForMultipleChoice",
-        ),
-        base=("NystromformerModel",),
-        prefix="nystromformer.",
-        dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
-        sizes={"nystromformer-512": Size({})},
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=30000, padding_index=1),
+        # two rows of the table stand before the first position, and a caller's position_ids count them
+        position=Learned(length=510, offset=2),
+        numbering=ByPlace(first=2),
+        segments=2,
+        norm=NORM,
+        dropout=0.1,
     ),
+    encoder=Stack(
+        depth=12,
+        layers=Block(
+            attention=Sublayer(
+                op=NystromAttention(num_heads=12, length=64, landmarks=64, taps=65), out_norm=NORM, dropout=0.1
+            ),
+            feedforward=Sublayer(op=MLP(width=3072, activation="gelu_tanh"), out_norm=NORM, dropout=0.1),
+        ),
+    ),
+    init={"*": Normal(std=0.02)},
 )
+LM = LMHead(vocab_size=30000, bias=True, transform=Transform(activation="gelu_tanh", norm=NORM), shift=False)
+POOL = Pool(take="first", input_dropout=0.1, dense=True, activation="gelu_tanh", dropout=0.1)
+
+
+def taps(theirs: str, spec: Any) -> list[Rule]:
+    op = at(spec, OP)
+    shape = (op.num_heads, 1, op.taps or 1, 1)  # published as an image one pixel wide
+    return [Reshape(theirs, "encoder.layers.{i}.attention.op.conv.weight", shape)]
+
+
+def check_taps(c: Config) -> None:
+    if c.conv_kernel_size and c.conv_kernel_size % 2 == 0:
+        raise ValueError(f"conv_kernel_size {c.conv_kernel_size}: an odd number of taps keeps the length")
+
+
+NYSTROMFORMER = Family(
+    name="nystromformer",
+    about="encoders for text whose attention goes through landmarks",
+    template=TEMPLATE,
+    classes={
+        "NystromformerForMaskedLM": Class(LM),
+        "NystromformerModel": Class(prefix=""),
+        "NystromformerForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=POOL),
+            "classifier.out_proj",
+            weights={"classifier.dense": "head.pool.dense"},
+        ),
+        "NystromformerForTokenClassification": Class(TagHead(num_labels=2, dropout=0.1), "classifier"),
+        "NystromformerForQuestionAnswering": Class(SpanHead(), "qa_outputs"),  # whatever num_labels is
+        "NystromformerForMultipleChoice": Class(
+            MultipleChoiceHead(pool=Pool(take="first", dense=True, activation="relu")),
+            "classifier",
+            weights={"pre_classifier": "head.pool.dense"},
+        ),
+    },
+    config={
+        **encoder.CONFIG,
+        "hidden_act": activation(
+            "encoder.layers.feedforward.op.activation",
+            "head.transform.activation",
+            "head[ClassifyHead].pool.activation",
+        ),
+        "hidden_dropout_prob": (
+            "embedding.dropout",
+            "encoder.layers.*.dropout",
+            "head[ClassifyHead].pool.input_dropout",
+            "head[ClassifyHead].pool.dropout",
+            "head[TagHead].dropout",
+        ),
+        "segment_means_seq_len": f"{OP}.length",
+        "num_landmarks": f"{OP}.landmarks",
+        "conv_kernel_size": f"{OP}.taps",
+        "add_cross_attention": Ignored(False, "kept by the published class, which never looks at it"),
+        "inv_coeff_init_option": Fixed(False, "the published class fails with it"),
+        "attention_probs_dropout_prob": Ignored(0.1, "the published class makes a dropout of it and never applies it"),
+        "bos_token_id": Ignored(0, "used by tokenizers"),
+        "eos_token_id": Ignored(2, "used by tokenizers"),
+    },
+    computed={"head.idle_bias": lambda c: not c.tie_word_embeddings},
+    weights={
+        "~encoder.layer.{i}.attention.self.conv.weight": taps,
+        "cls.predictions": encoder.vocabulary("transform.dense", "transform.LayerNorm"),
+        **encoder.WEIGHTS,
+    },
+    prefix="nystromformer.",
+    checks=(encoder.check_shape, check_taps),
+    dropped=("~embeddings.position_ids", "~embeddings.token_type_ids"),
+    sizes={"nystromformer-512": Size({})},
+)
+
+FAMILIES = (NYSTROMFORMER,)

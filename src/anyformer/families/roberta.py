@@ -5,86 +5,163 @@ have their norms at the beginning of each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from anyformer.families.base.family import Family, Size
-from anyformer.families.base.fields import ConfigField, Field, Ignored, again
+from anyformer.families.base.fields import Ignored
+from anyformer.families.base.template import Class, activation
 from anyformer.families.shared import encoder
-from anyformer.families.shared.heads import encoder_head
-from anyformer.models import Model
-from anyformer.parts.head.base import Head
-from anyformer.parts.head.classify import ClassifyHead, PooledOutput
+from anyformer.families.shared.encoder import LAYERS, NORM
+from anyformer.models import EncoderModel, Model
+from anyformer.parts.attention.attention import Attention
+from anyformer.parts.embedding.text import TextEmbedding, Tokens
+from anyformer.parts.feedforward.mlp import MLP
+from anyformer.parts.head.base import Transform
+from anyformer.parts.head.classify import ClassifyHead, MultipleChoiceHead, PooledOutput
+from anyformer.parts.head.language import LMHead
 from anyformer.parts.head.pool import Pool
 from anyformer.parts.head.span import SpanHead
 from anyformer.parts.head.tag import TagHead
-from anyformer.parts.norm import LayerNorm
-from anyformer.specs.codec import override
+from anyformer.parts.init import Normal
+from anyformer.parts.position.absolute import Learned
+from anyformer.parts.position.numbering import WithoutToken
+from anyformer.stacks.block import Block
 from anyformer.stacks.stack import Stack
+from anyformer.stacks.sublayer import Sublayer
 from anyformer.weights.rules import Rule
 
-FIELDS: dict[str, ConfigField] = {
-    **encoder.FIELDS,
-    **encoder.DECODING,
-    "vocab_size": Field(50265, "embedding.tokens.vocab_size"),
-    "max_position_embeddings": encoder.COUNTED_LENGTH,
-    "pad_token_id": Field(1, "embedding.tokens.padding_index"),
-    "bos_token_id": Ignored(0, "used by tokenizers and generation"),
-    "eos_token_id": Ignored(2, "used by tokenizers and generation"),
-    "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
-}
-OTHER_WORDS = {**FIELDS, **again(FIELDS, vocab_size=30522)}
-XL = {
-    **FIELDS,
-    **again(
-        FIELDS,
-        vocab_size=250880,
-        hidden_size=2560,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        intermediate_size=10240,
-        max_position_embeddings=514,
-        type_vocab_size=1,
+TEMPLATE = EncoderModel(
+    width=768,
+    embedding=TextEmbedding(
+        tokens=Tokens(vocab_size=50265, padding_index=1),
+        position=Learned(length=510, offset=2, padding=True),
+        numbering=WithoutToken(token=1, first=2),
+        segments=2,
+        norm=NORM,
+        dropout=0.1,
     ),
-    "layer_norm_eps": Field(1e-5, encoder.inside("norm.eps")),  # the embedding has no norm
-}
+    encoder=Stack(depth=12, layers=LAYERS),
+    init={"*": Normal(std=0.02)},
+)
+PRE_NORM = Block(
+    attention=Sublayer(pre_norm=NORM, op=Attention(num_heads=12, dropout=0.1), dropout=0.1),
+    feedforward=Sublayer(pre_norm=NORM, op=MLP(width=3072, activation="gelu"), dropout=0.1),
+)
+POOL = Pool(take="first", dense=True, activation="tanh")
 
 
-def describe(c: Any) -> Model:
-    return encoder.model(c, encoder.counted_embedding(c), head(c))
+def classes(name: str, vocab_size: int, tagger: TagHead = TagHead(num_labels=2, dropout=0.1)) -> dict[str, Class]:
+    lm = LMHead(vocab_size=vocab_size, bias=True, transform=Transform(activation="gelu", norm=NORM), shift=False)
+    return {
+        f"{name}ForMaskedLM": Class(lm),
+        f"{name}ForCausalLM": Class(lm.replace(shift=True)),
+        f"{name}Model": Class(PooledOutput(pool=POOL), prefix=""),
+        f"{name}ForSequenceClassification": Class(
+            ClassifyHead(num_labels=2, pool=POOL.replace(input_dropout=0.1, dropout=0.1)),
+            "classifier.out_proj",
+            weights={"classifier.dense": "head.pool.dense"},
+        ),
+        f"{name}ForTokenClassification": Class(tagger, "classifier"),
+        f"{name}ForQuestionAnswering": Class(SpanHead(), "qa_outputs"),
+        f"{name}ForMultipleChoice": Class(MultipleChoiceHead(pool=POOL.replace(dropout=0.1)), "classifier"),
+    }
 
 
-def describe_pre_norm(c: Any) -> Model:
-    return encoder.model(c, encoder.counted_embedding(c), head(c), pre_norm(c))
+BASE = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+XLM, FRENCH = {**BASE, "vocab_size": 250002}, {**BASE, "vocab_size": 32005}
+XXL = {"hidden_size": 4096, "num_hidden_layers": 48, "intermediate_size": 16384}
 
+ROBERTA = Family(
+    name="roberta",
+    about="encoders for text, and decoders made of them",
+    template=TEMPLATE,
+    classes=classes("Roberta", 50265),
+    config={
+        **encoder.CONFIG,
+        **encoder.OF_DECODERS,
+        **encoder.COUNTED_CONFIG,
+        "hidden_act": activation("*.layers.feedforward.op.activation"),  # the head has "gelu" whatever it is
+        "hidden_dropout_prob": ("embedding.dropout", "*.layers.*.dropout", "head[MultipleChoiceHead].pool.dropout"),
+        "classifier_dropout": encoder.head_dropout(
+            "head[ClassifyHead].pool.input_dropout", "head[ClassifyHead].pool.dropout", "head[TagHead].dropout"
+        ),
+        "bos_token_id": Ignored(0, "used by tokenizers and generation"),
+        "eos_token_id": Ignored(2, "used by tokenizers and generation"),
+        "output_past": Ignored(True, "an old name of use_cache that nothing reads"),
+    },
+    computed={**encoder.COUNTED, "head.idle_bias": lambda c: not c.tie_word_embeddings},
+    weights={**encoder.WEIGHTS, "lm_head": encoder.vocabulary("dense", "layer_norm")},
+    prefix="roberta.",
+    checks=(encoder.check_decoder,),
+    dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"),
+    sizes={"roberta-base": Size(BASE, 125e6), "roberta-large": Size({**BASE, **LARGE}, 355e6)},
+)
 
-def describe_xl(c: Any) -> Model:
-    stack, answer = override(pre_norm(c), {"layers.feedforward.dropout": 0.0}), head(c)
-    if isinstance(answer, TagHead):
-        answer = answer.replace(counts_pads=False)
-    return encoder.model(c, encoder.counted_embedding(c, norm=None), answer, stack)
+XLM_ROBERTA = ROBERTA.but(
+    name="xlm-roberta",
+    about="encoders for text in a hundred languages, and decoders made of them",
+    classes=classes("XLMRoberta", 30522),
+    changes={"embedding.tokens.vocab_size": 30522},
+    sizes={"xlm-roberta-base": Size(XLM, 278e6), "xlm-roberta-large": Size({**XLM, **LARGE}, 560e6)},
+)
 
+CAMEMBERT = XLM_ROBERTA.but(
+    name="camembert",
+    about="encoders for French text, and decoders made of them",
+    classes=classes("Camembert", 30522),
+    sizes={"camembert-base": Size(FRENCH, 110e6), "camembert-large": Size({**FRENCH, **LARGE}, 337e6)},
+)
 
-def pre_norm(c: Any) -> Stack:
-    layer = encoder.block(c, None, c.is_decoder, c.add_cross_attention, norm="pre_norm")
-    return Stack(layers=layer, depth=c.num_hidden_layers, norm=LayerNorm(eps=c.layer_norm_eps))
+PRE_LAYER_NORM = ROBERTA.but(
+    name="roberta-prelayernorm",
+    about="pre-norm encoders for text, and decoders made of them",
+    classes=classes("RobertaPreLayerNorm", 50265),
+    changes={"encoder.layers": PRE_NORM, "encoder.norm": NORM},
+    weights={
+        "~encoder.layer.{i}.{attention,crossattention}.LayerNorm": "*.layers.{i}.{attention,cross}.pre_norm",
+        "~encoder.layer.{i}.intermediate.LayerNorm": "*.layers.{i}.feedforward.pre_norm",
+        "~LayerNorm": "*.norm",
+    },
+    prefix="roberta_prelayernorm.",
+    sizes={"efficient-mlm": Size({**BASE, **LARGE})},
+)
 
+XLM_ROBERTA_XL = PRE_LAYER_NORM.but(
+    name="xlm-roberta-xl",
+    about="large encoders for text in a hundred languages, and decoders made of them",
+    classes=classes("XLMRobertaXL", 250880, TagHead(num_labels=2, dropout=0.1, counts_pads=False)),
+    changes={
+        "width": 2560,
+        "embedding.tokens.vocab_size": 250880,
+        "embedding.position.length": 512,
+        "embedding.segments": 1,
+        "embedding.norm": None,
+        "encoder.depth": 36,
+        "encoder.layers.attention.op.num_heads": 32,
+        "encoder.layers.feedforward.op.width": 10240,
+        "encoder.layers.feedforward.dropout": 0.0,
+        "**.eps": 1e-5,
+    },
+    config={
+        "hidden_dropout_prob": (
+            "embedding.dropout",
+            "*.layers.attention.dropout",
+            "head[MultipleChoiceHead].pool.dropout",
+        ),
+    },
+    weights={
+        "~encoder.layer.{i}.{attention,crossattention}.self_attn_layer_norm": "*.layers.{i}.{attention,cross}.pre_norm",
+        "~encoder.layer.{i}.LayerNorm": "*.layers.{i}.feedforward.pre_norm",
+        "~encoder.LayerNorm": "*.norm",
+    },
+    prefix="roberta.",
+    sizes={"xlm-roberta-xl": Size({}, 3.5e9), "xlm-roberta-xxl": Size(XXL, 10.7e9)},
+)
 
-def head(c: Any) -> Head | None:
-    dropout = encoder.classifier_dropout(c)
-    pool = Pool(take="first", dense=True, activation="tanh")
-    return encoder_head(
-        c,
-        encoder.lm_head(c, "gelu"),  # whatever hidden_act is
-        classify=pool.replace(input_dropout=dropout, dropout=dropout),
-        choose=pool.replace(dropout=c.hidden_dropout_prob),
-        base=PooledOutput(pool=pool),
-        dropout=dropout,
-    )
+FAMILIES = (ROBERTA, XLM_ROBERTA, CAMEMBERT, XLM_ROBERTA_XL, PRE_LAYER_NORM)
 
 
 def rules(spec: Model) -> list[Rule]:
-    """Longformer's too."""
+    """Longformer's."""
     classify = {"classifier.dense": "head.pool.dense", "classifier.out_proj": "head.out"}
     span = isinstance(spec.head, SpanHead)
     return [
@@ -93,80 +170,3 @@ def rules(spec: Model) -> list[Rule]:
         *encoder.layer_rules(spec),
         *encoder.renames({"qa_outputs" if span else "classifier": "head.out"}),
     ]
-
-
-def pre_norm_rules(attention: str, feedforward: str, last: str) -> Callable[[Model], list[Rule]]:
-    """RoBERTa's, and where the norms are: of an attention and of a feed-forward in their layer, of the last layer."""
-
-    def named(spec: Model) -> list[Rule]:
-        stack, theirs = encoder.stack_of(spec), "~encoder.layer.{i}"
-        ours = f"{stack}.layers.{{i}}"
-        return encoder.renames(
-            {
-                f"{theirs}.attention.{attention}": f"{ours}.attention.pre_norm",
-                f"{theirs}.crossattention.{attention}": f"{ours}.cross.pre_norm",
-                f"{theirs}.{feedforward}": f"{ours}.feedforward.pre_norm",
-                last: f"{stack}.norm",
-            }
-        ) + rules(spec)
-
-    return named
-
-
-ENDINGS = (
-    "ForMaskedLM",
-    "ForCausalLM",
-    "Model",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForMultipleChoice",
-)
-
-
-def family(name: str, classes: str, about: str, sizes: Mapping[str, Size], **own: Any) -> Family:
-    """RoBERTa's classes under other names; `own` is what differs beside them."""
-    usual = {"fields": FIELDS, "describe": describe, "rules": rules, "prefix": "roberta."}
-    return Family(
-        name=name,
-        about=about,
-        sizes=sizes,
-        base=(f"{classes}Model",),
-        architectures=tuple(classes + ending for ending in ENDINGS),
-        dropped=("~embeddings.position_ids", "~embeddings.token_type_ids", "~pooler.dense.{p}"),
-        **{**usual, **own},
-    )
-
-
-BASE = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-MANY, FRENCH = {**BASE, "vocab_size": 250002}, {**BASE, "vocab_size": 32005}
-XXL = {"hidden_size": 4096, "num_hidden_layers": 48, "intermediate_size": 16384}
-
-FAMILIES = (
-    family(
-        "roberta", "Roberta", "encoders for text, and decoders made of them",
-        {"roberta-base": Size(BASE, 125e6), "roberta-large": Size({**BASE, **LARGE}, 355e6)},
-    ),
-    family(
-        "xlm-roberta", "XLMRoberta", "encoders for text in a hundred languages, and decoders made of them",
-        {"xlm-roberta-base": Size(MANY, 278e6), "xlm-roberta-large": Size({**MANY, **LARGE}, 560e6)},
-        fields=OTHER_WORDS,
-    ),
-    family(
-        "camembert", "Camembert", "encoders for French text, and decoders made of them",
-        {"camembert-base": Size(FRENCH, 110e6), "camembert-large": Size({**FRENCH, **LARGE}, 337e6)},
-        fields=OTHER_WORDS,
-    ),
-    family(
-        "xlm-roberta-xl", "XLMRobertaXL", "large encoders for text in a hundred languages, and decoders made of them",
-        {"xlm-roberta-xl": Size({}, 3.5e9), "xlm-roberta-xxl": Size(XXL, 10.7e9)},
-        fields=XL, describe=describe_xl,
-        rules=pre_norm_rules("self_attn_layer_norm", "LayerNorm", "~encoder.LayerNorm"),
-    ),
-    family(
-        "roberta-prelayernorm", "RobertaPreLayerNorm", "pre-norm encoders for text, and decoders made of them",
-        {"efficient-mlm": Size({**BASE, **LARGE})}, prefix="roberta_prelayernorm.", describe=describe_pre_norm,
-        rules=pre_norm_rules("LayerNorm", "intermediate.LayerNorm", "~LayerNorm"),
-    ),
-)  # fmt: skip

@@ -19,7 +19,7 @@ from anyformer.parts.head.pretraining import PretrainingHead
 from anyformer.parts.init import Normal
 from anyformer.parts.norm import LayerNorm
 from anyformer.parts.position.absolute import Learned
-from anyformer.parts.position.numbering import WithoutToken
+from anyformer.parts.position.numbering import ByPlace, Numbering, WithoutToken
 from anyformer.runtime.mask import FULL
 from anyformer.specs.addresses import at
 from anyformer.stacks.block import Block
@@ -86,16 +86,22 @@ def embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) ->
 
 def counted_embedding(c: Any, kind: type[TextEmbedding] = TextEmbedding, **more: Any) -> TextEmbedding:
     """fairseq's way: positions count the tokens that are not padding, from the row after the padding token's."""
+    return embedding(c, kind, position=counted_position(c), numbering=counted_numbering(c), **more)
+
+
+def counted_position(c: Any) -> Learned:
     pad = c.pad_token_id
     if pad is None:
         raise ValueError("pad_token_id is None; positions are counted from it")
     length = c.max_position_embeddings - pad - 1
     if length < 1:
         raise ValueError(f"max_position_embeddings {c.max_position_embeddings} leaves none after pad_token_id {pad}")
-    if pad == -1:  # no token: all are counted, from 0
-        return embedding(c, kind, position=Learned(length=length), **more)
-    position = Learned(length=length, offset=pad + 1, padding=True)
-    return embedding(c, kind, position=position, numbering=WithoutToken(token=pad, first=pad + 1), **more)
+    return Learned(length=length, offset=pad + 1, padding=pad != -1)
+
+
+def counted_numbering(c: Any) -> Numbering:
+    pad = c.pad_token_id
+    return ByPlace() if pad == -1 else WithoutToken(token=pad, first=pad + 1)  # -1 is no token: all are counted
 
 
 COUNTED_LENGTH = Field(512, lambda spec: spec.embedding.position.length + spec.embedding.position.offset)
@@ -236,6 +242,13 @@ WEIGHTS: dict[str, Any] = {
     "~pooler.dense": "head.pool.dense",
 }
 
+# fairseq's positions (RoBERTa, Longformer): these fields, and what stands in the embedding (`computed`)
+COUNTED_CONFIG: dict[str, ConfigField] = {
+    "max_position_embeddings": template.Entry(path=COUNTED_LENGTH.path),
+    "pad_token_id": template.entry("embedding.tokens.padding_index"),
+}
+COUNTED = {"embedding.position": counted_position, "embedding.numbering": counted_numbering}
+
 
 def decode(spec: Any, is_decoder: bool, c: Config) -> Model:
     """With is_decoder the same layers read from left to right, and may look at a memory [Rothe et al. 2020]."""
@@ -254,22 +267,30 @@ def decode(spec: Any, is_decoder: bool, c: Config) -> Model:
     )
 
 
+def head_dropout(*addresses: str) -> template.Entry:
+    """`classifier_dropout`: where it is None, hidden_dropout_prob stands there."""
+    return template.helper(addresses=addresses, read=lambda value, c: c.hidden_dropout_prob if value is None else value)
+
+
 OF_DECODERS: dict[str, ConfigField] = {
     "is_decoder": template.Entry(False, lambda spec: stack_of(spec) == "decoder", build=decode),
     "add_cross_attention": DECODING["add_cross_attention"],
     "is_causal": DECODING["is_causal"],
-    "classifier_dropout": template.helper(
-        addresses=("head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"),
-        read=lambda value, c: c.hidden_dropout_prob if value is None else value,
+    "classifier_dropout": head_dropout(
+        "head[ClassifyHead].pool.dropout", "head[MultipleChoiceHead].pool.dropout", "head[TagHead].dropout"
     ),
 }
 
 
-def check(c: Config) -> None:
+def check_shape(c: Config) -> None:
     if c.hidden_size % c.num_attention_heads:
         raise ValueError(f"hidden_size {c.hidden_size} is not a multiple of {c.num_attention_heads} attention heads")
     if c.type_vocab_size < 1:
         raise ValueError(f"type_vocab_size {c.type_vocab_size}: every token belongs to a segment")
+
+
+def check(c: Config) -> None:
+    check_shape(c)
     if c.architecture.endswith("ForQuestionAnswering") and c.num_labels != 2:
         raise ValueError(f"num_labels is {c.num_labels}; an answer has two ends, a start and an end")
 
