@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
+
 from anyformer.data.encode import Encoded, encoded
-from anyformer.data.lock import only_one
 from anyformer.data.mixture import Mixture
 from anyformer.data.shards import FORMAT, DataSplit, Writer
 from anyformer.data.source import Held, Source
@@ -124,7 +125,7 @@ def prepare_split(
     limit = None if objective.packs else length
     place = folder / f"{name}-{fingerprint(source, objective, tokenizer, limit, unfit)[:16]}"
     if not (place / "index.json").is_file():
-        with written_to(folder), only_one(folder / ".lock"):
+        with written_to(folder), FileLock(folder / ".lock"):
             if not (place / "index.json").is_file():  # another process may have made it meanwhile
                 _write(name, source, unfit, objective, tokenizer, place, limit, progress)
     return DataSplit(place)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import struct
+import io
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
 from anyformer.inputs.processor import Processor, processor
 from anyformer.inputs.text import Tokenizer, belong
+from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
 from anyformer.models import TransformerModule, position_limit
@@ -256,15 +256,9 @@ def sound_of(model: TransformerModule, read: Processor, path: Path) -> Sound:
     return Sound(power, hop / hear.sampling_rate, high, unit, lambda: transcribe(model, str(path), timestamps=True))
 
 
-def png(shades: Tensor) -> str:
-    """A picture (1 or 3, rows, columns) of bytes as a data URL."""
-    channels, rows, columns = shades.shape
-    shades = shades if channels in (1, 3) else shades[:1]
-    lines = b"".join(b"\0" + line.permute(1, 0).contiguous().numpy().tobytes() for line in shades.transpose(0, 1))
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 2 if len(shades) == 3 else 0, 0, 0, 0)
-    made = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-    return f"data:image/png;base64,{base64.b64encode(made).decode()}"
+def png(pixels: Tensor) -> str:
+    """A data URL of bytes (C, rows, columns): grey where C is 1, colour where it is 3, else the first channel."""
+    image, file = need("PIL.Image", "look", "a picture behind attention"), io.BytesIO()
+    pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
+    image.fromarray(pixels.contiguous().numpy()).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

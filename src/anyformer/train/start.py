@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from anyformer import families
 from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
-from anyformer.data.lock import Lock, only_one
+from anyformer.data.lock import FolderLock
 from anyformer.data.unused import unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, belong
@@ -163,10 +164,10 @@ def setup(
 
 
 @contextlib.contextmanager
-def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]:
+def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, FolderLock]]:
     """The folder is this run's, and no other process trains there: (whether it was free, the lock on it). Where what
     follows goes wrong and the folder was free before, it is free again."""
-    fresh, lock = False, Lock(folder)  # of which the first process alone takes hold, for all of them
+    fresh, lock = False, FolderLock(folder)  # of which the first process alone takes hold, for all of them
     try:
         fresh = parallel.from_first(lambda: claim(run, folder, resume, lock))
         yield fresh, lock
@@ -178,7 +179,7 @@ def claimed(run: Run, folder: Path, resume: bool) -> Iterator[tuple[bool, Lock]]
         raise
 
 
-def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
+def claim(run: Run, folder: Path, resume: bool, lock: FolderLock) -> bool:
     """Makes the run's folder, or makes sure that it is this run's; whether it was free."""
     path = folder / "run.json"
     check_free(folder, "--out DIR names one", marks=("run.json", "environment.json", ".lock"))
@@ -189,7 +190,7 @@ def claim(run: Run, folder: Path, resume: bool, lock: Lock) -> bool:
         lack = "holds no run that could go on" if folder.exists() else "does not exist, so no run there could go on"
         raise ValueError(f"{folder} {lack}; without --resume one is started there")
     folder.mkdir(parents=True, exist_ok=True)
-    lock.take()
+    lock.acquire()
     if begun and not resume and not again:  # it ended before its first checkpoint: nothing of it is kept
         shutil.rmtree(folder / "tokenizer", ignore_errors=True)
         begun = False
@@ -242,7 +243,7 @@ def vocabulary(run: Run, folder: Path, tell: Tell) -> Tokenizer | None:
     """The run's tokenizer: the one made in this folder before, the one described, or the pretrained model's."""
     made = folder / "tokenizer"
     if run.vocabulary is not None:
-        with only_one(folder / ".vocabulary.lock"):  # whichever process is first makes it
+        with FileLock(folder / ".vocabulary.lock"):  # whichever process is first makes it
             if (made / "tokenizer_config.json").is_file():  # written last
                 return Tokenizer.load(made)
             with telling(tell, "making the vocabulary"):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from anyformer.data import Ready
-from anyformer.data.lock import Lock
+from anyformer.data.lock import FolderLock
 from anyformer.evaluate import mean_losses
 from anyformer.evaluate.metrics import FALLING
 from anyformer.kernels import hardware
@@ -163,7 +163,7 @@ class Trainer:
         self.splits: Any = None  # the prepared data, for reports
         self.epochs: Callable[[int], dict[str, float]] = lambda steps: {}  # of each source of a mixture
         self.fresh = True  # nobody began before
-        self.lock: Lock | None = None  # on the folder, until it is done
+        self.lock: FolderLock | None = None  # on the folder, until it is done
         self.scores: dict[str, float] = {}
         self.reason = ""  # why it stopped before its last step
         self.wish = ""  # the same, of this process alone: the others hear of it with the next step's numbers
