@@ -29,8 +29,7 @@ from torch import Tensor
 import anyformer as af
 from anyformer.cli.settings import setting
 from anyformer.data import Ready
-from anyformer.inputs.contact_sheet import drawn as to_bytes
-from anyformer.inputs.contact_sheet import write_sheet
+from anyformer.inputs.contact_sheet import to_bytes, write_sheet
 from anyformer.objectives.diffuse import Diffuse
 from anyformer.recipes import recipe
 from anyformer.recipes.fashion_mnist import LABELS

@@ -168,9 +168,9 @@ def test_what_no_file_has_is_bounded_by_what_it_has(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_spectrogram_of_anything_is_one_line(field: str, value: Any) -> None:
     config = {"feature_extractor_type": "WhisperFeatureExtractor"}
-    assert AudioProcessor.of(config).chunk_frames == 3000
+    assert AudioProcessor.from_config(config).chunk_frames == 3000
     with pytest.raises(ValueError, match=field):
-        AudioProcessor.of({**config, field: value})
+        AudioProcessor.from_config({**config, field: value})
 
 
 def test_an_array_is_as_large_as_its_archive(tmp_path: Path) -> None:

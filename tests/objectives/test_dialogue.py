@@ -69,7 +69,7 @@ def test_the_assistants_tokens_are_those_of_transformers(ours: str, make: Any, t
         wanted = [i if said else -100 for i, said in zip(right["input_ids"], right["assistant_masks"])]
         assert record["input_ids"].tolist() == right["input_ids"] and sum(right["assistant_masks"]) > 4
         assert record["labels"].tolist() == wanted
-    assert chat.spoken(tokenizer, TALK[1:])[0] == oracle.apply_chat_template(TALK[1:], tokenize=False)
+    assert chat.assistant_spans(tokenizer, TALK[1:])[0] == oracle.apply_chat_template(TALK[1:], tokenize=False)
 
 
 def test_the_loss_is_of_the_assistants_tokens(tokenizer: Tokenizer) -> None:

@@ -82,9 +82,9 @@ class SoundFolder(Folder):
 
     def read(self, file: Path) -> dict[str, Any]:
         try:
-            with recordings.Recording.open(file) as recording:
+            with recordings.AudioRecording.open(file) as recording:
                 samples, rate = recording.read(), recording.rate
-        except (recordings.Unreadable, OSError) as error:
+        except (recordings.UnreadableAudio, OSError) as error:
             raise _Unreadable(str(error)) from None
         if self.rate is not None and rate != self.rate:
             raise _Unreadable(f"{rate} samples a second, not {self.rate}")

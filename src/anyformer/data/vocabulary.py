@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyformer.inputs.long import LongText, worded
+from anyformer.inputs.long import LongText, split_at_spaces
 from anyformer.inputs.published import NAMES
 from anyformer.objectives.vocabulary import SENTINEL
 from anyformer.specs.checks import at_least
@@ -152,6 +152,6 @@ def texts_of(source: Source, columns: tuple[str, ...]) -> Iterator[str]:
     for row in source.rows(columns):
         for value in (row.example[name] for name in columns) if row.example is not None else ():
             if isinstance(value, (str, LongText)):
-                yield from worded(value)
+                yield from split_at_spaces(value)
             elif isinstance(value, (list, tuple)):
                 yield " ".join(item for item in value if isinstance(item, str))

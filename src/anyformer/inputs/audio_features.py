@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyformer.inputs.recordings import Recording, Source
+from anyformer.inputs.recordings import AudioRecording, Source
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.weights.io import read_json, write_json
@@ -83,13 +83,13 @@ class AudioProcessor:
                 config = read_json(file)
                 config = config.get("feature_extractor", config) if name == FILES[1] else config
                 try:
-                    return cls.of(config)
+                    return cls.from_config(config)
                 except ValueError as error:
                     raise ValueError(f"{file}: {error}") from None
         raise ValueError(f"{folder}: no {FILES[0]}, which says how sound is prepared")
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> AudioProcessor:
+    def from_config(cls, config: Mapping[str, Any]) -> AudioProcessor:
         """The processor that such a file describes; fields that published classes do not know change nothing."""
         if not isinstance(config, Mapping):
             raise ValueError(f"feature_extractor is {quote(config)}; expected an object")
@@ -141,7 +141,7 @@ class AudioProcessor:
         rows = []
         for number, source in enumerate(several, 1):
             try:
-                with Recording.open(source, sampling_rate) as recording:
+                with AudioRecording.open(source, sampling_rate) as recording:
                     rows.append(recording.read(self.sampling_rate, max_length if cut else None))
                 if not len(rows[-1]):
                     raise ValueError("a recording of no samples")
@@ -150,9 +150,9 @@ class AudioProcessor:
         longest = max(map(len, rows))
         length = max(longest, max_length) if padding == "max_length" and max_length is not None else longest
         masked = self.return_attention_mask if return_attention_mask is None else return_attention_mask
-        return self.prepared(rows, length, masked)
+        return self.extract(rows, length, masked)
 
-    def prepared(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
+    def extract(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """The inputs of samples at the model's rate, filled up to `length` of them."""
         match self.kind:
             case "values":
@@ -163,7 +163,7 @@ class AudioProcessor:
 
     def values(self, rows: list[np.ndarray], length: int, masked: bool) -> dict[str, Tensor]:
         """(B, T); without a mask a model hears the padding, so it is normalised with the rest."""
-        out, mask = self.filled(rows, length), np.zeros((len(rows), length), dtype=np.int32)
+        out, mask = self.pad(rows, length), np.zeros((len(rows), length), dtype=np.int32)
         for i, row in enumerate(rows):
             mask[i, : len(row)] = 1
         if self.do_normalize:
@@ -178,9 +178,9 @@ class AudioProcessor:
         if length // self.hop_length < 1 or length <= self.n_fft // 2:
             raise ValueError(f"{length} samples are less than a frame of {self.n_fft}")
         half = self.n_fft // 2
-        around = np.pad(self.filled(rows, length), ((0, 0), (half, half)), mode="reflect")
+        around = np.pad(self.pad(rows, length), ((0, 0), (half, half)), mode="reflect")
         power = self.powers(torch.from_numpy(around))[..., : length // self.hop_length]
-        found = {"input_features": self.shown(power, power.amax((1, 2), keepdim=True))}
+        found = {"input_features": self.normalize(power, power.amax((1, 2), keepdim=True))}
         if masked:
             frames = torch.arange(length // self.hop_length) * self.hop_length
             found["attention_mask"] = (frames < torch.tensor([len(row) for row in rows])[:, None]).int()
@@ -192,7 +192,7 @@ class AudioProcessor:
         if int(counts.min()) < 2:
             few = min(map(len, rows))
             raise ValueError(f"{few} samples are less than two frames, {self.hop_length} samples apart")
-        samples = torch.from_numpy(self.filled(rows, length))
+        samples = torch.from_numpy(self.pad(rows, length))
         samples = torch.cat((samples[:, :1], samples[:, 1:] - self.preemphasis * samples[:, :-1]), dim=1)
         real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
         window = torch.hann_window(self.win_length, periodic=False)
@@ -212,7 +212,7 @@ class AudioProcessor:
         spread = (((powers - mean).square() * share).sum(1, keepdim=True) / (number - 1)).sqrt()
         return {"input_features": (powers - mean) / (spread + NARROW) * share, "attention_mask": mask}
 
-    def filled(self, rows: list[np.ndarray], length: int) -> np.ndarray:
+    def pad(self, rows: list[np.ndarray], length: int) -> np.ndarray:
         """(B, length)"""
         out = np.full((len(rows), length), self.padding_value, dtype=np.float32)
         for i, row in enumerate(rows):
@@ -229,7 +229,7 @@ class AudioProcessor:
         waves = torch.stft(samples, self.n_fft, self.hop_length, window=window, center=False, return_complex=True)
         return torch.matmul(self.filters, waves.abs().square()).clamp(min=LEAST).log10()
 
-    def shown(self, powers: Tensor, loudest: Tensor) -> Tensor:
+    def normalize(self, powers: Tensor, loudest: Tensor) -> Tensor:
         return (torch.maximum(powers, loudest - RANGE) + 4.0) / 4.0
 
     @functools.cached_property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyformer.inputs.text import Tokenizer
 
 
-class Speaker(Protocol):
+class ChatTokenizer(Protocol):
     """What a conversation needs of a tokenizer."""
 
     folder: Path | None
@@ -38,7 +38,7 @@ DEPTH = 64  # of the data
 
 
 def encode(
-    tokenizer: Speaker,
+    tokenizer: ChatTokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
@@ -62,11 +62,11 @@ def encode(
         **more,
     )
     ids = tokenizer.encode(text, add_special_tokens=False)
-    begin, count = beginning(tokenizer, ids)
+    begin, count = bos_prefix(tokenizer, ids)
     return begin + ids[count:]
 
 
-def beginning(tokenizer: Speaker, ids: Sequence[int]) -> tuple[list[int], int]:
+def bos_prefix(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[list[int], int]:
     """What a conversation begins with, and how many of its ids that stands for."""
     bos = tokenizer.bos_token_id
     if bos is None:
@@ -76,20 +76,20 @@ def beginning(tokenizer: Speaker, ids: Sequence[int]) -> tuple[list[int], int]:
     return [bos] * (count > 0 or wanted), count
 
 
-def learnt(
+def encode_with_mask(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, template: str | None = None, tools: Any = None
 ) -> tuple[list[int], list[bool]]:
     """The token ids of a conversation, and which of them the assistant is to say."""
-    text, spans = spoken(tokenizer, messages, template, tools)
+    text, spans = assistant_spans(tokenizer, messages, template, tools)
     encoding = tokenizer.plain(text)
     ids, moved = tokenizer._ids(encoding), len(tokenizer._text(text)) - len(text)
     spans = [(start + moved, stop + moved) for start, stop in spans]
     mask = [any(first < stop and last > start for start, stop in spans) for first, last in encoding.offsets]
-    begin, count = beginning(tokenizer, ids)
+    begin, count = bos_prefix(tokenizer, ids)
     return begin + ids[count:], [False] * len(begin) + mask[count:]
 
 
-def spoken(
+def assistant_spans(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], template: str | None = None, tools: Any = None
 ) -> tuple[str, list[tuple[int, int]]]:
     """The text of a conversation, and where the assistant speaks in it: what the template marks ({% generation %}), or
@@ -128,7 +128,7 @@ _GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def render(
-    tokenizer: Speaker,
+    tokenizer: ChatTokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
@@ -145,7 +145,7 @@ def render(
     return run(source, {**data, "add_generation_prompt": add_generation_prompt})
 
 
-def choose(tokenizer: Speaker, template: str | None = None, tools: bool = False) -> str:
+def choose(tokenizer: ChatTokenizer, template: str | None = None, tools: bool = False) -> str:
     """The template that was asked for; else the one for tools, if there are any; else the folder's own."""
     if template is not None and ("{{" in template or "{%" in template):
         return template
@@ -158,7 +158,7 @@ def choose(tokenizer: Speaker, template: str | None = None, tools: bool = False)
     return found[name]
 
 
-def templates(tokenizer: Speaker) -> dict[str, str]:
+def templates(tokenizer: ChatTokenizer) -> dict[str, str]:
     """name -> template: chat_template.jinja and its folder, chat_template.json, or in tokenizer_config.json."""
     stored: Any = tokenizer.config.get("chat_template")
     folder = tokenizer.folder
@@ -198,7 +198,7 @@ def run(source: str, data: Mapping[str, Any]) -> str:
     sandbox.refill()
     pieces, size = [], 0
     try:
-        for piece in jinja_sandbox.compiled(source).generate(**plain):
+        for piece in jinja_sandbox.compile_template(source).generate(**plain):
             size += len(piece)
             if size > sandbox.CHARACTERS:
                 raise sandbox.TooMuch(f"more than {sandbox.CHARACTERS:,} characters")

@@ -94,7 +94,7 @@ class Images(Part):
         if (self.do_color_quantize or self.clusters is not None) and colours != {3}:
             raise ValueError("clusters are the colours that pixels become, three numbers each; there are none here")
         if self.do_resize:
-            target(self.size, 8, 8)
+            target_size(self.size, 8, 8)
         if self.crop_pct is not None and not (self.crop_pct > 0 and self.size.get("shortest_edge")):
             raise ValueError(f"crop_pct {self.crop_pct} of the size {quote(dict(self.size))}: it needs shortest_edge")
         for name, wanted, needed in (
@@ -103,14 +103,14 @@ class Images(Part):
         ):
             if needed and not (wanted and wanted.get("height") and wanted.get("width")):
                 raise ValueError(f"{name} needs height and width, got {quote(thaw(wanted))}")
-            affordable(*(wanted or {}).values())
+            check_pixels(*(wanted or {}).values())
         if self.resample not in range(6):
             raise ValueError(f"resample is {quote(self.resample)}; PIL numbers its filters from 0 to 5")
         if self.do_normalize and not np.all(np.asarray(self.image_std)):
             raise ValueError(f"image_std is {quote(self.image_std)}; none of its numbers may be 0")
 
     @staticmethod
-    def there(folder: Path) -> bool:
+    def has_settings(folder: Path) -> bool:
         """Whether a model folder says how pictures are made ready."""
         return any((folder / name).is_file() for name in (FILE, WHOLE))
 
@@ -123,12 +123,12 @@ class Images(Part):
             path, config = whole, read_json(whole).get("image_processor")
         if not isinstance(config, dict):
             raise ValueError(f"{folder}: no {FILE}, which says how pictures are made ready for this model")
-        return cls.of({**config, **changes}, str(path), usual(Path(folder)))
+        return cls.from_config({**config, **changes}, str(path), default_kind(Path(folder)))
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], name: str = FILE, usual: str = "ViT") -> Images:
+    def from_config(cls, config: Mapping[str, Any], name: str = FILE, default: str = "ViT") -> Images:
         """From the contents of such a file; `name` is told with what is wrong, `usual` the kind where none is named."""
-        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or usual)
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or default)
         kind = kind.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
         kind = kind.removesuffix("FeatureExtractor")
         if kind not in KINDS:
@@ -176,7 +176,7 @@ class Images(Part):
         if not found:
             raise ValueError("no pictures were given")
         if self.do_pad:
-            found = [padded(pixels, self.pad_size or largest(found)) for pixels in found]
+            found = [pad(pixels, self.pad_size or largest(found)) for pixels in found]
         shapes = {pixels.shape for pixels in found}
         if len(shapes) > 1:
             kinds = " and ".join(str(shape) for shape in sorted(shapes)[:2])
@@ -191,10 +191,10 @@ class Images(Part):
         apart = -2 * pixels.reshape(3, -1).T.astype(np.float64) @ colours.T + np.square(colours).sum(1)
         return apart.argmin(1)
 
-    def drawn(self, ids: Any) -> np.ndarray:
+    def decode_colours(self, ids: Any) -> np.ndarray:
         """The picture of a row of such tokens (H W,) as bytes (H, W, 3); of several rows, all of them."""
         ids, colours = np.asarray(ids), np.asarray(self.clusters)
-        H, W = target(self.size, 1, 1)
+        H, W = target_size(self.size, 1, 1)
         if not self.clusters or ids.dtype.kind not in "iu" or ids.shape[-1:] != (H * W,):
             raise ValueError(f"a picture of {H} x {W} colours is drawn from as many whole numbers, got {ids.shape}")
         if ids.min() < 0 or ids.max() >= len(colours):
@@ -203,30 +203,30 @@ class Images(Part):
         pixels = pixels / self.rescale_factor if self.do_rescale else pixels
         return pixels.round().clip(0, 255).astype(np.uint8)[ids].reshape(*ids.shape[:-1], H, W, 3)
 
-    def scaled(self, picture: Any) -> np.ndarray:
+    def resize(self, picture: Any) -> np.ndarray:
         """(C, H, W) of one picture, resized and cropped, as bytes where it came as bytes."""
-        image, name = only(picture)
+        image, name = single_picture(picture)
         with error_context(name):
             return self._resize_and_crop(image)
 
     def _resize_and_crop(self, image: Any) -> np.ndarray:
         pixels = array(image, self.channels)
         if self.pad_to_square:
-            pixels = squared(pixels, self.image_mean)
+            pixels = pad_square(pixels, self.image_mean)
         if self.do_resize:
             size, side = self.size, self.size.get("shortest_edge", 0)
             if self.crop_pct is not None:
                 size = {"shortest_edge": int(side / self.crop_pct)} if side < SQUEEZED else square(side)
-            pixels = resized(pixels, target(size, *pixels.shape[1:]), self.resample)
+            pixels = resize(pixels, target_size(size, *pixels.shape[1:]), self.resample)
             if self.crop_pct is not None:
-                pixels = cropped(pixels, square(side))
+                pixels = center_crop(pixels, square(side))
         if self.do_center_crop and self.crop_size is not None:
-            pixels = cropped(pixels, self.crop_size)
+            pixels = center_crop(pixels, self.crop_size)
         return pixels
 
     def one(self, picture: Any, name: str = "") -> np.ndarray:
         """(C, H, W) in fp32."""
-        image, file = only(picture)
+        image, file = single_picture(picture)
         with error_context(name or file):
             pixels = self._resize_and_crop(image)
             if self.do_rescale:
@@ -251,7 +251,7 @@ def error_context(name: str) -> Iterator[None]:
         raise error if not name else ValueError(f"{name}: {error}") from None
 
 
-def usual(folder: Path) -> str:
+def default_kind(folder: Path) -> str:
     """The kind of processor that the model in a folder has where no file names one."""
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     try:
@@ -269,9 +269,9 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         path = Path(images).expanduser()
         if path.is_dir():
             for file in files(path):
-                yield opened(file), str(file)
+                yield open_picture(file), str(file)
         else:
-            yield opened(path), str(path)
+            yield open_picture(path), str(path)
     elif isinstance(images, Tensor | np.ndarray):
         pixels = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
         several = pixels.ndim == 4
@@ -286,7 +286,7 @@ def pictures(images: Any, name: str = "") -> Iterator[tuple[Any, str]]:
         raise ValueError(f"a picture is a file, a folder, PIL's image, an array or a tensor; got {kind_of(images)}")
 
 
-def only(picture: Any) -> tuple[Any, str]:
+def single_picture(picture: Any) -> tuple[Any, str]:
     """The one picture that is given, and what to call it."""
     found = list(pictures(picture))
     if len(found) != 1:
@@ -314,7 +314,7 @@ def pillow() -> Any:
     return Image, ImageOps
 
 
-def opened(path: Path) -> Any:
+def open_picture(path: Path) -> Any:
     """PIL's image of a file, upright, of its first frame where it moves; whatever is wrong with it is one line."""
     Image, ImageOps = pillow()
     if not path.is_file():
@@ -387,11 +387,11 @@ def sides(value: Any, short: bool, name: str) -> Size:
     return {key: side for key, side in value.items() if side is not None}
 
 
-def target(size: Size, height: int, width: int) -> tuple[int, int]:
+def target_size(size: Size, height: int, width: int) -> tuple[int, int]:
     """The (H, W) that a picture of `height` x `width` is scaled to."""
     match {key: side for key, side in size.items() if side}:
         case {"shortest_edge": short, "longest_edge": longest}:
-            return between(height, width, short, longest)
+            return limited_size(height, width, short, longest)
         case {"shortest_edge": short}:
             long = int(short * max(height, width) / min(height, width))
             found = (long, short) if width <= height else (short, long)
@@ -406,12 +406,12 @@ def target(size: Size, height: int, width: int) -> tuple[int, int]:
     return found
 
 
-def affordable(*size: int) -> None:
+def check_pixels(*size: int) -> None:
     if math.prod(size) > PIXELS:
         raise ValueError(f"{' x '.join(f'{side:,}' for side in size)} pixels are more than {PIXELS:,}")
 
 
-def between(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+def limited_size(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
     """The shorter side as long as wanted, unless the longer one then is longer than `longest`."""
     exact: float = short
     if max(height, width) / min(height, width) * short > longest:
@@ -423,9 +423,9 @@ def between(height: int, width: int, short: int, longest: int) -> tuple[int, int
     return (long, short) if width < height else (short, long)
 
 
-def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
+def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
     """(C, H, W) by PIL, which scales bytes; fractions from 0 to 1 become bytes for that, and are fractions after."""
-    affordable(*size)
+    check_pixels(*size)
     if min(size) < 1:
         raise ValueError(f"{pixels.shape[1]} x {pixels.shape[2]} pixels cannot be scaled to {size[0]} x {size[1]}")
     fractions = pixels.dtype != np.uint8 and not np.allclose(pixels, pixels.astype(int))
@@ -443,7 +443,7 @@ def resized(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndar
     return (found.astype(np.float64) / 255).astype(np.float32) if fractions else found
 
 
-def cropped(pixels: np.ndarray, size: Size) -> np.ndarray:
+def center_crop(pixels: np.ndarray, size: Size) -> np.ndarray:
     return middle(middle(pixels, size["height"], 1), size["width"], 2)
 
 
@@ -459,7 +459,7 @@ def middle(pixels: np.ndarray, wanted: int, axis: int) -> np.ndarray:
     return pixels.take(range(start, start + wanted), axis)
 
 
-def squared(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
+def pad_square(pixels: np.ndarray, mean: float | tuple[float, ...]) -> np.ndarray:
     """In the middle of a square as long as its longer side, of the colour that `mean` is."""
     side, (height, width) = max(pixels.shape[1:]), pixels.shape[1:]
     colour = (255 * np.asarray(mean, np.float64)).astype(int).reshape(-1, 1, 1)
@@ -473,7 +473,7 @@ def largest(found: list[np.ndarray]) -> Size:
     return {"height": max(pixels.shape[1] for pixels in found), "width": max(pixels.shape[2] for pixels in found)}
 
 
-def padded(pixels: np.ndarray, size: Size) -> np.ndarray:
+def pad(pixels: np.ndarray, size: Size) -> np.ndarray:
     """Zeros below and to the right."""
     below, right = size["height"] - pixels.shape[1], size["width"] - pixels.shape[2]
     if below < 0 or right < 0:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Inputs = dict[str, "Tensor"]
 
 
-class Reader(NamedTuple):
+class MediaReader(NamedTuple):
     """What reads another kind of data than text."""
 
-    held: Callable[[Path], bool]  # whether a model folder has settings for it
+    has_settings: Callable[[Path], bool]  # whether a model folder has settings for it
     load: Callable[[Path], Callable[..., Inputs]]  # from the folder: what turns the data into tensors by name
 
 
@@ -41,26 +41,26 @@ def settings_in(folder: Path) -> Iterator[dict[str, Any]]:
             yield from (config, *(part for part in config.values() if isinstance(part, dict)))
 
 
-def hears(config: dict[str, Any]) -> bool:
+def is_audio(config: dict[str, Any]) -> bool:
     return "sampling_rate" in config or config.get("feature_extractor_type") in KINDS
 
 
 PICTURES = {"image_processor_type", "image_mean", "size"}  # one of them is in what is said of pictures
 # by the keyword that the data is given by: the one place that knows of them
-READERS: dict[str, Reader] = {
-    "images": Reader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
-    "audio": Reader(lambda folder: any(hears(c) for c in settings_in(folder)), AudioProcessor.load),
+READERS: dict[str, MediaReader] = {
+    "images": MediaReader(lambda folder: any(PICTURES & c.keys() for c in settings_in(folder)), Images.load),
+    "audio": MediaReader(lambda folder: any(is_audio(c) for c in settings_in(folder)), AudioProcessor.load),
 }
 
 
-class Places(NamedTuple):
+class Placeholders(NamedTuple):
     """How a picture or a sound stands in a text: as so many of one token as it makes vectors (LLaVA)."""
 
     token: str
     count: Callable[[Tensor], int]  # of (M, C, H, W) or (M, C, frames), the vectors of each
 
     @classmethod
-    def of(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Places | None:
+    def from_folder(cls, folder: Path, name: str, tokenizer: Tokenizer) -> Placeholders | None:
         """Where what is given by the keyword `name` has places: as published, or as the description in the folder."""
         for config in settings_in(folder) if name == "images" else ():
             if isinstance(patch := config.get("patch_size"), int) and "vision_feature_select_strategy" in config:
@@ -78,7 +78,7 @@ class Places(NamedTuple):
         count = read.frames if callable(getattr(read, "frames", None)) else read.vectors  # of this sound, or of any
         return cls(token, lambda given: count(given.shape[-1]) - tower.skip)
 
-    def filled(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
+    def expand(self, texts: Sequence[str], given: Tensor, what: str) -> list[str]:
         """Texts in which the token of each picture or sound, in their order, stands as often as it must."""
         if (found := sum(text.count(self.token) for text in texts)) != len(given):
             raise ValueError(f"{len(given)} {what}, and {found} places {self.token} for them in the text")
@@ -96,7 +96,7 @@ CALLED = {"images": "pictures", "audio": "sounds"}
 def processor(name: str | Path, *, offline: bool = False) -> Processor:
     """What reads for the model in a folder, or of a hub id."""
     folder = hub.resolve(name, offline=offline)
-    media = tuple(given for given, reader in READERS.items() if reader.held(folder))
+    media = tuple(given for given, reader in READERS.items() if reader.has_settings(folder))
     try:
         return Processor(folder, Tokenizer.load(folder), media)
     except (ValueError, OSError) as error:
@@ -164,17 +164,18 @@ class Processor:
             raise ValueError("max_length does nothing without truncation=True or padding='max_length'")
         if longest is None and (truncation or padding == "max_length"):
             raise ValueError("give max_length: this tokenizer does not say how long a text may be")
-        texts, pairs = ([text], [text_pair]) if isinstance(text, str) else (list(text), text_pair)
+        texts = [text] if isinstance(text, str) else list(text)
+        pairs = [text_pair] if isinstance(text_pair, str) else text_pair
         placed = False
         for name in given:
-            if (places := Places.of(self.folder, name, self.tokenizer)) is not None:
-                texts = places.filled(texts, next(iter(made[name].values())), CALLED[name])
+            if (places := Placeholders.from_folder(self.folder, name, self.tokenizer)) is not None:
+                texts = places.expand(texts, next(iter(made[name].values())), CALLED[name])
                 out.pop("attention_mask", None)  # of the sound: where it is silent is heard
                 placed = placed or name == "audio"
         encoded = self.tokenizer.batch(
             texts,
-            None if text_pair is None else pairs,
-            padding_side=padding_side,  # type: ignore[arg-type]
+            pairs,
+            padding_side=padding_side,
             max_length=longest if truncation else None,
             add_special_tokens=add_special_tokens,
             padding=padding is not False,
@@ -194,7 +195,7 @@ class Processor:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """The text of some ids; of rows of them a list of texts. Where pictures are read as colours, their pictures."""
         if self._tokenizer is None and isinstance(images := self.reader("images"), Images) and images.clusters:
-            return images.drawn(ids)
+            return images.decode_colours(ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         if isinstance(ids, Sequence) and ids and not isinstance(ids[0], int):
             return self.batch_decode(ids, skip_special_tokens=skip_special_tokens)

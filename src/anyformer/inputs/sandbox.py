@@ -75,7 +75,7 @@ def spend(*values: Any, deep: bool = True) -> int:
     return size
 
 
-def made(value: Any) -> Any:
+def charge_memory(value: Any) -> Any:
     """Takes the memory of a new value out of the budget, and gives the value back."""
     spend(value, deep=False)
     elements = len(value) if isinstance(value, (list, tuple, dict)) else 0
@@ -85,7 +85,7 @@ def made(value: Any) -> Any:
     return value
 
 
-def foresee(name: str, value: Any, arguments: Sequence[Any]) -> None:
+def check_size(name: str, value: Any, arguments: Sequence[Any]) -> None:
     """Refuses a call of `name` on `value` that could make something large: larger than the two together times over."""
     if name in SHRINKING:
         return

@@ -142,7 +142,7 @@ class Tokenizer:
         """The same tokenizer for texts of another language."""
         assert self.eos_token_id is not None
         other = copy.copy(self)
-        other._ends = languages.between(self.core, self.language_id(code), self.eos_token_id)
+        other._ends = languages.language_processor(self.core, self.language_id(code), self.eos_token_id)
         return other
 
     # -- text to ids
@@ -154,15 +154,15 @@ class Tokenizer:
 
     def pieces(self, text: str | long.LongText, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """The same ids, a part at a time: of a text of any length in little memory."""
-        before, after = self._around if add_special_tokens else ([], [])
+        before, after = self._special_ends if add_special_tokens else ([], [])
         yield before
         for piece in self.parts(text):
-            yield self._known(piece.ids)
+            yield self._replace_unknown(piece.ids)
         yield after
 
     def parts(self, text: str | long.LongText) -> Iterator[long.TokenRange]:
         """The tokens of a text of any length, without special ones."""
-        parts = long.sliced(self._text(text) if isinstance(text, str) else text)
+        parts = long.split_text(self._text(text) if isinstance(text, str) else text)
         first = next(parts, "")  # where a text begins, a space may have to be doubled
         first = self._text(first) if not isinstance(text, str) else first
         return long.pieces(lambda part: self._bare.encode(part, add_special_tokens=False), chain([first], parts))
@@ -173,11 +173,11 @@ class Tokenizer:
         return next((i for i in (self.pad_token_id, self.eos_token_id) if i is not None), 0)
 
     @property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def _special_ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
         one = next((found for text in "aA.1" if (found := self.plain(text)).ids), self.plain(""))
         one.truncate(1)
-        ids = self._finished(one, None, True).ids
+        ids = self._post_process(one, None, True).ids
         place = ids.index(one.ids[0]) if one.ids else len(ids)
         return ids[:place], ids[place + 1 :]
 
@@ -196,9 +196,9 @@ class Tokenizer:
         return " " + text if self._doubles_space and text.startswith((" ", "▁")) else text
 
     def _ids(self, encoding: tokenizers.Encoding) -> list[int]:
-        return self._known(encoding.ids)
+        return self._replace_unknown(encoding.ids)
 
-    def _known(self, ids: list[int]) -> list[int]:
+    def _replace_unknown(self, ids: list[int]) -> list[int]:
         if self._unknown_from is None:
             return ids
         unknown = self.unk_token_id
@@ -241,15 +241,15 @@ class Tokenizer:
         T = -(-max(T, at_least) // multiple) * multiple
         pad = self.filler
 
-        def filled(values: Iterable[list[int]], fill: int) -> Tensor:
+        def pad_rows(values: Iterable[list[int]], fill: int) -> Tensor:
             left = side == "left"
             full = [[fill] * (T - len(v)) * left + v + [fill] * (T - len(v)) * (not left) for v in values]
             return torch.tensor(full, dtype=torch.long).reshape(len(rows), T)
 
         made = {
-            "input_ids": lambda: filled((self._ids(row) for row in rows), pad),
-            "token_type_ids": lambda: filled((row.type_ids for row in rows), 0),
-            "attention_mask": lambda: filled(([1] * len(row.ids) for row in rows), 0),
+            "input_ids": lambda: pad_rows((self._ids(row) for row in rows), pad),
+            "token_type_ids": lambda: pad_rows((row.type_ids for row in rows), 0),
+            "attention_mask": lambda: pad_rows(([1] * len(row.ids) for row in rows), 0),
         }
         return {name: make() for name, make in made.items() if name in (self.input_names if names is None else names)}
 
@@ -290,9 +290,9 @@ class Tokenizer:
             for part, size in ((first, a), (second, b)):
                 if part is not None:
                     part.truncate(size, direction=self.truncation_side)
-        return self._finished(first, second, special)
+        return self._post_process(first, second, special)
 
-    def _finished(
+    def _post_process(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding | None, special: bool
     ) -> tokenizers.Encoding:
         """With special tokens at the ends."""
@@ -311,7 +311,7 @@ class Tokenizer:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> str:
         """Bytes that make no whole character are shown as U+FFFD."""
         text = self.writer.decode(_ints(ids), skip_special_tokens=skip_special_tokens)
-        return tidied(text) if self._tidy else text
+        return clean_up_spaces(text) if self._tidy else text
 
     def batch_decode(self, rows: Iterable[Any], *, skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
@@ -337,7 +337,7 @@ def _ints(ids: Any) -> list[int]:
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
-def belong(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
+def check_vocabulary_size(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
     """ValueError where the vocabulary is another model's."""
     table = getattr(model.spec.embedding, "tokens", None)
     size = getattr(table, "vocab_size", None)
@@ -351,13 +351,13 @@ def belong(model: TransformerModule, tokenizer: Tokenizer | None) -> None:
 _TIDY = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
-def tidied(text: str) -> str:
+def clean_up_spaces(text: str) -> str:
     for old in _TIDY:
         text = text.replace(old, old.strip())
     return text
 
 
-def settled(text: str) -> int:
+def stable_length(text: str) -> int:
     """Up to where no text that follows can change how this is tidied: the last space after a word that is no part of
     what is tidied."""
     place = text.rfind(" ")
@@ -452,8 +452,8 @@ class StreamDecoder:
     def _pass(self, text: str, last: bool = False) -> str:
         if self._tokenizer._tidy:
             text = self._untidy + text
-            place = len(text) if last else settled(text)
-            text, self._untidy = tidied(text[:place]), text[place:]
+            place = len(text) if last else stable_length(text)
+            text, self._untidy = clean_up_spaces(text[:place]), text[place:]
         if not self.stop:
             return text
         text = self._held + text

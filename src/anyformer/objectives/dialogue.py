@@ -51,7 +51,7 @@ class Dialogue(Objective, called=("SFT", "instruction tuning", "chat")):
         whole = 0
         for stop in dict.fromkeys((len(messages), *reversed(answers))):
             given = {"template": self.template, "tools": example.get("tools")}
-            ids, said = chat.learnt(tokenizer, messages[:stop], **given)
+            ids, said = chat.encode_with_mask(tokenizer, messages[:stop], **given)
             whole = whole or len(ids)
             if self.length is None or len(ids) <= self.length:
                 count_truncated(whole - len(ids))

@@ -68,7 +68,7 @@ class HiddenSpans(Objective, called=("MERLOT Reserve",)):
         ids = [each[: self.length] for each in whole]
         starts = np.linspace(0, len(sound) - self.samples, len(texts)).astype(int)
         return {
-            "pixels": np.stack([images.scaled(frame) for frame in frames]).reshape(-1),
+            "pixels": np.stack([images.resize(frame) for frame in frames]).reshape(-1),
             "samples": np.concatenate([sound[start : start + self.samples] for start in starts]).astype(np.float32),
             "input_ids": np.concatenate(ids),
             "lengths": np.asarray([len(each) for each in ids], np.int64),

@@ -51,7 +51,7 @@ class Pictures(Objective):
         return folder
 
     def encode(self, example: Mapping[str, Any], tokenizer: Any) -> Record:
-        return {"pixels": self.images.scaled(field(example, "image")).reshape(-1)}
+        return {"pixels": self.images.resize(field(example, "image")).reshape(-1)}
 
     def size(self, record: Record) -> int:
         return 1  # pictures are all as large as each other

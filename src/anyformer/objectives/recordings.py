@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyformer.inputs.audio_features import AudioProcessor
-from anyformer.inputs.recordings import Recording
+from anyformer.inputs.recordings import AudioRecording
 from anyformer.objectives.examples import field
 from anyformer.objectives.objective import Batch, Objective, Record
 from anyformer.specs.checks import at_least, chance
@@ -21,7 +21,7 @@ LOUDEST = 32768  # recordings are kept in 16 bits
 def heard(example: Mapping[str, Any], rate: int) -> np.ndarray:
     """The samples of column "audio" at this rate; column "rate" says theirs where they are no file."""
     audio, given = field(example, "audio"), example.get("rate")
-    with Recording.open(audio, None if given is None else int(given)) as recording:
+    with AudioRecording.open(audio, None if given is None else int(given)) as recording:
         return recording.read(rate)
 
 
@@ -45,7 +45,7 @@ class Sounds(Objective):
     def check(self) -> None:
         chance(self, "speed")
         at_least(self, 0, "noise")
-        self.processor  # noqa: B018 which says what is wrong with the rest
+        self.processor  # noqa: B018  it checks the other fields
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Sounds(Objective):
         rows = [record["samples"] for record in records]
         rows = [row / np.float32(LOUDEST) if row.dtype == np.int16 else row for row in rows]
         longest = self.seconds * self.rate if self.form == "mel" else max(map(len, rows))
-        return self.processor.prepared(rows, longest, masked=True)
+        return self.processor.extract(rows, longest, masked=True)
 
     def fits(self, embedding: Any) -> None:
         """ValueError where a model hears something else."""

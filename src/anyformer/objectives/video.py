@@ -58,7 +58,7 @@ class MatchVideo(Objective, called=("VATT", "MIL-NCE")):
             raise ValueError("column 'text': a text, or several, none of them empty")
         ids = [caption(text, tokenizer, self.length) for text in texts]
         return {
-            "pixels": np.stack([images.scaled(frames[i]) for i in seen], axis=1).reshape(-1),  # (C, F, H, W)
+            "pixels": np.stack([images.resize(frames[i]) for i in seen], axis=1).reshape(-1),  # (C, F, H, W)
             "samples": samples.astype(np.float32),
             "input_ids": np.concatenate(ids),
             "lengths": np.asarray([len(each) for each in ids], np.int64),

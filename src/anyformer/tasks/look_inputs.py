@@ -17,7 +17,7 @@ from anyformer.generation import generate
 from anyformer.inputs.audio_features import AudioProcessor
 from anyformer.inputs.image import ENDINGS, Images
 from anyformer.inputs.processor import Processor, processor
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels.hardware import need
 from anyformer.look.sound import Sound
 from anyformer.look.views import Scene
@@ -59,7 +59,7 @@ def scene(
     model = getattr(model, tower) if model.spec.towers else model
     words = speller(read)
     inputs = inputs_of(model, read, name, given)
-    if name == "pixel_values" and not Images.there(folder):
+    if name == "pixel_values" and not Images.has_settings(folder):
         size = " x ".join(map(str, described.embedding.image_size))
         warnings.warn(f"{folder} does not say how pictures are made ready: scaled to {size}, -1 to 1", stacklevel=3)
     media = picture_of(model, read, name, inputs)
@@ -106,7 +106,7 @@ def blueprint(source: str, given: str | None, *, offline: bool = False) -> Scene
         if path.suffix.lower() not in ENDINGS or not path.is_file():
             endings = ", ".join(ENDINGS[:4])
             raise ValueError(f"this model reads a picture: give a file ({endings}, ...), not {quote(given)}")
-        stored = folder is not None and Images.there(folder)
+        stored = folder is not None and Images.has_settings(folder)
         pixels = (Images.load(folder) if folder is not None and stored else plain_images(read))([path])["pixel_values"]
     return Scene(skeleton(described), {"pixel_values": pixels}, name=Path(source).name or source, reads="image")
 
@@ -159,7 +159,7 @@ def inputs_of(model: TransformerModule, read: Processor, name: str, given: str) 
 
 
 def text_inputs(model: TransformerModule, read: Processor, text: str) -> dict[str, Any]:
-    belong(model, read.tokenizer)
+    check_vocabulary_size(model, read.tokenizer)
     if not text:
         raise ValueError("the text is empty")
     made = read(text)

@@ -24,7 +24,7 @@ from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tok
 from anyformer.data.lock import FolderLock
 from anyformer.data.unused import unused
 from anyformer.evaluate import check
-from anyformer.inputs.text import Tokenizer, belong
+from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
 from anyformer.models import Model, TransformerModule, position_limit
 from anyformer.models.construct import build, skeleton
@@ -298,7 +298,7 @@ def make_model(run: Run, tokenizer: Tokenizer | None) -> Any:
     name_labels(model, labels)
     for part in (part for _, part in walk(run.objective) if isinstance(part, Objective)):
         model.spec = model.spec.replace(source=Table({**model.spec.source, **part.source_fields}))
-    belong(model, tokenizer)
+    check_vocabulary_size(model, tokenizer)
     if isinstance(run.model, Pretrained) and run.vocabulary is not None:
         with contextlib.suppress(FileNotFoundError):
             if tokenizer_digest(Tokenizer.load(hub.resolve(run.model.path))) != tokenizer_digest(tokenizer):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from anyformer.generation.diffusion import denoise
-from anyformer.inputs.contact_sheet import drawn, widest, write_sheet
+from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
 from anyformer.objectives.objective import shown_head
 from anyformer.parts.diffusion import NoiseHead
@@ -138,10 +138,10 @@ def out_of_noise(reader: Reader, wish: Wish) -> list[np.ndarray]:
             steps=steps,
             guidance=guidance,
             eta=wish.eta or 0.0,
-            clip=widest(reader.images) if vae is None else None,
+            clip=largest_value(reader.images) if vae is None else None,
         )
         with torch.no_grad():
-            found.append(drawn(made if vae is None else vae.picture(made), reader.images))
+            found.append(to_bytes(made if vae is None else vae.picture(made), reader.images))
         reader.progress(min(start + reader.batch, len(seeds)), len(seeds))
     return np.split(np.concatenate(found), len(wish.texts))
 
