@@ -145,9 +145,9 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "bad.csv:3: column 'label': label 2 is outside 0..1" in wrong
     (tmp_path / "long.csv").write_text(f"text,label\n{'long ' * 30},1\n")
     wrong = said(run, "--set", f"data.test.path={tmp_path}/long.csv")
-    assert "long.csv:2: 152 tokens, and at most 64 are taken" in wrong
+    assert "long.csv:2: 152 tokens; the limit is 64" in wrong
     wrong = said(run, "--set", 'objective.labels=["a", "b", "c"]')
-    assert "3 labels, and the model tells 2 apart" in wrong
+    assert "3 labels in the objective, 2 in the model" in wrong
     wrong = said(run, "--set", 'objective.labels=["yes", "no"]')
     assert "the model's labels are no, yes, in another order than yes, no" in wrong
 

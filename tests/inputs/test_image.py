@@ -223,7 +223,7 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
     for mean, match in (((0.5, 0.5), "3 channels, and the model reads 2"), ((0.5,) * 3, "image_mean 3, image_std 2")):
         with pytest.raises(ValueError, match=match):
             Images(image_mean=mean, image_std=(0.5, 0.5))(np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(ValueError, match=r"no preprocessor_config.json, which says how"):
+    with pytest.raises(ValueError, match=r"no preprocessor_config.json with settings for pictures"):
         Images.load(tmp_path / "elsewhere")
     with pytest.warns(UnknownFieldWarning, match="crop_pct"):
         Images.from_config({"crop_pct": 0.9})
@@ -296,11 +296,11 @@ def test_colours_are_those_of_the_published_processor(settings: dict[str, Any], 
 def test_mistakes_about_colours(tmp_path: Path) -> None:
     kind = {"image_processor_type": "ImageGPTImageProcessor"}
     for clusters in (None, [], [[0.1, 0.2]]):
-        with pytest.raises(ValueError, match="clusters are the colours that pixels become, three numbers each"):
+        with pytest.raises(ValueError, match="clusters must be a list of colours, three numbers each"):
             Images.from_config({**kind, "clusters": clusters})
     read = Images.from_config({**kind, "clusters": [[0, 0, 0], [1, 1, 1]], "size": 2})
     assert read.decode_colours([0, 1, 1, 0])[0, 1].tolist() == [255] * 3
-    with pytest.raises(ValueError, match="a picture of 2 x 2 colours is drawn from as many whole numbers"):
+    with pytest.raises(ValueError, match="a picture of 2 x 2 colours needs 4 ids"):
         read.decode_colours([0, 1, 1])
     with pytest.raises(ValueError, match="colours are numbered from 0 to 1, got 0 to 2"):
         read.decode_colours([0, 1, 1, 2])

@@ -12,7 +12,7 @@ from anyformer.generation import check_writer
 from anyformer.kernels.loss import IGNORED
 from anyformer.models import TransformerModule
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, language_head, padded, padded_texts, read
+from anyformer.objectives.objective import Batch, forward_to_head, language_head, pad_rows, pad_texts
 
 SCORES = 2**27  # numbers that are held at once: the vocabulary's, for as many tokens as that makes
 
@@ -78,20 +78,20 @@ def encode_pair(tokenizer: Any, context: str, rest: str, two: bool) -> tuple[lis
 def pair_batch(model: TransformerModule, pairs: Sequence[Pair], two: bool) -> Batch:
     """What the model reads, padded on the right, where no token that is scored sees it."""
     if not two:
-        batch = padded_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
+        batch = pad_texts([{"input_ids": array([*context, *rest[:-1]])} for context, rest in pairs], 0)
     else:
         pad = model.spec.padding_token or 0
-        batch = padded_texts([{"input_ids": array(context)} for context, _ in pairs], pad)
-        batch["labels"] = padded([array(rest) for _, rest in pairs], IGNORED)
+        batch = pad_texts([{"input_ids": array(context)} for context, _ in pairs], pad)
+        batch["labels"] = pad_rows([array(rest) for _, rest in pairs], IGNORED)
     return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
 
 @torch.inference_mode()
 def hidden(model: TransformerModule, batch: Batch) -> Tensor:
     """(B, T, D) what the head reads."""
-    seen = read(model, batch)
-    model._check_finite({"last_hidden_state": seen.x}, seen.inputs, False)
-    return seen.x
+    states = forward_to_head(model, batch)
+    model._check_finite({"last_hidden_state": states.x}, states.inputs, False)
+    return states.x
 
 
 @torch.inference_mode()

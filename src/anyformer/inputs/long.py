@@ -86,9 +86,9 @@ def pieces(encode: Encode, parts: Iterable[str]) -> Iterator[TokenRange]:
 
 def span(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
     """The characters [first, last) that a token stands for."""
-    found = encoding.token_to_chars(token)
-    assert found is not None, "a special token stands for no text"
-    return found
+    characters = encoding.token_to_chars(token)
+    assert characters is not None, "a special token stands for no text"
+    return characters
 
 
 def _cut(encode: Encode, window: str, encoding: tokenizers.Encoding) -> tuple[int, int, int]:

@@ -100,8 +100,8 @@ def xlnet(folder: Path, kind: str, config: dict[str, Any], special: dict[str, st
 def add_ends(
     core: tokenizers.Tokenizer, kind: str, config: dict[str, Any], special: dict[str, str], greedy: tuple[str, ...] = ()
 ) -> TokenizerFiles:
-    """With what stands around texts, whose tokens a file may lack: they come after its pieces. Those that are `greedy`
-    take the space before them."""
+    """Adds the special tokens around texts; those that the file lacks come after its pieces. `greedy` ones take the
+    space before them."""
     core.add_special_tokens(
         [
             tokenizers.AddedToken(token, lstrip=name in greedy, normalized=False, special=True)
@@ -163,7 +163,7 @@ def build_with_ids(
     inside: Iterable[str] = (),
     tokens: Iterable[str] = (),
 ) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
-    """What reads the pieces of a model as the ids of a vocabulary, and what writes them. `inside` are words of the
+    """(tokenizer that encodes with the ids of a vocabulary, tokenizer that decodes them). `inside` are words of the
     vocabulary that may stand in a text, `tokens` are special ones."""
     for name in ("unk_token", "eos_token", "pad_token"):
         if special[name] not in vocabulary:

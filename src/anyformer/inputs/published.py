@@ -1,4 +1,4 @@
-"""What published tokenizer classes take for granted, so that their folders need not say it."""
+"""Defaults of published tokenizer classes, which model folders leave out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_ma
 LEFT = {"padding_side": "left"}
 # classes in Python cut a pair to an odd number of tokens so that the first text keeps one more
 FIRST_LONGER = {"longer_text": "first"}
-# model_type of which transformers ignores the class that a folder names, and takes the base class
+# transformers uses the base class for these model types, whatever class the folder names
 UNREGISTERED = ("llama",)  # the base class is also taken for these, where a folder names none
 GENERIC = ("llava", "mistral", "mixtral", "nystromformer", "umt5", "xlm-roberta-xl")
 

@@ -91,13 +91,13 @@ class AudioRecording:
 
     def read(self, rate: int | None = None, most: int | None = None) -> np.ndarray:
         """All of it (T,), or the first `most` samples."""
-        found, total = [np.zeros(0, np.float32)], 0
+        blocks, total = [np.zeros(0, np.float32)], 0
         for block in self.blocks(rate):
-            found.append(block)
+            blocks.append(block)
             total += len(block)
             if most is not None and total >= most:
                 break
-        return np.concatenate(found)[:most]
+        return np.concatenate(blocks)[:most]
 
 
 def streams(source: Source) -> bool:

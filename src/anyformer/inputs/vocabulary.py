@@ -1,6 +1,6 @@
 """A tokenizer from the files of a model folder: tokenizer.json, or what was published before there was one.
 
-Older files hold the words alone and the rest was code, so what they mean depends on the tokenizer class that the
+Older files hold only the words and the rest was code, so their meaning depends on the tokenizer class that the
 folder names. A class that is not listed here is refused: its words would be read with another's rules.
 """
 
@@ -61,7 +61,7 @@ def read(folder: Path) -> TokenizerFiles:
 
 
 def defaults(folder: Path, config: dict[str, Any], kind: str) -> ClassDefaults:
-    """What a folder need not say: that of the class with which transformers reads it, which may be the base class."""
+    """The defaults of the class with which transformers reads the folder, which may be the base class."""
     model, file = _optional(folder / "config.json"), folder / "tokenizer.json"
     unnamed = not (config.get("tokenizer_class") or model.get("tokenizer_class"))
     if model.get("model_type") in (GENERIC + UNREGISTERED if unnamed else GENERIC):
@@ -91,7 +91,7 @@ MAKERS: dict[str, Make] = {
     "marian": marian,
 }
 UNNAMED = ("byte pairs", "word pieces", "pieces")  # those that are read where no class is named
-# the file is a SentencePiece model like any other, and the class alone says how to read it
+# the file is a plain SentencePiece model; only the class says how to read it
 OWN = ("fairseq", "DeBERTa's pieces", "XLNet's pieces")
 
 
@@ -126,14 +126,14 @@ def find(folder: Path, kind: str) -> tuple[str, Make]:
     unnamed = not kind and words in UNNAMED and model not in PIECES[1:]  # T5's, ALBERT's and XLNet's have one name
     if words != own and not unnamed:
         raise ValueError(
-            f"{folder / file}: {kind or 'a class without a name'} is read from a tokenizer.json alone; save one with "
+            f"{folder / file}: {kind or 'a class without a name'} needs a tokenizer.json; save one with "
             "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))"
         )
     return file, MAKERS[words]
 
 
 def catch_panic(read: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
-    """What the library panics over, which is no Exception to Python, as a mistake in the file."""
+    """Turns a panic of the library, which is not an Exception in Python, into a ValueError."""
     try:
         return read()
     except BaseException as error:
@@ -157,7 +157,7 @@ def from_json(folder: Path, kind: str, config: dict[str, Any], special: dict[str
     languages = {token.content: place for place, token in added.items() if NLLB.fullmatch(token.content)}
     end = core.token_to_id(special.get("eos_token", ""))
     if end is None:
-        raise ValueError("there is no eos_token")
+        raise ValueError("eos_token is missing")
     core.post_processor = language_processor(core, source_language(config, languages, "eng_Latn"), end)
     return TokenizerFiles(core, config, special, languages=languages)
 

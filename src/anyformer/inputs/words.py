@@ -17,7 +17,7 @@ from anyformer.weights.io import JSON_BYTES, read_json
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of a folder, understood: `core` reads text, `writer` makes it (where that is another vocabulary)."""
+    """A tokenizer read from a folder: `core` encodes text, `writer` decodes ids where that takes another vocabulary."""
 
     core: tokenizers.Tokenizer
     config: dict[str, Any]
@@ -38,7 +38,7 @@ def content(token: Any) -> str | None:
 def special_tokens_template(
     core: tokenizers.Tokenizer, ends: tuple[str, str], special: dict[str, str]
 ) -> processors.PostProcessor:
-    """What stands around one text and around two (see `published.Published.ends`)."""
+    """Puts special tokens around one text and around a pair (see `published.ClassDefaults.ends`)."""
     texts = {"A": "$A", "B": "$B"}
     tokens = {name.removesuffix("_token"): token for name, token in special.items()}
 
@@ -159,7 +159,7 @@ def word_pieces(folder: Path, kind: str, config: dict[str, Any], special: dict[s
     vocabulary = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
     for name in ("unk_token", "cls_token", "sep_token"):
         if special[name] not in vocabulary:
-            raise ValueError(f"{name} {quote(special[name])} is not among its words")
+            raise ValueError(f"{name} {quote(special[name])} is not in the vocabulary")
     core = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
     core.normalizer = normalizers.BertNormalizer(
         clean_text=True,

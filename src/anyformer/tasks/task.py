@@ -33,7 +33,7 @@ from anyformer.inputs.recordings import streams
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.models import Output, TransformerModule, position_limit
 from anyformer.objectives.examples import array
-from anyformer.objectives.objective import Batch, Objective, Record, padded_texts, taken
+from anyformer.objectives.objective import Batch, Objective, Record, model_inputs, pad_texts
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.long_audio import files as sound_files
@@ -170,7 +170,7 @@ class Texts(Objective):
     """Records that are read as they are."""
 
     def collate(self, records: Sequence[Record], pad: int) -> Batch:
-        return padded_texts(records, pad)
+        return pad_texts(records, pad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,7 +370,7 @@ class TaskRun:
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, Tensor]:
         """What the model says about a batch."""
-        inputs = {**taken(self.model, batch), "return_dict": True}  # whatever the config says
+        inputs = {**model_inputs(self.model, batch), "return_dict": True}  # whatever the config says
         if "use_cache" in self.model.inputs:
             inputs["use_cache"] = False
         return {name: value for name, value in self.model(**inputs).items() if isinstance(value, Tensor)}

@@ -22,7 +22,7 @@ from anyformer._version import __version__
 from anyformer.checkpoint import check_free, copy_tokenizer, load, load_as, read_spec
 from anyformer.data import Data, DataSplit, Loader, Plan, prepare, texts_of, tokenizer_digest
 from anyformer.data.lock import FolderLock
-from anyformer.data.unused import unused
+from anyformer.data.unused import describe_unused
 from anyformer.evaluate import check
 from anyformer.inputs.text import Tokenizer, check_vocabulary_size
 from anyformer.kernels import hardware
@@ -99,7 +99,7 @@ def setup(
         with telling(tell, "preparing the data") as progress:
             splits = prepare(run.data, objective, tokenizer, records, length, progress)
             parallel.from_first(splits.verify)
-        for line in filter(None, (*splits.report(), unused(run.data.train, objective))):
+        for line in filter(None, (*splits.report(), describe_unused(run.data.train, objective))):
             tell(line)
         rate = tokens_per_number(model.spec, objective, splits.train)
         tell(described_data(splits, labels_of(objective), rate))

@@ -13,7 +13,7 @@ import torch
 from anyformer.generation.diffusion import denoise
 from anyformer.inputs.contact_sheet import largest_value, to_bytes, write_sheet
 from anyformer.models import AutoencoderModule, TransformerModule
-from anyformer.objectives.objective import shown_head
+from anyformer.objectives.objective import describe_head
 from anyformer.parts.diffusion import NoiseHead
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
@@ -68,7 +68,7 @@ def draw(
     painter = next((paint for can, paint in PAINTERS if can(reader.model)), None)
     if painter is None:
         kinds = "a DiT, or a decoder with an autoencoder in its folder"
-        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {shown_head(reader.model)}")
+        raise ValueError(f"draw needs a model that draws, {kinds}; this one has {describe_head(reader.model)}")
     seeds = [seed + i for i in range(count)]
 
     def finish(run: TaskRun, texts: list[str]) -> list[Any]:

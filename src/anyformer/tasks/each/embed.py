@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anyformer.objectives.objective import Batch, Record, read, taken
+from anyformer.objectives.objective import Batch, Record, forward_to_head, model_inputs
 from anyformer.specs.messages import quote
 from anyformer.specs.part import nearest
 from anyformer.tasks.task import How, Inputs, Source, TaskRun, Truncate, ask
@@ -71,8 +71,8 @@ def stacked(asked: TaskRun, found: Any, width: int) -> Any:
 def hidden(asked: TaskRun, batch: Batch) -> Tensor:
     """(B, T, D) the last hidden states of what reads."""
     model = asked.model
-    inputs = taken(model, batch)
-    x = model.encode(inputs, None)[0] if model.spec.pair else read(model, batch).x
+    inputs = model_inputs(model, batch)
+    x = model.encode(inputs, None)[0] if model.spec.pair else forward_to_head(model, batch).x
     model._check_finite({"last_hidden_state": x}, inputs, False)
     return x.float()
 
