@@ -139,7 +139,7 @@ def test_mistakes(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "give a recipe: MODEL is not the folder of a run" in said(str(tmp_path))
     assert "no recipe 'sst3'; did you mean 'sst2'?" in said(run, "sst3")
     (tmp_path / "empty.csv").write_text("text,label\n")
-    assert "the test data has no example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
+    assert "the test data has no usable example" in said(run, "--set", f"data.test.path={tmp_path}/empty.csv")
     (tmp_path / "bad.csv").write_text("text,label\nfine,1\nfine,2\n")
     wrong = said(run, "--set", f"data.test.path={tmp_path}/bad.csv")
     assert "bad.csv:3: column 'label': label 2 is outside 0..1" in wrong

@@ -136,7 +136,8 @@ def test_settings_stay_beside_the_model(source: Arrays, tmp_path: Path) -> None:
 
 def test_clear_errors() -> None:
     for objective, net, match in (
-        (GREY, model(num_channels=3), r"PatchEmbedding\(channels=1\)"), (GREY, model(num_labels=3), "tells 3 apart"),
+        (GREY, model(num_channels=3), r"PatchEmbedding\(channels=1\)"),
+        (GREY, model(num_labels=3), "2 labels in the objective, 3 in the model"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=match):
             objective.module(net)

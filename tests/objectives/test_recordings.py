@@ -246,7 +246,7 @@ def test_clear_errors(source: Recordings, words: Any) -> None:
     wrong: tuple[tuple[Any, dict[str, Any], str], ...] = (
         (HEARD, {"speed": 1.0}, "speed"), (HEARD, {"noise": -1.0}, "noise"), (HEARD, {"rate": 0}, "sampling_rate"),
         (SOUND, {"form": "mel"}, "samples"), (SOUND, {"span": 1}, "span"),
-        (SOUND, {"temperatures": (0.5, 2.0)}, "fall"),
+        (SOUND, {"temperatures": (0.5, 2.0)}, "temperatures must be positive and must not rise"),
     )  # fmt: skip
     for objective, changes, match in wrong:
         with pytest.raises(ValueError, match=match):

@@ -125,7 +125,7 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     """A filter that pays for what it is given and for what it makes."""
 
     @functools.wraps(function)  # keeps the marks of those that want the context too
-    def charged(*arguments: Any, **named: Any) -> Any:
+    def call_filter(*arguments: Any, **named: Any) -> Any:
         place = next((i for i, value in enumerate(arguments) if not isinstance(value, INNER)), len(arguments))
         value, more = arguments[place] if place < len(arguments) else None, arguments[place + 1 :]
         if isinstance(value, Iterator):  # how long it is must be known
@@ -134,7 +134,7 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         check_size(name, value, (*more, *named.values()))
         return charge_memory(function(*arguments[:place], value, *more, **named))
 
-    return charged
+    return call_filter
 
 
 def finalize(value: Any) -> Any:
